@@ -1,0 +1,1 @@
+"""nearkin: deep metric learning with proxies."""

@@ -1,0 +1,130 @@
+"""A table of images: what every data set is turned into before anything else looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.errors import DataError
+
+SPLITS = ("train", "validation", "test", "query", "gallery")
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """Images with a label and a split each, and the names that let people read the results.
+
+    ``images`` is either a sequence of paths or one uint8 array ``[N, H, W]`` or ``[N, H, W, 3]``. ``labels`` are
+    positions in ``class_names``; a table keeps its class names when rows are taken out, so a label means the same
+    class in every part of a data set. ``ids`` name the images, usually by their path relative to the data set.
+
+    >>> pixels = np.zeros((3, 8, 8), dtype=np.uint8)
+    >>> table = ImageTable.build("toy", pixels, ["cat", "dog", "cat"], splits=["train", "train", "test"])
+    >>> len(table), table.class_names, table.split("train").labels.tolist()
+    (3, ('cat', 'dog'), [0, 1])
+    """
+
+    name: str
+    images: Sequence[Path] | NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    ids: tuple[str, ...]
+    splits: NDArray[np.str_]
+    columns: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows = len(self.images)
+        lengths = {"labels": len(self.labels), "ids": len(self.ids), "splits": len(self.splits)}
+        lengths |= {f"column {name!r}": len(values) for name, values in self.columns.items()}
+        for what, length in lengths.items():
+            if length != rows:
+                raise DataError(f"table {self.name!r} has {rows} images but {length} {what}")
+        unknown = set(np.unique(self.splits).tolist()) - set(SPLITS)
+        if unknown:
+            raise DataError(f"table {self.name!r} has unknown splits {sorted(unknown)}; valid: {', '.join(SPLITS)}")
+        if rows and (self.labels.min() < 0 or self.labels.max() >= len(self.class_names)):
+            raise DataError(f"table {self.name!r} has labels outside its {len(self.class_names)} classes")
+
+    @classmethod
+    def build(
+        cls,
+        name: str,
+        images: Sequence[Path] | NDArray[np.uint8],
+        class_of: Sequence[str],
+        *,
+        splits: Sequence[str],
+        ids: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+    ) -> ImageTable:
+        """Make a table from one class name per image.
+
+        Without ``class_names`` the classes are numbered in the order in which they first appear.
+        """
+        names = tuple(class_names) if class_names is not None else tuple(dict.fromkeys(class_of))
+        position = {class_name: index for index, class_name in enumerate(names)}
+        if ids is None:
+            ids = [str(image) for image in images] if not isinstance(images, np.ndarray) else _numbered(len(images))
+        return cls(
+            name=name,
+            images=images if isinstance(images, np.ndarray) else tuple(images),
+            labels=np.array([position[c] for c in class_of], dtype=np.int64),
+            class_names=names,
+            ids=tuple(ids),
+            splits=np.array(splits, dtype=np.str_),
+            columns={key: np.array(values, dtype=np.str_) for key, values in (columns or {}).items()},
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def in_memory(self) -> bool:
+        return isinstance(self.images, np.ndarray)
+
+    def classes(self) -> NDArray[np.int64]:
+        """The labels that occur in this table, ascending."""
+        return np.unique(self.labels)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> ImageTable:
+        """The given rows (indices or a mask), with the same class names."""
+        index = np.asarray(rows)
+        index = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64)
+        images = self.images
+        return replace(
+            self,
+            images=images[index] if isinstance(images, np.ndarray) else tuple(images[i] for i in index.tolist()),
+            labels=self.labels[index],
+            ids=tuple(self.ids[i] for i in index.tolist()),
+            splits=self.splits[index],
+            columns={key: values[index] for key, values in self.columns.items()},
+        )
+
+    def split(self, *names: str) -> ImageTable:
+        """The rows of the named splits."""
+        return self.take(np.isin(self.splits, names))
+
+    def has_split(self, name: str) -> bool:
+        return bool((self.splits == name).any())
+
+    def with_splits(self, splits: NDArray[np.str_]) -> ImageTable:
+        return replace(self, splits=np.asarray(splits, dtype=np.str_))
+
+    def rows_by_class(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """``(label, rows)`` for every class that occurs, ascending by label."""
+        order = np.argsort(self.labels, kind="stable")
+        labels, starts = np.unique(self.labels[order], return_index=True)
+        yield from zip(labels.tolist(), np.split(order, starts[1:]), strict=True)
+
+    def training_labels(self) -> NDArray[np.int64]:
+        """Labels renumbered 0, 1, … over the classes that occur: what an objective with proxies is given."""
+        return np.searchsorted(self.classes(), self.labels).astype(np.int64)
+
+
+def _numbered(count: int) -> list[str]:
+    width = len(str(max(count - 1, 0)))
+    return [f"{row:0{width}d}" for row in range(count)]

@@ -1,0 +1,60 @@
+"""Errors whose message tells a person what to do.
+
+The command line prints the message of a :class:`NearkinError` without a traceback and exits with its code, so
+scripts can tell a typing mistake (2) from bad data (3), a missing extra (4) and a run that diverged (5).
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class NearkinError(Exception):
+    """Something the user can put right; the message says how."""
+
+    exit_code = 1
+
+
+class RecipeError(NearkinError, ValueError):
+    """A recipe, option or command line that cannot be followed."""
+
+    exit_code = 2
+
+
+class DataError(NearkinError):
+    """Files that are missing, unreadable or not in the layout that was expected."""
+
+    exit_code = 3
+
+
+class MissingExtraError(NearkinError, ImportError):
+    """An optional dependency that is not installed."""
+
+    exit_code = 4
+
+
+class TrainingError(NearkinError):
+    """A run that cannot go on, for instance because its loss is not finite."""
+
+    exit_code = 5
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional ``module``, or say which extra brings it.
+
+    Some packages fail with ``RuntimeError`` rather than ``ImportError`` when their compiled half does not fit the
+    installed torch, so both count as missing.
+
+    >>> require("json", "none").__name__
+    'json'
+    >>> require("no_such_module", "search")
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.MissingExtraError: this needs 'no_such_module': pip install 'nearkin[search]' (No module named ...)
+    """
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise MissingExtraError(f"this needs {module!r}: pip install 'nearkin[{extra}]' ({reason})") from error

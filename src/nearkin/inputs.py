@@ -1,0 +1,37 @@
+"""Checks on what a loss is called with.
+
+Shapes and dtypes are checked everywhere. Values (label range, NaN) are read only from CPU tensors: on an accelerator
+reading them would make the host wait, so there the training loop's own finiteness check finds them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_embeddings(embeddings: Tensor, *, dim: int | None = None, name: str = "embeddings") -> None:
+    if embeddings.ndim != 2:
+        raise ValueError(f"{name} must have shape [N, D], got {list(embeddings.shape)}")
+    if embeddings.shape[0] == 0:
+        raise ValueError(f"{name} must hold at least one row, got shape {list(embeddings.shape)}")
+    if not embeddings.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {embeddings.dtype}")
+    if dim is not None and embeddings.shape[1] != dim:
+        raise ValueError(f"{name} must have {dim} columns, as the loss was built with dim={dim}, "
+                         f"got {embeddings.shape[1]}")
+    if embeddings.device.type == "cpu" and not bool(torch.isfinite(embeddings).all()):
+        bad = int((~torch.isfinite(embeddings)).any(dim=1).nonzero()[0])
+        raise ValueError(f"{name} must be finite, got NaN or infinity in row {bad}")
+
+
+def check_labels(labels: Tensor, rows: int, *, num_classes: int | None = None, name: str = "labels") -> None:
+    if labels.ndim != 1 or labels.shape[0] != rows:
+        raise ValueError(f"{name} must have shape [{rows}], one per embedding, got {list(labels.shape)}")
+    if labels.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+        raise ValueError(f"{name} must be integers, got {labels.dtype}")
+    if num_classes is not None and labels.device.type == "cpu":
+        low, high = (int(v) for v in torch.aminmax(labels))
+        if low < 0 or high >= num_classes:
+            raise ValueError(f"{name} must lie in 0..{num_classes - 1}, as the loss was built with "
+                             f"num_classes={num_classes}, got {low if low < 0 else high}")

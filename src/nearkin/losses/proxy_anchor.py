@@ -1,0 +1,62 @@
+"""Proxy-Anchor: every proxy pulls its batch samples and pushes the others, hardest first."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearkin.losses._proxy import ProxyLoss
+from nearkin.numerics import log1p_sum_exp
+
+__all__ = ["ProxyAnchor"]
+
+
+class ProxyAnchor(ProxyLoss):
+    r"""Proxy-Anchor loss (Kim et al., CVPR 2020).
+
+    .. math::
+        \frac{1}{|C^+|}\sum_{c\in C^+}\log\Big(1+\sum_{x\in X^+_c}e^{\alpha(\delta-s(x,p_c))}\Big)
+        +\frac{1}{C}\sum_{c}\log\Big(1+\sum_{x\in X^-_c}e^{\alpha(s(x,p_c)+\delta)}\Big)
+
+    with :math:`s` the cosine similarity, :math:`C^+` the classes in the batch, :math:`X^+_c` the batch samples of
+    class c and :math:`X^-_c` the others. Works with any batch sampler; a class needs no second sample.
+
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        margin: δ.
+        alpha: scale α.
+        positive_norm: divide the first sum by the classes present in the batch (``"present"``) or by all classes
+            (``"all"``, equation 4 of the VCPA paper).
+
+    Example:
+        >>> loss = ProxyAnchor(num_classes=10, dim=8)
+        >>> value = loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7]))
+        >>> value.shape, loss.bank.vectors.shape
+        (torch.Size([]), torch.Size([10, 1, 8]))
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        margin: float = 0.1,
+        alpha: float = 32.0,
+        positive_norm: Literal["present", "all"] = "present",
+    ) -> None:
+        super().__init__(num_classes, dim)
+        if positive_norm not in ("present", "all"):
+            raise ValueError(f"positive_norm must be 'present' or 'all', got {positive_norm!r}")
+        self.margin = margin
+        self.alpha = alpha
+        self.positive_norm = positive_norm
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        own = labels[:, None] == torch.arange(self.num_classes, device=labels.device)
+        pull = log1p_sum_exp(self.alpha * (self.margin - similarities), own, dim=0)
+        push = log1p_sum_exp(self.alpha * (similarities + self.margin), ~own, dim=0)
+        present = own.any(dim=0).sum() if self.positive_norm == "present" else self.num_classes
+        return pull.sum() / present + push.sum() / self.num_classes

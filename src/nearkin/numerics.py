@@ -1,0 +1,81 @@
+"""Small numerical pieces that the losses share: everything that could overflow or have an infinite slope."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Normalisation = Literal["l2", "ball"]
+
+NORM_FLOOR = 1e-12
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """``x`` itself when float32 or float64, otherwise a float32 copy."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def l2_normalise(x: Tensor) -> Tensor:
+    """``x / ‖x‖`` along the last dimension; a zero vector stays zero.
+
+    >>> l2_normalise(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]])
+    """
+    return F.normalize(x, dim=-1, eps=NORM_FLOOR)
+
+
+def ball_normalise(x: Tensor) -> Tensor:
+    """``x / max(1, ‖x‖)``: projects onto the unit ball and leaves short vectors alone.
+
+    >>> ball_normalise(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    return F.normalize(x, dim=-1, eps=1.0)
+
+
+def normalise(x: Tensor, kind: Normalisation) -> Tensor:
+    """Normalise along the last dimension by name, ``"l2"`` or ``"ball"``."""
+    if kind == "l2":
+        return l2_normalise(x)
+    if kind == "ball":
+        return ball_normalise(x)
+    raise ValueError(f"normalisation must be 'l2' or 'ball', got {kind!r}")
+
+
+def log1p_sum_exp(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """``log(1 + Σ exp x_i)`` over the entries of ``dim`` where ``mask`` holds; 0 where none does.
+
+    >>> log1p_sum_exp(torch.tensor([[0.0, 1000.0]]), torch.tensor([[True, True]]), dim=1)
+    tensor([1000.])
+    >>> log1p_sum_exp(torch.tensor([[5.0]]), torch.tensor([[False]]), dim=1)
+    tensor([0.])
+    """
+    masked = x.masked_fill(~mask, float("-inf"))
+    top = masked.detach().amax(dim=dim, keepdim=True).clamp_min(0.0)
+    total = (masked - top).exp().sum(dim=dim, keepdim=True) + (-top).exp()
+    return (total.log() + top).squeeze(dim)
+
+
+def safe_sqrt(x: Tensor) -> Tensor:
+    """``sqrt(max(x, 0))`` with gradient 0, not infinity, where ``x <= 0``.
+
+    >>> x = torch.tensor([0.0, 4.0], requires_grad=True)
+    >>> safe_sqrt(x).sum().backward(); x.grad
+    tensor([0.0000, 0.2500])
+    """
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+
+
+def pairwise_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Euclidean distances ``[n, m]`` between the rows of ``a [n, D]`` and ``b [m, D]``, with safe gradients.
+
+    >>> pairwise_distance(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[5., 0.]])
+    """
+    squared = a.square().sum(-1)[:, None] + b.square().sum(-1)[None, :] - 2.0 * (a @ b.T)
+    return safe_sqrt(squared)
