@@ -1,1 +1,72 @@
-"""nearkin: deep metric learning with proxies."""
+"""nearkin: deep metric learning with proxies.
+
+The public names are imported when they are first used, so that ``import nearkin`` costs next to nothing.
+
+>>> import nearkin
+>>> nearkin.losses.ProxyAnchor(num_classes=3, dim=4).bank.vectors.shape
+torch.Size([3, 1, 4])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nearkin import evaluation as evaluation
+    from nearkin import losses as losses
+    from nearkin import methods as methods
+    from nearkin import proxies as proxies
+    from nearkin import samplers as samplers
+    from nearkin.data.folder import read_folder as read_folder
+    from nearkin.data.manifest import read_manifest as read_manifest
+    from nearkin.data.source import read_source as read_source
+    from nearkin.data.table import ImageTable as ImageTable
+    from nearkin.embedding import embed_images as embed_images
+    from nearkin.encoders import Encoder as Encoder
+    from nearkin.encoders import build_encoder as build_encoder
+    from nearkin.errors import NearkinError as NearkinError
+    from nearkin.evaluate import evaluate_run as evaluate_run
+    from nearkin.evaluation import clustering_scores as clustering_scores
+    from nearkin.evaluation import ranking_scores as ranking_scores
+    from nearkin.evaluation import retrieval_scores as retrieval_scores
+    from nearkin.recipe import Recipe as Recipe
+    from nearkin.run import load_run as load_run
+    from nearkin.run import run as run
+    from nearkin.run_folder import RunFolder as RunFolder
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Encoder": "encoders",
+    "ImageTable": "data.table",
+    "NearkinError": "errors",
+    "Recipe": "recipe",
+    "RunFolder": "run_folder",
+    "build_encoder": "encoders",
+    "clustering_scores": "evaluation",
+    "embed_images": "embedding",
+    "evaluate_run": "evaluate",
+    "load_run": "run",
+    "ranking_scores": "evaluation",
+    "read_folder": "data.folder",
+    "read_manifest": "data.manifest",
+    "read_source": "data.source",
+    "retrieval_scores": "evaluation",
+    "run": "run",
+}
+_PACKAGES = ("evaluation", "losses", "methods", "proxies", "samplers")
+
+__all__ = ["__version__", *_HOMES, *_PACKAGES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"nearkin.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"nearkin.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'nearkin' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

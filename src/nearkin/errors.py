@@ -1,7 +1,8 @@
 """Errors whose message tells a person what to do.
 
 The command line prints the message of a :class:`NearkinError` without a traceback and exits with its code, so
-scripts can tell a typing mistake (2) from bad data (3), a missing extra (4) and a run that diverged (5).
+scripts can tell a typing mistake (2) from bad data (3), a missing extra (4), a run that diverged (5) and one that was
+interrupted and can be resumed (130).
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ class TrainingError(NearkinError):
     """A run that cannot go on, for instance because its loss is not finite."""
 
     exit_code = 5
+
+
+class InterruptedRunError(TrainingError):
+    """A run that was asked to stop and has saved itself."""
+
+    exit_code = 130
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -18,8 +18,9 @@ def check_embeddings(embeddings: Tensor, *, dim: int | None = None, name: str = 
     if not embeddings.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {embeddings.dtype}")
     if dim is not None and embeddings.shape[1] != dim:
-        raise ValueError(f"{name} must have {dim} columns, as the loss was built with dim={dim}, "
-                         f"got {embeddings.shape[1]}")
+        raise ValueError(
+            f"{name} must have {dim} columns, as the loss was built with dim={dim}, got {embeddings.shape[1]}"
+        )
     if embeddings.device.type == "cpu" and not bool(torch.isfinite(embeddings).all()):
         bad = int((~torch.isfinite(embeddings)).any(dim=1).nonzero()[0])
         raise ValueError(f"{name} must be finite, got NaN or infinity in row {bad}")
@@ -33,5 +34,7 @@ def check_labels(labels: Tensor, rows: int, *, num_classes: int | None = None, n
     if num_classes is not None and labels.device.type == "cpu":
         low, high = (int(v) for v in torch.aminmax(labels))
         if low < 0 or high >= num_classes:
-            raise ValueError(f"{name} must lie in 0..{num_classes - 1}, as the loss was built with "
-                             f"num_classes={num_classes}, got {low if low < 0 else high}")
+            raise ValueError(
+                f"{name} must lie in 0..{num_classes - 1}, as the loss was built with "
+                f"num_classes={num_classes}, got {low if low < 0 else high}"
+            )

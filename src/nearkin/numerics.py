@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -16,6 +17,18 @@ NORM_FLOOR = 1e-12
 def at_least_float32(x: Tensor) -> Tensor:
     """``x`` itself when float32 or float64, otherwise a float32 copy."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def full_precision(device_type: str) -> AbstractContextManager[object]:
+    """A context in which autocast does nothing on ``"cpu"``, ``"cuda"``, …; free of cost where it is off already.
+
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision("cpu"):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.float32
+    """
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def l2_normalise(x: Tensor) -> Tensor:
@@ -58,6 +71,26 @@ def log1p_sum_exp(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     top = masked.detach().amax(dim=dim, keepdim=True).clamp_min(0.0)
     total = (masked - top).exp().sum(dim=dim, keepdim=True) + (-top).exp()
     return (total.log() + top).squeeze(dim)
+
+
+def log_sum_exp_(x: Tensor, dim: int, *, extra_zero: bool = False, slope: float | Tensor = 1.0) -> Tensor:
+    """``log Σ exp x_i`` over ``dim``, or ``log(1 + Σ exp x_i)``; overwrites ``x`` with ``slope`` times its derivative.
+
+    The derivative is the softmax of ``x`` (with the extra zero among the exponents), so value and gradient cost one
+    exponential and no second array. Entries of minus infinity count for nothing.
+
+    >>> x = torch.tensor([[0.0, 0.0, float("-inf")]])
+    >>> log_sum_exp_(x, 1, extra_zero=True), x
+    (tensor([1.0986]), tensor([[0.3333, 0.3333, 0.0000]]))
+    """
+    top = x.amax(dim, keepdim=True)
+    if extra_zero:
+        top.clamp_min_(0.0)
+    total = x.sub_(top).exp_().sum(dim, keepdim=True)
+    if extra_zero:
+        total.add_((-top).exp_())
+    x.mul_(slope / total)
+    return total.log_().add_(top).squeeze(dim)
 
 
 def safe_sqrt(x: Tensor) -> Tensor:

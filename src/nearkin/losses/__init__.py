@@ -7,12 +7,15 @@ name, which is also the name in recipes and on the command line, to the class.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import pkgutil
 from typing import Any, Literal
 
 from torch import nn
+
+from nearkin.catalogue import keyword_options as options
+from nearkin.catalogue import parts_of
+
+__all__ = ["catalogue", "kind", "options"]
 
 Kind = Literal["proxy", "pair", "wrapper"]
 
@@ -24,13 +27,7 @@ def catalogue() -> dict[str, type[nn.Module]]:
     >>> catalogue()["proxy_anchor"].__name__
     'ProxyAnchor'
     """
-    found: dict[str, type[nn.Module]] = {}
-    for module_info in pkgutil.iter_modules(__path__):
-        if module_info.name.startswith("_"):
-            continue
-        module = importlib.import_module(f"{__name__}.{module_info.name}")
-        found[module_info.name] = getattr(module, module.__all__[0])
-    return found
+    return parts_of(__name__, __path__)
 
 
 def kind(loss: type[nn.Module]) -> Kind:
@@ -43,12 +40,6 @@ def kind(loss: type[nn.Module]) -> Kind:
     if "num_classes" in parameters:
         return "proxy"
     return "wrapper" if "pair_loss" in parameters else "pair"
-
-
-def options(loss: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The keyword-only arguments of a loss: what a recipe's ``objective`` section may set."""
-    parameters = inspect.signature(loss).parameters
-    return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,52 @@
-"""What every loss on pairs shares: the checks, the references and the exclusion of self-pairs."""
+"""What every loss on pairs shares: the checks, the references, the two kinds of pairs and their distances."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from nearkin.inputs import check_embeddings, check_labels
-from nearkin.numerics import Normalisation, at_least_float32, normalise
+from nearkin.losses import _geometry
+from nearkin.numerics import NORM_FLOOR, Normalisation, at_least_float32
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Every (query, reference) pair of a batch, ``[N, M]``, and which of them count.
+
+    Attributes:
+        queries: normalised embeddings ``[N, D]``.
+        references: normalised references ``[M, D]``, or the queries once more.
+        similarity: inner products ``[N, M]``; cosines when the normalisation is ``"l2"``.
+        positive: pairs of the same class. A self-pair is in neither mask.
+        negative: pairs of different classes.
+        within_batch: whether the batch is compared with itself.
+    """
+
+    queries: Tensor
+    references: Tensor
+    similarity: Tensor
+    positive: Tensor
+    negative: Tensor
+    within_batch: bool
+
+    def distance(self) -> Tensor:
+        """``‖q − r‖``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
+        return _geometry.distance(self.similarity, *self._squared_lengths())
+
+    def squared_distance(self) -> Tensor:
+        """``‖q − r‖²``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
+        return _geometry.squared_distance(self.similarity, *self._squared_lengths())
+
+    def reference_similarity(self) -> Tensor:
+        """Inner products of the references among themselves, ``[M, M]``."""
+        return self.similarity if self.within_batch else self.references @ self.references.T
+
+    def _squared_lengths(self) -> tuple[Tensor, Tensor]:
+        of_queries = self.queries.square().sum(dim=1)
+        return of_queries, of_queries if self.within_batch else self.references.square().sum(dim=1)
 
 
 class PairLoss(nn.Module):
@@ -14,7 +54,8 @@ class PairLoss(nn.Module):
 
     Without references the batch is compared with itself and no sample with itself. With references every
     (sample, reference) pair counts: they are a method's proxies, class representatives or a memory of past batches.
-    A subclass turns queries, references and the two pair masks into a loss (:meth:`from_pairs`).
+    A subclass turns :class:`Pairs` into a loss (:meth:`from_pairs`). Everything is computed in float32 or better,
+    whatever autocast says; a loss can be differentiated once.
     """
 
     def __init__(self, *, normalisation: Normalisation = "l2") -> None:
@@ -30,26 +71,65 @@ class PairLoss(nn.Module):
         references: Tensor | None = None,
         reference_labels: Tensor | None = None,
     ) -> Tensor:
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.from_pairs(self.pairs(embeddings, labels, references, reference_labels))
+
+    def from_pairs(self, pairs: Pairs) -> Tensor:
+        """The loss of the pairs that the two masks mark."""
+        raise NotImplementedError
+
+    def pairs(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        references: Tensor | None = None,
+        reference_labels: Tensor | None = None,
+    ) -> Pairs:
+        """The pairs that :meth:`forward` looks at.
+
+        A method that wants fewer narrows the masks with :func:`dataclasses.replace` and calls :meth:`from_pairs`.
+        """
         if (references is None) != (reference_labels is None):
             raise ValueError("references and reference_labels go together: give both or neither")
         check_embeddings(embeddings)
         check_labels(labels, embeddings.shape[0])
+        if references is None or reference_labels is None:
+            with torch.autocast(embeddings.device.type, enabled=False):
+                return self._within(embeddings, labels)
+        check_embeddings(references, dim=embeddings.shape[1], name="references")
+        check_labels(reference_labels, references.shape[0], name="reference_labels")
         with torch.autocast(embeddings.device.type, enabled=False):
-            queries = normalise(at_least_float32(embeddings), self.normalisation)
-            if references is None or reference_labels is None:
-                same = labels[:, None] == labels[None, :]
-                positive = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-                return self.from_pairs(queries, queries, positive, ~same)
-            check_embeddings(references, dim=embeddings.shape[1], name="references")
-            check_labels(reference_labels, references.shape[0], name="reference_labels")
-            others = normalise(at_least_float32(references), self.normalisation).to(queries.dtype)
-            same = labels[:, None] == reference_labels[None, :]
-            return self.from_pairs(queries, others, same, ~same)
+            queries = self._normalised(embeddings)
+            others = self._normalised(references).to(queries.dtype)
+            same = labels[:, None] == reference_labels
+            return Pairs(queries, others, queries @ others.T, same, ~same, within_batch=False)
 
-    def from_pairs(self, queries: Tensor, references: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        """The loss of normalised ``queries [N, D]`` against ``references [M, D]``.
+    def similarity_weights(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        references: Tensor | None = None,
+        reference_labels: Tensor | None = None,
+    ) -> Tensor:
+        """``|∂L/∂S|`` for every (sample, reference), ``[N, M]``: how hard each pair is pulled or pushed."""
+        with torch.no_grad():
+            pairs = self.pairs(embeddings, labels, references, reference_labels)
+        with torch.enable_grad(), torch.autocast(embeddings.device.type, enabled=False):
+            similarity = pairs.similarity.detach().requires_grad_()
+            loss = self.from_pairs(replace(pairs, similarity=similarity))
+            (gradient,) = torch.autograd.grad(loss, similarity)
+        return gradient.abs()
 
-        ``positive`` and ``negative`` ``[N, M]`` mark the pairs of the same class and of different classes; a
-        self-pair is in neither.
-        """
-        raise NotImplementedError
+    def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
+        queries = self._normalised(embeddings)
+        same = labels[:, None] == labels
+        positive = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        return Pairs(queries, queries, _geometry.gram(queries), positive, ~same, within_batch=True)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        return _geometry.unit_rows(at_least_float32(x), 1.0 if self.normalisation == "ball" else NORM_FLOOR)
+
+
+def mean_where(terms: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``terms`` over the entries where ``mask`` holds; 0 where it holds nowhere."""
+    return (terms * mask).sum() / mask.sum().clamp_min(1)

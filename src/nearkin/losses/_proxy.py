@@ -1,60 +1,193 @@
-"""What every loss with proxies shares: a bank, the checks, and the way from similarities to a loss."""
+"""What every loss with proxies shares: a bank, the checks, and the way from embeddings to a loss and its gradient."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from nearkin.inputs import check_embeddings, check_labels
-from nearkin.numerics import at_least_float32, l2_normalise
+from nearkin.losses._anchor import FromSimilarities, SampleWeights
+from nearkin.losses._class_similarity import (
+    ClassSimilarity,
+    class_similarity,
+    class_similarity_slope,
+    proxy_spread,
+)
+from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
+
+if TYPE_CHECKING:
+    from nearkin.losses._informative import InformativeSampleWeights
 
 
 class ProxyLoss(nn.Module):
     """``loss(embeddings [N, dim], labels [N]) -> scalar``, owning proxies in ``bank.vectors``.
 
-    A subclass says how similarities become a loss (:meth:`from_similarities`) and, when a class has several proxies,
-    how they make one similarity per class (:meth:`class_similarities`). Everything is computed in float32 or better,
-    whatever autocast says.
+    A subclass says what the class similarities ``[N, num_classes]`` cost, as a value and its derivative
+    (:meth:`value_and_slope`). The rest of the gradient is the same for all of them and is computed here without
+    materialising normalised proxies. Everything is computed in float32 or better, whatever autocast says; a loss can be
+    differentiated once.
+
+    Args:
+        proxies_per_class: K. With several, ``class_similarity`` and ``gamma`` say how they make one similarity.
+        tau: weight of the regulariser that keeps a class's proxies together.
+        weighting: weighs the pairs by how informative they are; see :class:`InformativeSampleWeights`.
     """
 
-    def __init__(self, num_classes: int, dim: int, *, proxies_per_class: int = 1) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        proxies_per_class: int = 1,
+        class_similarity: ClassSimilarity = "softmax",
+        gamma: float = 0.1,
+        tau: float = 0.0,
+        weighting: InformativeSampleWeights | None = None,
+    ) -> None:
         super().__init__()
+        if class_similarity not in ("softmax", "max", "mean"):
+            raise ValueError(f"class_similarity must be 'softmax', 'max' or 'mean', got {class_similarity!r}")
+        if not gamma > 0:
+            raise ValueError(f"gamma must be positive, got {gamma}")
         self.bank = ProxyBank(num_classes, proxies_per_class, dim)
+        self.class_similarity: ClassSimilarity = class_similarity
+        self.gamma = gamma
+        self.tau = tau
+        self.weighting = weighting
 
     @property
     def num_classes(self) -> int:
         return self.bank.classes
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        self._check(embeddings, labels)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            similarities = self.class_similarities(at_least_float32(embeddings))
-            return self.from_similarities(similarities, labels.long()) + self.regulariser()
+    def value_and_slope(
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of class similarities ``[N, num_classes]`` and its derivative with respect to them.
 
-    def class_similarities(self, embeddings: Tensor) -> Tensor:
-        """Cosine similarity of every sample to every class, ``[N, num_classes]``."""
-        return l2_normalise(embeddings) @ self.bank.normalised().to(embeddings.dtype).T
-
-    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        """The loss as a function of the class similarities ``[N, num_classes]``."""
+        Runs outside autograd and leaves ``similarities`` as they are. :meth:`from_similarities` is its differentiable
+        form.
+        """
         raise NotImplementedError
 
-    def regulariser(self) -> Tensor | float:
-        """What is added to the loss and does not depend on the batch."""
-        return 0.0
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        self._check(embeddings, labels)
+        labels = labels.long()
 
+        def objective(unit: Tensor, similarities: Tensor) -> tuple[Tensor, Tensor]:
+            weights = None
+            if self.weighting is not None:
+                weights = self.weighting.weights(similarities, labels)
+                if self.training:
+                    self.weighting.update(unit, labels, similarities, self.own_similarities)
+            return self.value_and_slope(similarities, labels, weights)
+
+        with full_precision(embeddings.device.type):
+            embeddings, vectors = self._same_dtype(embeddings)
+            return _ProxyObjective.apply(  # type: ignore[no-any-return, no-untyped-call]
+                embeddings, vectors, self.class_similarity, self.gamma, self.tau, objective
+            )
+
+    def class_similarities(self, embeddings: Tensor) -> Tensor:
+        """Similarity of every sample to every class, ``[N, num_classes]``, differentiable."""
+        with full_precision(embeddings.device.type):
+            embeddings, vectors = self._same_dtype(embeddings)
+            by_proxy = l2_normalise(embeddings) @ l2_normalise(vectors.flatten(0, 1)).T
+            return class_similarity(by_proxy.view(-1, *vectors.shape[:2]), self.class_similarity, gamma=self.gamma)
+
+    @torch.no_grad()
+    def own_similarities(self, unit: Tensor, labels: Tensor) -> Tensor:
+        """Similarity ``[T]`` of unit vectors ``[T, dim]`` to the class that ``labels [T]`` gives each."""
+        vectors = at_least_float32(self.bank.vectors).to(unit.dtype)
+        norms = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
+        by_proxy = [(unit * vectors[labels, k]).sum(1) for k in range(self.bank.per_class)]
+        similarities = torch.stack(by_proxy, 1).div_(norms[labels])[:, None]
+        return class_similarity(similarities, self.class_similarity, gamma=self.gamma).squeeze(1)
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        """The loss of class similarities ``[N, num_classes]``, without regulariser; differentiable once."""
+        return FromSimilarities.apply(  # type: ignore[no-any-return, no-untyped-call]
+            similarities, lambda s: self.value_and_slope(s, labels.long(), weights)
+        )
+
+    @torch.no_grad()
     def similarity_weights(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """``|∂L/∂S|`` for every (sample, class), ``[N, num_classes]``: how hard each pair is pulled or pushed."""
         self._check(embeddings, labels)
-        with torch.no_grad():
-            similarities = self.class_similarities(at_least_float32(embeddings))
-        with torch.enable_grad():
-            similarities = similarities.detach().requires_grad_()
-            loss = self.from_similarities(similarities, labels.long())
-            (gradient,) = torch.autograd.grad(loss, similarities)
-        return gradient.abs()
+        labels = labels.long()
+        similarities = self.class_similarities(embeddings)
+        weights = None if self.weighting is None else self.weighting.weights(similarities, labels)
+        return self.value_and_slope(similarities, labels, weights)[1].abs()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called by the training loop before each epoch, counted from 0."""
+        if self.weighting is not None:
+            self.weighting.begin_epoch(epoch)
 
     def _check(self, embeddings: Tensor, labels: Tensor) -> None:
         check_embeddings(embeddings, dim=self.bank.dim)
         check_labels(labels, embeddings.shape[0], num_classes=self.num_classes)
+
+    def _same_dtype(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and proxies in the wider of their dtypes, float32 or better: neither is ever cast down."""
+        embeddings, vectors = at_least_float32(embeddings), at_least_float32(self.bank.vectors)
+        dtype = torch.promote_types(embeddings.dtype, vectors.dtype)
+        return embeddings.to(dtype), vectors.to(dtype)
+
+
+class _ProxyObjective(torch.autograd.Function):
+    """From embeddings ``[N, D]`` and proxies ``[C, K, D]`` to a loss.
+
+    The derivative with respect to the similarities is computed in the forward pass; that one ``[N, C·K]`` array is all
+    that is kept. Similarities are inner products with the raw proxies, divided by their norms, and the radial parts
+    that normalisation takes off the gradients follow from the similarities: no normalised copy of the proxies is made,
+    which with many classes would outweigh everything else.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embeddings: Tensor,
+        vectors: Tensor,
+        kind: ClassSimilarity,
+        gamma: float,
+        tau: float,
+        objective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
+        unit = embeddings / norms
+        proxy_norms = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
+        by_proxy = (unit @ vectors.flatten(0, 1).T).view(-1, *proxy_norms.shape).div_(proxy_norms)
+        similarities, slope_by_proxy = class_similarity_slope(by_proxy, kind, gamma=gamma)
+        loss, slope = objective(unit, similarities)
+        pull = None
+        if tau and vectors.shape[1] > 1:
+            spread, pull = proxy_spread(vectors, proxy_norms, tau=tau)
+            loss = loss + spread
+        if any(ctx.needs_input_grad):
+            slope, by_proxy = slope_by_proxy(slope)
+            product = by_proxy.mul_(slope.div_(proxy_norms))
+            radial = product.sum(0).div_(proxy_norms)
+            along = torch.mv(product.flatten(1), proxy_norms.flatten())
+            ctx.save_for_backward(vectors, unit, norms, slope.flatten(1), radial, along, pull)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        vectors, unit, norms, slope, radial, along, pull = ctx.saved_tensors
+        for_embeddings = for_vectors = None
+        with full_precision(unit.device.type):
+            if ctx.needs_input_grad[0]:
+                for_embeddings = slope @ vectors.flatten(0, 1)
+                for_embeddings.addcmul_(unit, along[:, None], value=-1.0).mul_(gradient / norms)
+            if ctx.needs_input_grad[1]:
+                for_vectors = (slope.T @ (unit * gradient)).view_as(vectors)
+                for_vectors.addcmul_(vectors, (radial * gradient).unsqueeze(2), value=-1.0)
+                if pull is not None:
+                    for_vectors.baddbmm_(pull * gradient, vectors)
+        return for_embeddings, for_vectors, None, None, None, None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from nearkin.losses._pair import PairLoss
-from nearkin.numerics import Normalisation, pairwise_distance
+from nearkin.losses._pair import PairLoss, Pairs, mean_where
+from nearkin.numerics import Normalisation
 
 __all__ = ["Contrastive"]
 
@@ -20,7 +19,8 @@ class Contrastive(PairLoss):
         [d - m_+]_+ \text{ for positive pairs}, \qquad [m_- - d]_+ \text{ for negative pairs}
 
     with :math:`d` the Euclidean distance of the normalised vectors. Needs batches in which classes have at least two
-    samples, or references. The C2 loss of the CCP paper is this one with its margins (section 6.1).
+    samples, or references. The C2 loss of the CCP paper is this one with its margins; C1 is
+    :class:`~nearkin.losses.CosineContrastive`.
 
     Args:
         pos_margin: m₊, the distance below which a positive pair is near enough.
@@ -30,6 +30,7 @@ class Contrastive(PairLoss):
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:
+        >>> import torch
         >>> loss = Contrastive(pos_margin=0.0, neg_margin=0.5)
         >>> loss(torch.eye(2), torch.tensor([1, 1]))
         tensor(1.4142)
@@ -50,14 +51,11 @@ class Contrastive(PairLoss):
         self.neg_margin = neg_margin
         self.reduction = reduction
 
-    def from_pairs(self, queries: Tensor, references: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        distance = pairwise_distance(queries, references)
-        pull = torch.where(positive, (distance - self.pos_margin).clamp_min(0.0), 0.0)
-        push = torch.where(negative, (self.neg_margin - distance).clamp_min(0.0), 0.0)
-        if self.reduction == "pairs":
-            return (pull.sum() + push.sum()) / (positive | negative).sum().clamp_min(1)
-        return _mean_of_nonzero(pull) + _mean_of_nonzero(push)
-
-
-def _mean_of_nonzero(terms: Tensor) -> Tensor:
-    return terms.sum() / (terms > 0).sum().clamp_min(1)
+    def from_pairs(self, pairs: Pairs) -> Tensor:
+        distance = pairs.distance()
+        pull = pairs.positive & (distance > self.pos_margin)
+        push = pairs.negative & (distance < self.neg_margin)
+        if self.reduction == "nonzero":
+            return mean_where(distance - self.pos_margin, pull) + mean_where(self.neg_margin - distance, push)
+        total = ((distance - self.pos_margin) * pull).sum() + ((self.neg_margin - distance) * push).sum()
+        return total / (pairs.positive | pairs.negative).sum().clamp_min(1)

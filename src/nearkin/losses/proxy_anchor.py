@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from nearkin.losses._anchor import PositiveNorm, SampleWeights, anchor_slope
 from nearkin.losses._proxy import ProxyLoss
-from nearkin.numerics import log1p_sum_exp
+
+if TYPE_CHECKING:
+    from nearkin.losses._informative import InformativeSampleWeights
 
 __all__ = ["ProxyAnchor"]
 
@@ -30,8 +32,10 @@ class ProxyAnchor(ProxyLoss):
         alpha: scale α.
         positive_norm: divide the first sum by the classes present in the batch (``"present"``) or by all classes
             (``"all"``, equation 4 of the VCPA paper).
+        weighting: weigh pairs by how informative they are; :class:`ProxyISA` is this loss with such a weighting.
 
     Example:
+        >>> import torch
         >>> loss = ProxyAnchor(num_classes=10, dim=8)
         >>> value = loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7]))
         >>> value.shape, loss.bank.vectors.shape
@@ -45,18 +49,24 @@ class ProxyAnchor(ProxyLoss):
         *,
         margin: float = 0.1,
         alpha: float = 32.0,
-        positive_norm: Literal["present", "all"] = "present",
+        positive_norm: PositiveNorm = "present",
+        weighting: InformativeSampleWeights | None = None,
     ) -> None:
-        super().__init__(num_classes, dim)
+        super().__init__(num_classes, dim, weighting=weighting)
         if positive_norm not in ("present", "all"):
             raise ValueError(f"positive_norm must be 'present' or 'all', got {positive_norm!r}")
         self.margin = margin
         self.alpha = alpha
-        self.positive_norm = positive_norm
+        self.positive_norm: PositiveNorm = positive_norm
 
-    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        own = labels[:, None] == torch.arange(self.num_classes, device=labels.device)
-        pull = log1p_sum_exp(self.alpha * (self.margin - similarities), own, dim=0)
-        push = log1p_sum_exp(self.alpha * (similarities + self.margin), ~own, dim=0)
-        present = own.any(dim=0).sum() if self.positive_norm == "present" else self.num_classes
-        return pull.sum() / present + push.sum() / self.num_classes
+    def value_and_slope(
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+    ) -> tuple[Tensor, Tensor]:
+        return anchor_slope(
+            similarities,
+            labels,
+            alpha=self.alpha,
+            margin=self.margin,
+            positive_norm=self.positive_norm,
+            weights=weights,
+        )

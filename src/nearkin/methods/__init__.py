@@ -1,1 +1,21 @@
-"""methods."""
+"""Training methods, one file each: what they change of the one loop, through its hooks."""
+
+from __future__ import annotations
+
+import functools
+
+from nearkin.catalogue import keyword_options as options
+from nearkin.catalogue import parts_of
+from nearkin.methods.plain import Plain
+
+__all__ = ["Plain", "catalogue", "options"]
+
+
+@functools.cache
+def catalogue() -> dict[str, type[Plain]]:
+    """Every method by its file name.
+
+    >>> "plain" in catalogue()
+    True
+    """
+    return parts_of(__name__, __path__)

@@ -1,1 +1,5 @@
-"""report."""
+"""Reports: what a run found, for people to look at."""
+
+from nearkin.report.neighbours import draw_neighbours
+
+__all__ = ["draw_neighbours"]

@@ -1,0 +1,37 @@
+"""Catalogues read off the files of a package: one part, one file, the file's name is the part's name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable
+
+
+def parts_of(package: str, path: Iterable[str]) -> dict[str, type]:
+    """The first public name of every module of ``package`` whose name does not begin with an underscore.
+
+    >>> import nearkin.methods
+    >>> parts_of("nearkin.methods", nearkin.methods.__path__)["plain"].__name__
+    'Plain'
+    """
+    found: dict[str, type] = {}
+    for info in pkgutil.iter_modules(path):
+        if not info.name.startswith("_"):
+            module = importlib.import_module(f"{package}.{info.name}")
+            found[info.name] = getattr(module, module.__all__[0])
+    return found
+
+
+def keyword_options(part: type) -> dict[str, inspect.Parameter]:
+    """The keyword-only arguments of a part's constructor: what a recipe may set.
+
+    >>> from nearkin.losses.contrastive import Contrastive
+    >>> sorted(keyword_options(Contrastive))
+    ['neg_margin', 'normalisation', 'pos_margin', 'reduction']
+    """
+    try:
+        parameters = inspect.signature(part, eval_str=True).parameters
+    except NameError:
+        parameters = inspect.signature(part).parameters
+    return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -1,0 +1,131 @@
+"""What a benchmark is: where it lies, how it is read, and what must be found in it."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nearkin.data.table import ImageTable
+from nearkin.errors import DataError
+
+
+def needs(*files: str | tuple[str, ...]) -> Callable[[Path], list[str]]:
+    """A check for files and folders: which of them are not there. A tuple is satisfied by any of its members.
+
+    >>> needs("images.txt", ("images", "pictures"))(Path("no/such/folder"))
+    ['images.txt', 'images (or pictures)']
+    """
+    groups = [(file,) if isinstance(file, str) else file for file in files]
+
+    def missing(root: Path) -> list[str]:
+        lacking = [group for group in groups if not any(os.path.exists(root / file) for file in group)]
+        return [group[0] + (f" (or {', '.join(group[1:])})" if group[1:] else "") for group in lacking]
+
+    return missing
+
+
+def _nothing(root: Path) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A published data set in its published layout.
+
+    ``counts`` gives ``(images, classes)`` for every split. ``folders`` are the names under which people keep it,
+    ``inner_folders`` those that unpacking adds below. ``missing`` says which key files a folder lacks. A benchmark
+    without ``folders`` is made by the package itself and needs no files; its reader is called with an empty path.
+
+    >>> def read_toy(root):
+    ...     return ImageTable.build("toy", [root / "a.jpg", root / "b.jpg"], ["a", "b"], splits=["train", "test"])
+    >>> toy = Benchmark(name="toy", title="Toy", home="example.org", layout="toy/\\n  a.jpg\\n  b.jpg",
+    ...                 counts={"train": (1, 1), "test": (3, 1)}, reader=read_toy, folders=("toy",))
+    >>> len(toy.read(Path("data/toy"), check_counts=False))
+    2
+    >>> toy.read(Path("data/toy"))
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.DataError: Toy in 'data/toy': test has 1 images of 1 classes, published are 3 of 1
+    ...
+    """
+
+    name: str
+    title: str
+    home: str
+    layout: str
+    counts: Mapping[str, tuple[int, int]]
+    reader: Callable[[Path], ImageTable]
+    folders: tuple[str, ...] = ()
+    inner_folders: tuple[str, ...] = ()
+    missing: Callable[[Path], list[str]] = _nothing
+
+    @property
+    def embedded(self) -> bool:
+        return not self.folders
+
+    def read(self, root: str | Path, *, check_counts: bool = True) -> ImageTable:
+        """The table of the benchmark in the folder ``root``, with the published numbers of images and classes.
+
+        Args:
+            root: the folder that the layout starts with.
+            check_counts: whether other numbers than the published ones are an error.
+
+        Raises:
+            DataError: naming the file that is missing or wrong, the expected layout and where the data is published.
+        """
+        root = Path(root).expanduser()
+        try:
+            lacking = self.missing(root)
+            if lacking:
+                raise DataError(f"there is no {', no '.join(lacking)}")
+            table = self.reader(root)
+            if check_counts:
+                self._check_counts(table)
+        except DataError as error:
+            raise DataError(f"{self.title} in {str(root)!r}: {error}\n{self.expectation()}") from error
+        return table
+
+    def find(self, data_root: str | Path) -> Path | None:
+        """The benchmark's folder below ``data_root`` (or that folder itself), whatever the case of its name.
+
+        A folder that has all the key files is preferred to one that has not; None when there is neither.
+        """
+        candidates = list(self._candidates(Path(data_root).expanduser()))
+        complete = [folder for folder in candidates if not self.missing(folder)]
+        return next(iter(complete or candidates), None)
+
+    def expectation(self) -> str:
+        """The layout that is read and where the files are published, for messages."""
+        return f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
+
+    def _candidates(self, data_root: Path) -> Iterator[Path]:
+        names = list(dict.fromkeys(folder.casefold() for folder in self.folders))
+        top = [data_root] if data_root.is_dir() and data_root.resolve().name.casefold() in names else []
+        top += _subfolders(data_root, names)
+        yield from top
+        for folder in top:
+            yield from _subfolders(folder, [*names, *self.inner_folders])
+
+    def _check_counts(self, table: ImageTable) -> None:
+        for split, (images, classes) in self.counts.items():
+            labels = table.labels[table.splits == split]
+            found = (len(labels), len(np.unique(labels)))
+            if found != (images, classes):
+                raise DataError(
+                    f"{split} has {found[0]:,} images of {found[1]:,} classes, published are {images:,} of {classes:,}"
+                )
+
+
+def _subfolders(folder: Path, names: list[str]) -> list[Path]:
+    """The subfolders with one of the (lower-case) names, in the order of the names."""
+    try:
+        with os.scandir(folder) as entries:
+            present = sorted((entry.name.casefold(), entry.name) for entry in entries if entry.is_dir())
+    except OSError:
+        return []
+    return [folder / spelling for name in names for key, spelling in present if key == name]

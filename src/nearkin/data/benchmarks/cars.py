@@ -1,0 +1,99 @@
+"""Cars196 (Stanford Cars): photographs of 196 models of cars."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearkin.data.benchmarks._annotations import existing_images
+from nearkin.data.benchmarks.benchmark import Benchmark
+from nearkin.data.folder import read_folder
+from nearkin.data.table import ImageTable
+from nearkin.errors import DataError, require
+
+ANNOTATIONS = "cars_annos.mat"
+TRAINING_CLASSES = 98
+
+
+def _read(root: Path) -> ImageTable:
+    return _read_annotations(root) if (root / ANNOTATIONS).is_file() else _read_class_folders(root)
+
+
+def _read_annotations(root: Path) -> ImageTable:
+    content = _load_mat(root / ANNOTATIONS)
+    try:
+        annotations = np.atleast_1d(content["annotations"])
+        names = [str(name) for name in annotations["relative_im_path"].tolist()]
+        labels = [int(label) for label in annotations["class"].tolist()]
+        class_names = [str(name) for name in np.atleast_1d(content["class_names"]).tolist()]
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise DataError(
+            f"{ANNOTATIONS} must hold class_names and annotations with relative_im_path and class ({error})"
+        ) from error
+    for row, label in enumerate(labels, start=1):
+        if not 1 <= label <= len(class_names):
+            raise DataError(f"{ANNOTATIONS} annotation {row}: class must lie in 1..{len(class_names)}, got {label}")
+    return ImageTable.build(
+        "cars",
+        existing_images(root, names, listed_in=ANNOTATIONS),
+        [class_names[label - 1] for label in labels],
+        splits=["train" if label <= TRAINING_CLASSES else "test" for label in labels],
+        ids=names,
+        class_names=class_names,
+    )
+
+
+def _load_mat(path: Path) -> dict[str, Any]:
+    matlab = require("scipy.io.matlab", "mat")
+    try:
+        content: dict[str, Any] = matlab.loadmat(str(path), squeeze_me=True)
+    # A file that is cut short or is something else surfaces as whatever its bytes happen to break.
+    except (
+        matlab.MatReadError, ValueError, TypeError, IndexError, NotImplementedError, OSError, EOFError, zlib.error,
+    ) as error:  # fmt: skip
+        raise DataError(f"cannot read {path.name} as a MATLAB file: {error}") from error
+    return content
+
+
+def _read_class_folders(root: Path) -> ImageTable:
+    """Class folders at the top, or once more below ``train`` and ``test``, which divide the images of each class.
+
+    The published numbering goes by make, and the alphabet puts the same 98 classes first: up to the Eagle, before
+    the Ferraris.
+    """
+    table = read_folder(root, name="cars")
+    return table.with_splits(np.where(table.labels < TRAINING_CLASSES, "train", "test"))
+
+
+def _missing(root: Path) -> list[str]:
+    if (root / ANNOTATIONS).is_file():
+        return [] if (root / "car_ims").is_dir() else ["car_ims"]
+    folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+    return [] if len(folders) > 1 else [f"{ANNOTATIONS} (or class folders)"]
+
+
+BENCHMARKS = (
+    Benchmark(
+        name="cars",
+        title="Cars196",
+        home="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
+        layout="""
+cars196/
+  cars_annos.mat
+  car_ims/
+    000001.jpg
+or one folder per class, at the top or in train/ and test/:
+cars196/
+  AM General Hummer SUV 2000/
+    00163.jpg
+""",
+        counts={"train": (8054, 98), "test": (8131, 98)},
+        reader=_read,
+        folders=("cars196", "cars", "stanford_cars", "stanford-cars", "car_data", "CARS_196"),
+        inner_folders=("images",),
+        missing=_missing,
+    ),
+)

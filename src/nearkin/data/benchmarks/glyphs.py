@@ -1,0 +1,277 @@
+"""Glyphs: the benchmark that needs no download.
+
+A class is a character; an image is that character in one of the sixteen faces that ship inside matplotlib, distorted.
+Of the classes, by code point, the first half trains and the second half tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+import unicodedata
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, features
+
+from nearkin.data.benchmarks._distortions import distort, drawing_size
+from nearkin.data.benchmarks.benchmark import Benchmark
+from nearkin.data.cache import cache_root
+from nearkin.data.table import ImageTable
+from nearkin.errors import DataError
+
+# Raise this whenever a change here or in the distortions changes an image: it is part of the cache's key.
+GENERATOR = 1
+
+FACES = (
+    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
+    *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
+    *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
+    *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
+)
+FEWEST_FACES = 10
+SMALLEST_EM_SHARE = 0.3
+
+CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lo", "Nd", "Nl", "No", "Sm", "Sc", "So", "Po", "Ps", "Pe"})
+
+# Pieces of larger drawings, told apart by where they stand in their cell, which the distortions change: parts of tall
+# brackets, lines and blocks for boxes, Braille dots.
+PIECES = (range(0x239B, 0x23B4), range(0x2500, 0x25A0), range(0x2800, 0x2900))
+
+CLOSE_POLYGON = 79
+
+
+@dataclass(frozen=True)
+class GlyphClass:
+    """A class: the code point that names it, and for each face the code point that is drawn.
+
+    >>> GlyphClass(0x41, {"DejaVuSans": 0x41}).name
+    'U+0041 A'
+    """
+
+    code_point: int
+    drawn: Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        return f"U+{self.code_point:04X} {chr(self.code_point)}"
+
+
+def read_glyphs(
+    *, size: int = 48, seed: int = 0, strength: float = 1.0, cache_dir: Path | None = None
+) -> ImageTable:
+    """The whole benchmark: uint8 images ``[N, size, size]``, light ink on dark, in the splits train and test.
+
+    Images are drawn once and kept in ``cache_dir``, the package's own cache folder when it is None. The columns are
+    ``face`` and ``character``, the one that was drawn: a class of look-alikes is named by the first of them.
+
+    Args:
+        size: side of the square images in pixels, at least 16.
+        seed: another seed distorts the same glyphs in another way.
+        strength: 1 for the benchmark, 0 for clean glyphs, in between for easier ones.
+        cache_dir: folder for the drawn images.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
+        ...     table = read_glyphs(cache_dir=Path(folder))
+        >>> table.images.shape, table.ids[0], table.class_names[0]  # doctest: +SKIP
+        ((14126, 48, 48), 'U+0021/DejaVuSans', 'U+0021 !')
+    """
+    path = _cache_file(cache_dir, size=size, seed=seed, strength=strength)
+    table = _load(path)
+    if table is None:
+        table = draw_glyphs(glyph_classes(), size=size, seed=seed, strength=strength)
+        _save(table, path)
+    return table
+
+
+def draw_glyphs(
+    classes: Sequence[GlyphClass], *, size: int = 48, seed: int = 0, strength: float = 1.0
+) -> ImageTable:
+    """Draw the given classes, of which the first half becomes the train split.
+
+    An image depends on the seed, its class and its face alone, so that it is the same in whatever company it is drawn.
+
+    >>> table = draw_glyphs([GlyphClass(0x41, {"DejaVuSans": 0x41}), GlyphClass(0x42, {"STIXGeneral": 0x42})])
+    >>> table.images.shape, table.ids, table.splits.tolist()
+    ((2, 48, 48), ('U+0041/DejaVuSans', 'U+0042/STIXGeneral'), ['train', 'test'])
+    """
+    if size < 16:
+        raise ValueError(f"size must be at least 16 pixels, got {size}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    if not 0.0 <= strength <= 1.0:
+        raise ValueError(f"strength must lie between 0 (clean) and 1 (the benchmark), got {strength}")
+    fonts = {
+        # The other layout engine is an optional part of Pillow.
+        face: ImageFont.truetype(_font_file(face), drawing_size(size), layout_engine=ImageFont.Layout.BASIC)
+        for face in FACES
+    }
+    rows = [(c, face, c.drawn[face]) for c in classes for face in FACES if face in c.drawn]
+    images = np.empty((len(rows), size, size), dtype=np.uint8)
+    for image, (glyph_class, face, code_point) in zip(images, rows, strict=True):
+        key = np.random.SeedSequence([seed, glyph_class.code_point, zlib.crc32(face.encode())])
+        rng = np.random.Generator(np.random.Philox(key))
+        image[:] = distort(_ink(fonts[face], chr(code_point)), size=size, strength=strength, rng=rng)
+    train = {glyph_class.code_point for glyph_class in classes[: len(classes) // 2]}
+    return ImageTable.build(
+        "glyphs",
+        images,
+        [c.name for c, _, _ in rows],
+        splits=["train" if c.code_point in train else "test" for c, _, _ in rows],
+        ids=[f"U+{c.code_point:04X}/{face}" for c, face, _ in rows],
+        columns={"face": [face for _, face, _ in rows], "character": [chr(point) for _, _, point in rows]},
+    )
+
+
+def glyph_classes() -> list[GlyphClass]:
+    """Every class, by code point.
+
+    Characters with the same outline in any face are one class, wherever on the line they stand, since the distortions
+    move them anyway. Outlines and not bitmaps are compared because bitmaps differ between versions of FreeType, and
+    the benchmark should have the same classes everywhere.
+    """
+    outlines: dict[int, dict[str, bytes]] = {}
+    for face in FACES:
+        for code_point, outline in _outlines(face):
+            outlines.setdefault(code_point, {})[face] = outline
+    common = sorted(code_point for code_point, faces in outlines.items() if len(faces) >= FEWEST_FACES)
+
+    like = {code_point: code_point for code_point in common}
+
+    def first_alike(code_point: int) -> int:
+        while like[code_point] != code_point:
+            code_point = like[code_point]
+        return code_point
+
+    owner: dict[tuple[str, bytes], int] = {}
+    for code_point in common:
+        for key in outlines[code_point].items():
+            one, other = first_alike(owner.setdefault(key, code_point)), first_alike(code_point)
+            like[max(one, other)] = min(one, other)
+
+    drawn: dict[int, dict[str, int]] = {}
+    for code_point in common:
+        faces = drawn.setdefault(first_alike(code_point), {})
+        for face in outlines[code_point]:
+            faces.setdefault(face, code_point)
+    return [GlyphClass(code_point, faces) for code_point, faces in drawn.items()]
+
+
+def _outlines(face: str) -> Iterator[tuple[int, bytes]]:
+    """The characters of a face that can be told apart once distorted, each with its outline moved to the origin."""
+    # Imported here, as a table that comes from the cache needs no matplotlib.
+    from matplotlib import ft2font
+
+    flag = ft2font.LoadFlags if hasattr(ft2font, "LoadFlags") else None
+    in_font_units = (
+        flag.NO_SCALE | flag.IGNORE_TRANSFORM if flag else ft2font.LOAD_NO_SCALE | ft2font.LOAD_IGNORE_TRANSFORM
+    )
+    font = ft2font.FT2Font(_font_file(face))
+
+    def outline() -> tuple[bytes, float]:
+        vertices, codes = font.get_path()
+        corners = vertices[codes != CLOSE_POLYGON]
+        if not len(corners):
+            return b"", 0.0
+        moved = corners - corners.min(axis=0)
+        return moved.tobytes() + codes.tobytes(), float(moved.max()) * 64 / font.units_per_EM
+
+    font.load_glyph(0, flags=in_font_units)
+    missing_glyph, _ = outline()
+    for code_point in sorted(font.get_charmap()):
+        if _is_eligible(code_point):
+            font.load_char(code_point, flags=in_font_units)
+            shape, em_share = outline()
+            if em_share >= SMALLEST_EM_SHARE and shape != missing_glyph:
+                yield code_point, shape
+
+
+def _is_eligible(code_point: int) -> bool:
+    character = chr(code_point)
+    return (
+        unicodedata.category(character) in CATEGORIES
+        # Accents and superscripts are smaller than what the distortions do to them.
+        and not unicodedata.decomposition(character)
+        and not any(code_point in piece for piece in PIECES)
+    )
+
+
+def _font_file(face: str) -> str:
+    import matplotlib
+
+    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
+    if not path.is_file():
+        raise DataError(f"matplotlib comes without its font {path.name} (expected at {path}); reinstall it with pip")
+    return str(path)
+
+
+def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
+    left, top, right, bottom = (round(edge) for edge in font.getbbox(character))
+    # FreeType may put antialiased pixels just outside the box that it reports.
+    margin = 2
+    canvas = Image.new("L", (right - left + 2 * margin, bottom - top + 2 * margin))
+    ImageDraw.Draw(canvas).text((margin - left, margin - top), character, fill=255, font=font)
+    return canvas.crop(canvas.getbbox())
+
+
+def _cache_file(cache_dir: Path | None, *, size: int, seed: int, strength: float) -> Path:
+    made_by = {package: importlib.metadata.version(package) for package in ("matplotlib", "numpy", "pillow")}
+    made_by["freetype"] = str(features.version("freetype2"))
+    key = json.dumps([GENERATOR, size, seed, float(strength), made_by], sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return (cache_dir if cache_dir is not None else cache_root() / "glyphs") / f"glyphs-{digest}.npz"
+
+
+def _load(path: Path) -> ImageTable | None:
+    """The table kept at ``path``; None when there is none, or none that can be read."""
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return ImageTable(
+                name="glyphs",
+                images=kept["images"],
+                labels=kept["labels"],
+                class_names=tuple(kept["class_names"].tolist()),
+                ids=tuple(kept["ids"].tolist()),
+                splits=kept["splits"],
+                columns={"face": kept["face"], "character": kept["character"]},
+            )
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error, DataError):
+        return None
+
+
+def _save(table: ImageTable, path: Path) -> None:
+    arrays = {"images": table.images, "labels": table.labels, "splits": table.splits, **table.columns}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".part", delete=False) as part:
+            try:
+                np.savez(part, class_names=np.array(table.class_names), ids=np.array(table.ids), **arrays)
+                part.close()
+                os.replace(part.name, path)
+            except BaseException:
+                os.unlink(part.name)
+                raise
+    except OSError as error:
+        warnings.warn(f"the Glyphs images will be drawn again next time, as they cannot be kept: {error}", stacklevel=3)
+
+
+BENCHMARKS = (
+    Benchmark(
+        name="glyphs",
+        title="Glyphs",
+        home="nowhere: nearkin draws it from the fonts inside matplotlib",
+        layout="no files",
+        counts={"train": (0, 520), "test": (0, 521)},
+        reader=lambda _: read_glyphs(),
+    ),
+)

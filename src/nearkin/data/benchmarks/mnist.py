@@ -1,0 +1,144 @@
+"""MNIST and Fashion-MNIST: small grey images of ten classes, in idx files that are read into memory."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.data.benchmarks.benchmark import Benchmark, needs
+from nearkin.data.table import ImageTable
+from nearkin.errors import DataError
+
+DIGITS = tuple("0123456789")
+GARMENTS = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+PREFIXES = {"train": "train", "test": "t10k"}
+DIMENSIONS = {"images": 3, "labels": 1}
+
+
+def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
+    """The array of bytes in an idx file, compressed or not, which must have so many dimensions.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "labels")
+    ...     _ = file.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
+    ...     read_idx(file, dimensions=1)
+    array([7, 2, 1], dtype=uint8)
+    """
+    content = _decompressed(path)
+    magic = bytes([0, 0, 8, dimensions])
+    if content[:4] != magic:
+        raise DataError(
+            f"{path.name} is not an idx file of bytes in {dimensions} dimensions: it must start with "
+            f"{magic.hex()}, got {content[:4].hex() or 'nothing'}"
+        )
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise DataError(f"{path.name} is cut short: its header has {start} bytes, got {len(content)}")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        raise DataError(
+            f"{path.name} must have {math.prod(shape):,} bytes after its header "
+            f"({' × '.join(map(str, shape))}), got {len(content) - start:,}: download it again"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def _decompressed(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        # Told by its first bytes: files that were unpacked without losing their ending are common.
+        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot read {path.name}: {error}") from error
+
+
+def _spellings(prefix: str, content: str) -> tuple[str, ...]:
+    names = [f"{prefix}-{content}{mark}idx{DIMENSIONS[content]}-ubyte" for mark in "-."]
+    return tuple(name + ending for name in names for ending in ("", ".gz"))
+
+
+def _file(root: Path, prefix: str, content: str) -> Path:
+    spellings = _spellings(prefix, content)
+    return next((root / file for file in spellings if (root / file).is_file()), root / spellings[0])
+
+
+def _read(root: Path, *, name: str, class_names: tuple[str, ...]) -> ImageTable:
+    images, labels, splits, ids = [], [], [], []
+    for split, prefix in PREFIXES.items():
+        pixels_file, labels_file = _file(root, prefix, "images"), _file(root, prefix, "labels")
+        pixels = read_idx(pixels_file, dimensions=DIMENSIONS["images"])
+        numbers = read_idx(labels_file, dimensions=DIMENSIONS["labels"])
+        if len(pixels) != len(numbers):
+            raise DataError(
+                f"{pixels_file.name} has {len(pixels):,} images, but {labels_file.name} has {len(numbers):,} labels"
+            )
+        if len(numbers) and numbers.max() >= len(class_names):
+            raise DataError(f"{labels_file.name} must hold labels in 0..{len(class_names) - 1}, got {numbers.max()}")
+        images.append(pixels)
+        labels.append(numbers)
+        splits += [split] * len(pixels)
+        ids += [f"{split}/{row:05d}" for row in range(len(pixels))]
+    if images[0].shape[1:] != images[1].shape[1:]:
+        raise DataError(f"training images have the size {images[0].shape[1:]}, test images {images[1].shape[1:]}")
+    return ImageTable(
+        name=name,
+        images=np.concatenate(images),
+        labels=np.concatenate(labels).astype(np.int64),
+        class_names=class_names,
+        ids=tuple(ids),
+        splits=np.array(splits, dtype=np.str_),
+    )
+
+
+_LAYOUT = """
+{folder}/  (or {folder}/raw/)
+  train-images-idx3-ubyte.gz
+  train-labels-idx1-ubyte.gz
+  t10k-images-idx3-ubyte.gz
+  t10k-labels-idx1-ubyte.gz
+each with or without .gz, or with a dot before idx
+"""
+
+
+def _benchmark(
+    *, name: str, title: str, home: str, folders: tuple[str, ...], class_names: tuple[str, ...]
+) -> Benchmark:
+    return Benchmark(
+        name=name,
+        title=title,
+        home=home,
+        layout=_LAYOUT.format(folder=folders[0]),
+        counts={"train": (60000, 10), "test": (10000, 10)},
+        reader=functools.partial(_read, name=name, class_names=class_names),
+        folders=folders,
+        inner_folders=("raw",),
+        missing=needs(*(_spellings(prefix, content) for prefix in PREFIXES.values() for content in DIMENSIONS)),
+    )
+
+
+BENCHMARKS = (
+    _benchmark(
+        name="mnist",
+        title="MNIST",
+        home="http://yann.lecun.com/exdb/mnist/",
+        folders=("MNIST", "mnist"),
+        class_names=DIGITS,
+    ),
+    _benchmark(
+        name="fashion_mnist",
+        title="Fashion-MNIST",
+        home="https://github.com/zalandoresearch/fashion-mnist",
+        folders=("FashionMNIST", "fashion-mnist", "fashion_mnist"),
+        class_names=GARMENTS,
+    ),
+)

@@ -1,0 +1,61 @@
+"""Omniglot: characters of fifty alphabets, each drawn by twenty people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nearkin.data.benchmarks.benchmark import Benchmark, needs
+from nearkin.data.folder import list_images
+from nearkin.data.table import ImageTable
+from nearkin.errors import DataError
+
+FOLDERS = {"train": "images_background", "test": "images_evaluation"}
+
+
+def _read(root: Path) -> ImageTable:
+    images: list[Path] = []
+    ids: list[str] = []
+    splits: list[str] = []
+    for split, folder in FOLDERS.items():
+        for image in list_images(root / folder):
+            below = image.relative_to(root).as_posix()
+            if below.count("/") != 3:
+                raise DataError(f"{below!r} should lie in {folder}/alphabet/character/")
+            images.append(image)
+            ids.append(below)
+            splits.append(split)
+    parts = [name.split("/") for name in ids]
+    labels = [f"{alphabet}/{character}" for _, alphabet, character, _ in parts]
+    return ImageTable.build(
+        "omniglot",
+        images,
+        labels,
+        splits=splits,
+        ids=ids,
+        columns={"alphabet": [alphabet for _, alphabet, _, _ in parts]},
+    )
+
+
+BENCHMARKS = (
+    Benchmark(
+        name="omniglot",
+        title="Omniglot",
+        home="https://github.com/brendenlake/omniglot",
+        layout="""
+omniglot/  (or omniglot/python/)
+  images_background/
+    Alphabet_of_the_Magi/
+      character01/
+        0709_01.png
+  images_evaluation/
+    Angelic/
+      character01/
+        0965_01.png
+""",
+        counts={"train": (19280, 964), "test": (13180, 659)},
+        reader=_read,
+        folders=("omniglot", "omniglot-py", "omniglot-master"),
+        inner_folders=("python",),
+        missing=needs(*FOLDERS.values()),
+    ),
+)

@@ -1,0 +1,57 @@
+"""Stanford Online Products: photographs of things for sale, a class for each thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nearkin.data.benchmarks._annotations import existing_images, malformed, read_rows, whole_number
+from nearkin.data.benchmarks.benchmark import Benchmark, needs
+from nearkin.data.table import ImageTable
+
+LISTS = {"train": "Ebay_train.txt", "test": "Ebay_test.txt"}
+COLUMNS = ("image_id", "class_id", "super_class_id", "path")
+
+
+def _read(root: Path) -> ImageTable:
+    names: list[str] = []
+    labels: list[str] = []
+    splits: list[str] = []
+    for split, file in LISTS.items():
+        listed = root / file
+        header, *rows = read_rows(listed, COLUMNS) or [(1, [""])]
+        if header[1][0] != COLUMNS[0]:
+            raise malformed(listed, header[0], f"the header '{' '.join(COLUMNS)}' is missing")
+        for line, (_, label, _, name) in rows:
+            labels.append(str(whole_number(label, listed, line, "class_id")))
+            names.append(name)
+        splits += [split] * len(rows)
+    return ImageTable.build(
+        "sop",
+        existing_images(root, names, listed_in=" and ".join(LISTS.values())),
+        labels,
+        splits=splits,
+        ids=names,
+        columns={"category": [name.partition("/")[0].removesuffix("_final") for name in names]},
+    )
+
+
+BENCHMARKS = (
+    Benchmark(
+        name="sop",
+        title="Stanford Online Products",
+        home="https://cvgl.stanford.edu/projects/lifted_struct/",
+        layout="""
+Stanford_Online_Products/
+  Ebay_train.txt  image_id class_id super_class_id path
+                  1 1 1 bicycle_final/111085122871_0.JPG
+  Ebay_test.txt   the same columns
+  bicycle_final/
+    111085122871_0.JPG
+  cabinet_final/
+""",
+        counts={"train": (59551, 11318), "test": (60502, 11316)},
+        reader=_read,
+        folders=("Stanford_Online_Products", "stanford-online-products", "online_products", "sop"),
+        missing=needs(*LISTS.values(), "bicycle_final"),
+    ),
+)

@@ -1,0 +1,225 @@
+"""One image file in, one RGB array out, or an error that names the file and what is wrong with it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import warnings
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from nearkin.errors import DataError
+
+MAX_PIXELS = 120_000_000
+
+# Uncompressed 16-bit RGBA, the widest pixel that cameras and scanners write.
+_MOST_BYTES_PER_PIXEL = 8
+
+# Pillow keeps the box of a crop in float32, which is too coarse for much longer strips.
+_LONGEST_SIDE = 1 << 20
+
+# Pillow hands these to an outside program or a system renderer, so a data set could run code by holding one.
+_DRAWINGS = frozenset({"EPS", "WMF", "EMF"})
+
+# How to bring an image upright for each value of the EXIF orientation tag other than 1.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class UnreadableImageError(DataError):
+    """An image file that cannot be decoded: ``path`` names it and ``reason`` says in one line what is wrong.
+
+    >>> str(UnreadableImageError(Path("owl.jpg"), "empty file"))
+    'owl.jpg: empty file'
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+def decode(path: Path | str, *, max_pixels: int = MAX_PIXELS, shorter_side: int | None = None) -> NDArray[np.uint8]:
+    """The image at ``path`` as an RGB array ``[H, W, 3]``, upright, or :class:`UnreadableImageError`.
+
+    Greyscale (8 and 16 bits), palette and CMYK images become RGB, transparent ones are laid on white, and of an
+    animation the first frame is taken. The size in the file's header is compared with ``max_pixels`` before any pixel
+    is decoded. With ``shorter_side`` the image is also shrunk, as by :func:`shrink`, which lets large JPEG files be
+    decoded at a fraction of their size.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "grey.png")
+    ...     Image.new("L", (4, 2), 200).save(path)
+    ...     array = decode(path)
+    >>> array.shape, array[0, 0].tolist()
+    ((2, 4, 3), [200, 200, 200])
+    """
+    path = Path(path)
+    data = read_file(path, max_pixels=max_pixels)
+    return decode_bytes(data, path=path, max_pixels=max_pixels, shorter_side=shorter_side)
+
+
+def read_file(path: Path, *, max_pixels: int = MAX_PIXELS) -> bytes:
+    """The bytes of an image file, unless there is no such regular file or it is too large to be an image.
+
+    >>> read_file(Path("no such file.png"))
+    Traceback (most recent call last):
+    ...
+    nearkin.data.images.UnreadableImageError: no such file.png: no such file
+    """
+    limit = max_pixels * _MOST_BYTES_PER_PIXEL + (1 << 20)
+    try:
+        status = os.stat(path)
+        # Opening a pipe would wait for ever for somebody to write to it.
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableImageError(path, "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file")
+        if status.st_size > limit:
+            raise UnreadableImageError(path, f"too large: {status.st_size:,} bytes for at most {max_pixels:,} pixels")
+        with open(path, "rb") as file:
+            data = file.read(limit)
+    except (OSError, ValueError) as error:
+        raise UnreadableImageError(path, _reason(error)) from error
+    if not data:
+        raise UnreadableImageError(path, "empty file")
+    return data
+
+
+def decode_bytes(
+    data: bytes, *, path: Path, max_pixels: int = MAX_PIXELS, shorter_side: int | None = None
+) -> NDArray[np.uint8]:
+    """Like :func:`decode`, from the bytes that were read from ``path``."""
+    _hush_pillow()
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            width, height = opened.size
+            if width * height > max_pixels or max(width, height) > _LONGEST_SIDE:
+                raise UnreadableImageError(path, f"too large: {width} x {height} pixels, allowed are {max_pixels:,}")
+            if opened.format in _DRAWINGS:
+                raise UnreadableImageError(path, f"a drawing ({opened.format}), not pixels; export it as PNG")
+            if shorter_side is not None and opened.format in ("JPEG", "MPO"):
+                # At twice the final size the fraction is still resampled by shrink, so no aliasing comes in here.
+                opened.draft(None, (2 * shorter_side, 2 * shorter_side))
+            opened.load()
+            image = _upright(_as_rgb(opened), opened)
+            return _array(image if shorter_side is None else _shrunk(image, shorter_side))
+    except UnreadableImageError:
+        raise
+    except Exception as error:  # a malformed file can make a decoder raise nearly anything
+        raise UnreadableImageError(path, _reason(error)) from error
+
+
+def shrink(image: NDArray[np.uint8], shorter_side: int) -> NDArray[np.uint8]:
+    """Resize ``image [H, W, 3]`` so that its shorter side is ``shorter_side``; smaller images are returned as given.
+
+    Bilinear, with the filter widened by the reduction so that every source pixel counts: this is the resize behind the
+    published figures, and having no negative lobes it adds no halos to edges that are stored as uint8.
+
+    >>> shrink(np.zeros((400, 600, 3), np.uint8), 200).shape, shrink(np.zeros((40, 60, 3), np.uint8), 200).shape
+    ((200, 300, 3), (40, 60, 3))
+    """
+    if shorter_side < 1:
+        raise ValueError(f"shorter_side must be at least 1, got {shorter_side}")
+    if min(image.shape[:2]) <= shorter_side:
+        return image
+    return _array(_shrunk(Image.fromarray(image), shorter_side))
+
+
+def resized_shape(height: int, width: int, shorter_side: int) -> tuple[int, int]:
+    """``(height, width)`` after scaling to ``shorter_side``, the longer side rounded down as is usual in the field.
+
+    >>> resized_shape(300, 401, 256)
+    (256, 342)
+    """
+    if height <= width:
+        return shorter_side, max(1, shorter_side * width // height)
+    return max(1, shorter_side * height // width), shorter_side
+
+
+def _shrunk(image: Image.Image, shorter_side: int) -> Image.Image:
+    if min(image.size) <= shorter_side:
+        return image
+    height, width = resized_shape(image.height, image.width, shorter_side)
+    # A box filter first takes very large images most of the way; with a gap of 3 the result is hardly to be told apart.
+    return image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=3.0)
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _eight_bits(image).convert("RGB")
+    if image.mode in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa") and image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        canvas = Image.new("RGB", rgba.size, "white")
+        canvas.paste(rgba, mask=rgba.getchannel("A"))
+        return canvas
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Greyscale of more than 8 bits: 16-bit values keep their scale, wider ones are stretched from their darkest to
+    their brightest value because no white point is agreed for them."""
+    values = np.array(image, dtype=np.float32)
+    values[~np.isfinite(values)] = 0.0
+    low, high = float(values.min()), float(values.max())
+    if image.mode != "F" and low >= 0 and high <= 65535:
+        low, high = 0.0, 65535.0
+    scaled = (values - low) * (255.0 / (high - low)) if high > low else np.zeros_like(values)
+    return Image.fromarray(np.rint(scaled).astype(np.uint8))
+
+
+def _upright(pixels: Image.Image, opened: Image.Image) -> Image.Image:
+    # ImageOps.exif_transpose would also write the EXIF block anew, which fails on blocks that cameras got wrong.
+    try:
+        orientation = opened.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # a malformed EXIF block, of which the pixels know nothing
+        return pixels
+    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    return pixels if turn is None else pixels.transpose(turn)
+
+
+def _array(image: Image.Image) -> NDArray[np.uint8]:
+    return np.array(image, dtype=np.uint8)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image, or a format that Pillow cannot read"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"too large: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    first_line = str(error).strip().partition("\n")[0]
+    return first_line if first_line and isinstance(error, OSError) else f"{type(error).__name__}: {first_line}"
+
+
+_PILLOW_MODULES = re.compile(r"PIL\.")
+
+
+def _hush_pillow() -> None:
+    """Keep Pillow's remarks on odd EXIF blocks and palettes away from the screen.
+
+    ``warnings.catch_warnings`` around each decode would swap the interpreter's filters under the feet of the other
+    threads, so a filter that concerns Pillow alone is put in once and stays.
+    """
+    for category in (UserWarning, Image.DecompressionBombWarning):
+        if ("ignore", None, category, _PILLOW_MODULES, 0) not in warnings.filters:
+            warnings.filterwarnings("ignore", category=category, module=_PILLOW_MODULES.pattern)

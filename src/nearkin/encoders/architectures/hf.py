@@ -1,0 +1,118 @@
+"""Models of the transformers library as backbones: ``hf:<model on the hub or local folder>``."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.encoders.backbone import Backbone
+from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
+from nearkin.errors import DataError, require
+
+
+class HuggingFaceBackbone(Backbone):
+    """Any vision model of transformers: its feature map, or one vector when it works on tokens.
+
+    Of tokens, the class token where there is one, else the model's own pooling, else their mean.
+    """
+
+    def __init__(self, model: nn.Module, *, input_size: int, preprocessing: Preprocessing) -> None:
+        super().__init__(out_channels=0, input_size=input_size, preprocessing=preprocessing)
+        self.model = model
+        # Configurations have no common name for it, so a blank image tells.
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            self.out_channels = self(torch.zeros(1, 3, input_size, input_size)).shape[1]
+        model.train(was_training)
+
+    def forward(self, images: Tensor) -> Tensor:
+        output = self.model(pixel_values=images)
+        features: Tensor = output.last_hidden_state
+        if features.ndim == 4:
+            return features
+        if hasattr(getattr(self.model, "embeddings", None), "cls_token"):
+            return features[:, 0]
+        pooled: Tensor | None = getattr(output, "pooler_output", None)
+        return features.mean(dim=1) if pooled is None else pooled
+
+
+def build_hf(model: str, *, pretrained: bool = True) -> HuggingFaceBackbone:
+    """``hf:<model>``; with ``pretrained=False`` only the architecture, from the model's configuration."""
+    transformers = require("transformers", "hf")
+    try:
+        if pretrained:
+            network = transformers.AutoModel.from_pretrained(model)
+        else:
+            network = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(model))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"cannot load backbone 'hf:{model}' ({reason}); give a model that the hub has and that can be reached "
+            "from here, or a local folder written by save_pretrained"
+        ) from error
+    # Models of image and text, like CLIP, keep their half for images under this name. Some checkpoints are in half
+    # precision and some versions of the library leave them so; training wants float32.
+    network = getattr(network, "vision_model", network).float()
+    settings = _processor_settings(model)
+    input_size = _input_size(settings) or _config_size(network) or 224
+    return HuggingFaceBackbone(network, input_size=input_size, preprocessing=_preprocessing(settings, model))
+
+
+def _processor_settings(model: str) -> Mapping[str, Any]:
+    """What the model's image processor would do, read rather than run: running it needs torchvision."""
+    cached_file = require("transformers.utils", "hf").cached_file
+    for file_name in ("preprocessor_config.json", "processor_config.json"):
+        try:
+            path = cached_file(model, file_name)
+        except OSError:
+            continue
+        settings: Mapping[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        settings = settings.get("image_processor", settings)
+        if "image_mean" in settings or "do_normalize" in settings:
+            return settings
+    return {}
+
+
+def _preprocessing(settings: Mapping[str, Any], model: str) -> Preprocessing:
+    if not settings:
+        warnings.warn(
+            f"'hf:{model}' says nothing about its preprocessing; taking ImageNet's mean and standard deviation "
+            "(set the option 'preprocessing' if that is wrong)",
+            stacklevel=3,
+        )
+        return IMAGENET
+    normalises = settings.get("do_normalize", True)
+    mean = settings.get("image_mean", IMAGENET.mean) if normalises else (0.0, 0.0, 0.0)
+    std = settings.get("image_std", IMAGENET.std) if normalises else (1.0, 1.0, 1.0)
+    factor = settings.get("rescale_factor", 1.0 / 255.0) if settings.get("do_rescale", True) else 1.0
+    if settings.get("rescale_offset", False):
+        mean = [value + 1.0 for value in mean]
+    return Preprocessing(
+        mean=tuple(mean),
+        std=tuple(std),
+        bgr=bool(settings.get("do_flip_channel_order", False)),
+        scale=255.0 * factor,
+    )
+
+
+def _input_size(settings: Mapping[str, Any]) -> int | None:
+    key = "crop_size" if settings.get("do_center_crop", False) and "crop_size" in settings else "size"
+    size = settings.get(key)
+    if isinstance(size, Mapping):
+        size = size.get("height", size.get("shortest_edge"))
+    return int(size) if size else None
+
+
+def _config_size(network: nn.Module) -> int | None:
+    size = getattr(network.config, "image_size", None)
+    return int(size[0] if isinstance(size, list | tuple) else size) if size else None
+
+
+FAMILIES = {"hf": build_hf}

@@ -1,0 +1,132 @@
+"""ResNet-18 and ResNet-50 with torchvision's parameter names, so that its weight files load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from nearkin.encoders.backbone import Backbone, initialise_convolutions
+from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
+
+MEAN_PIXEL = Preprocessing(mean=(0.48502, 0.45796, 0.40760), std=(1.0, 1.0, 1.0))
+"""RGB in 0 … 1 minus the mean pixel: what the weights for ``resnet50_v1`` were trained with."""
+
+
+class BasicBlock(nn.Module):
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int, stride_in_1x1: bool, eps: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width, eps=eps)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width, eps=eps)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _projection(inputs, width, stride, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(x)).add_(shortcut))  # type: ignore[no-any-return]
+
+
+class Bottleneck(nn.Module):
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, stride_in_1x1: bool, eps: float) -> None:
+        super().__init__()
+        first, second = (stride, 1) if stride_in_1x1 else (1, stride)
+        outputs = width * self.expansion
+        self.conv1 = nn.Conv2d(inputs, width, 1, stride=first, bias=False)
+        self.bn1 = nn.BatchNorm2d(width, eps=eps)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=second, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width, eps=eps)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs, eps=eps)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _projection(inputs, outputs, stride, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        return self.relu(self.bn3(self.conv3(x)).add_(shortcut))  # type: ignore[no-any-return]
+
+
+def _projection(inputs: int, outputs: int, stride: int, eps: float) -> nn.Sequential | None:
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
+        nn.BatchNorm2d(outputs, eps=eps),
+    )
+
+
+class ResNet(Backbone):
+    """Residual network (He et al., CVPR 2016) without its classifier.
+
+    Args:
+        block: the residual block.
+        depths: blocks in each of the four stages.
+        stride_in_1x1: put the stride of a bottleneck on its first 1×1 convolution, as the paper and Caffe do, instead
+            of on its 3×3, as torchvision does. Parameters have the same shapes either way: weights trained with one
+            load into the other, and lose accuracy.
+        batch_norm_eps: what batch-norm adds to the variance; 1e-3 in weights that come from Keras.
+        preprocessing: what the weights were trained with.
+
+    Example:
+        >>> import torch
+        >>> resnet = ResNet(BasicBlock, (2, 2, 2, 2))
+        >>> resnet(torch.zeros(1, 3, 64, 64)).shape
+        torch.Size([1, 512, 2, 2])
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: Sequence[int],
+        *,
+        stride_in_1x1: bool = False,
+        batch_norm_eps: float = 1e-5,
+        preprocessing: Preprocessing = IMAGENET,
+    ) -> None:
+        super().__init__(out_channels=512 * block.expansion, input_size=224, preprocessing=preprocessing)
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64, eps=batch_norm_eps)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        channels = 64
+        for stage, depth in enumerate(depths):
+            width = 64 * 2**stage
+            blocks: list[nn.Module] = []
+            for position in range(depth):
+                stride = 2 if stage > 0 and position == 0 else 1
+                blocks.append(block(channels, width, stride, stride_in_1x1, batch_norm_eps))
+                channels = width * block.expansion
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+        initialise_convolutions(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        for stage in range(1, 5):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x  # type: ignore[no-any-return]
+
+
+def resnet18(*, batch_norm_eps: float = 1e-5) -> ResNet:
+    """ResNet-18, 512 channels."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), batch_norm_eps=batch_norm_eps)
+
+
+def resnet50(*, stride_in_1x1: bool = False, batch_norm_eps: float = 1e-5) -> ResNet:
+    """ResNet-50, 2048 channels, as torchvision has it unless told otherwise."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), stride_in_1x1=stride_in_1x1, batch_norm_eps=batch_norm_eps)
+
+
+def resnet50_v1() -> ResNet:
+    """The original ResNet-50 with everything its converted weights rely on, so that nobody can forget a part."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), stride_in_1x1=True, batch_norm_eps=1e-3, preprocessing=MEAN_PIXEL)
+
+
+BACKBONES = {"resnet18": resnet18, "resnet50": resnet50, "resnet50_v1": resnet50_v1}

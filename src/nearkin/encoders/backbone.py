@@ -1,0 +1,39 @@
+"""What every backbone is: a network from images to features that says how to feed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from nearkin.encoders.preprocessing import Preprocessing
+
+
+class Backbone(nn.Module):
+    """``backbone(images [B, 3, H, W]) -> [B, C, h, w]``, or ``[B, C]`` when the network pools by itself.
+
+    Args:
+        out_channels: C.
+        input_size: side in pixels of the square crops for which the network was designed; other sizes work.
+        preprocessing: how uint8 pixels become its input.
+    """
+
+    def __init__(self, *, out_channels: int, input_size: int, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        self.input_size = input_size
+        self.preprocessing = preprocessing
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def imagenet_weights(self) -> Path | None:
+        """The weight file that comes with an installed package, or None when the user has to bring one."""
+        return None
+
+
+def initialise_convolutions(network: nn.Module) -> None:
+    """Kaiming-normal by fan-out, which keeps the gradients' scale through convolution, batch-norm and ReLU."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

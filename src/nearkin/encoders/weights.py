@@ -1,0 +1,150 @@
+"""Weights from a local file into a backbone, without running anything that the file might contain."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.errors import DataError
+
+PREFIXES = ("module.", "backbone.", "model.")
+CLASSIFIERS = ("fc.", "last_linear.", "_fc.", "classifier.")
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+PICKLES = (".pth", ".pt", ".bin", ".ckpt")
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """What became of a weight file: names of tensors, without wrappers' prefixes.
+
+    ``missing`` may hold only batch-norm counters when loading succeeded; ``unexpected`` are the file's tensors that
+    the backbone has no place for, such as auxiliary heads (its classifier is not even counted).
+    """
+
+    path: Path
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """
+        >>> print(WeightsReport(Path("net.pth"), ("a", "b"), (), ("aux.weight",), ()))
+        net.pth: 2 tensors loaded; 1 unexpected (aux.weight)
+        """
+        parts = [f"{len(self.loaded)} tensors loaded"]
+        for what in ("missing", "mismatched", "unexpected"):
+            names = getattr(self, what)
+            if names:
+                parts.append(f"{len(names)} {what} ({_first_few(names)})")
+        return f"{self.path.name}: {'; '.join(parts)}"
+
+
+def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
+    """Fill ``module`` from a ``.safetensors`` file or a ``.pth`` of tensors, all of it or not at all.
+
+    Prefixes that wrappers leave (``module.``, ``backbone.``, ``model.``) do not matter, classifiers are dropped, half
+    precision becomes the module's own, and batch-norm tensors stored as ``[1, C]`` become ``[C]``. A parameter that
+    the file lacks or has in another shape is a :class:`DataError`, and then the module is unchanged.
+
+    >>> import tempfile
+    >>> from safetensors.torch import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"module.weight": torch.ones(1, 2).half(), "fc.bias": torch.ones(5)}, f"{folder}/a.safetensors")
+    ...     print(load_weights(nn.Linear(2, 1, bias=False), f"{folder}/a.safetensors"))
+    a.safetensors: 1 tensors loaded
+    """
+    path = Path(path).expanduser()
+    own = {_bare(name): (name, tensor) for name, tensor in module.state_dict().items()}
+    given = {_bare(name): tensor for name, tensor in _read(path).items()}
+    accepted: dict[str, Tensor] = {}
+    mismatched, unexpected = [], []
+    for name, tensor in given.items():
+        if name not in own:
+            if not name.startswith(CLASSIFIERS):
+                unexpected.append(name)
+            continue
+        full_name, target = own[name]
+        if tensor.shape == (1, *target.shape):
+            tensor = tensor.squeeze(0)
+        if tensor.shape == target.shape:
+            accepted[full_name] = tensor.to(target.dtype)
+        else:
+            mismatched.append(f"{name}: {list(tensor.shape)} in the file, {list(target.shape)} in the backbone")
+    report = WeightsReport(
+        path=path,
+        loaded=tuple(_bare(name) for name in accepted),
+        missing=tuple(name for name in own if name not in given),
+        unexpected=tuple(unexpected),
+        mismatched=tuple(mismatched),
+    )
+    if report.mismatched or any(not name.endswith("num_batches_tracked") for name in report.missing):
+        raise DataError(
+            f"these weights do not fit {type(module).__name__}: {report}; take the file for this backbone, or the "
+            "backbone for this file"
+        )
+    module.load_state_dict(accepted, strict=False)
+    return report
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    if not path.is_file():
+        raise DataError(
+            f"weights file {path} does not exist: give the path of a .safetensors or .pth file, or 'imagenet' for a "
+            "backbone that brings its own (efficientnet_lite0)"
+        )
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise DataError(f"weights file {path} is not a readable safetensors file ({error})") from error
+    if path.suffix not in PICKLES:
+        raise DataError(f"weights file {path} must end in .safetensors or one of {', '.join(PICKLES)}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"weights file {path} holds more than tensors, or is damaged; objects are never unpickled, because that "
+            "could run any code. Save its state_dict alone, best as .safetensors"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise DataError(f"weights file {path} cannot be read: is it complete? ({error})") from error
+    return _tensors(content, path)
+
+
+def _tensors(content: object, path: Path) -> Mapping[str, Tensor]:
+    """The mapping of tensors in what ``torch.load`` returned, out of the wrapper that training scripts put round it."""
+    for _ in range(3):
+        wrapped = [content[key] for key in WRAPPERS if key in content] if isinstance(content, Mapping) else []
+        if not wrapped or not isinstance(wrapped[0], Mapping):
+            break
+        content = wrapped[0]
+    if isinstance(content, Mapping):
+        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+        if tensors:
+            return tensors
+    raise DataError(f"weights file {path} holds no named tensors: save a module's state_dict()")
+
+
+def _bare(name: str) -> str:
+    """A tensor's name without the prefixes of wrappers, however many.
+
+    >>> _bare("module.backbone.conv1.weight")
+    'conv1.weight'
+    """
+    while name.startswith(PREFIXES):
+        name = name.split(".", 1)[1]
+    return name
+
+
+def _first_few(names: Sequence[str], count: int = 4) -> str:
+    more = f", … {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more

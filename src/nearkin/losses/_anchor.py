@@ -1,0 +1,120 @@
+"""Proxy-Anchor's two terms as a function of class similarities, shared by every loss that is built on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nearkin.numerics import log_sum_exp_
+
+PositiveNorm = Literal["present", "all"]
+
+
+class SampleWeights(NamedTuple):
+    """What each (sample, class) pair counts; constants to the gradient.
+
+    ``positive [N]`` weighs a sample for its own class, ``negative [N, C]`` for every class; the entry of the own
+    class in ``negative`` is ignored.
+    """
+
+    positive: Tensor
+    negative: Tensor
+
+
+def anchor_loss(
+    similarities: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float,
+    margin: float,
+    positive_norm: PositiveNorm = "present",
+    weights: SampleWeights | None = None,
+) -> Tensor:
+    """Proxy-Anchor's loss of class similarities ``[N, C]`` and labels ``[N]``, differentiable once.
+
+    With ``weights`` it is equation (13) of the ISA paper: ``alpha · weight`` for ``alpha``, and the two sums divided by
+    the sums of the classes' mean weights. A class without positives (or without negatives) counts there with weight 1
+    where it counts at all, so that weights of 1 give Proxy-Anchor for every batch.
+
+    >>> anchor_loss(torch.tensor([[0.1, -0.1]]), torch.tensor([0]), alpha=32.0, margin=0.1)
+    tensor(1.0397)
+    """
+    return FromSimilarities.apply(  # type: ignore[no-any-return, no-untyped-call]
+        similarities,
+        lambda s: anchor_slope(s, labels, alpha=alpha, margin=margin, positive_norm=positive_norm, weights=weights),
+    )
+
+
+def anchor_slope(
+    similarities: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float,
+    margin: float,
+    positive_norm: PositiveNorm = "present",
+    weights: SampleWeights | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The value of :func:`anchor_loss` and its derivative ``[N, C]``, outside autograd.
+
+    Positives are N entries, one per sample: they are gathered and summed by class. Only the negatives need ``[N, C]``.
+    """
+    column = labels[:, None]
+    pull_norm, push_norm = _norms(similarities, labels, positive_norm, weights)
+    pull_scale: float | Tensor = alpha if weights is None else alpha * weights.positive
+
+    exponent = (margin - similarities.gather(1, column).squeeze(1)).mul_(pull_scale)
+    top = similarities.new_zeros(similarities.shape[1]).scatter_reduce_(0, labels, exponent, "amax")
+    share = exponent.sub_(top[labels]).exp_()
+    total = (-top).exp_().index_add_(0, labels, share)
+    pull_slope = share.div_(total[labels]).mul_(-pull_scale / pull_norm)
+    pull = total.log_().add_(top).div_(pull_norm)
+
+    negative = (similarities + margin).mul_(alpha)
+    if weights is not None:
+        negative.mul_(weights.negative)
+    negative.scatter_(1, column, float("-inf"))
+    push = log_sum_exp_(negative, 0, extra_zero=True, slope=alpha / push_norm).div_(push_norm)
+    if weights is not None:
+        negative.mul_(weights.negative)
+    return pull.add_(push).sum(), negative.scatter_(1, column, pull_slope[:, None])
+
+
+def _norms(
+    similarities: Tensor, labels: Tensor, positive_norm: PositiveNorm, weights: SampleWeights | None
+) -> tuple[float | Tensor, float | Tensor]:
+    """What the sum over positives and the sum over negatives are divided by."""
+    samples, classes = similarities.shape
+    zeros = similarities.new_zeros(classes)
+    if weights is None:
+        present = zeros.index_fill_(0, labels, 1.0).sum() if positive_norm == "present" else float(classes)
+        return present, float(classes)
+    count = zeros.index_add(0, labels, torch.ones_like(weights.positive))
+    positive = zeros.index_add(0, labels, weights.positive) / count
+    own = weights.negative.gather(1, labels[:, None]).squeeze(1)
+    negative = weights.negative.sum(0).index_add_(0, labels, own, alpha=-1) / (samples - count)
+    absent = 0.0 if positive_norm == "present" else 1.0
+    return torch.where(count > 0, positive, absent).sum(), torch.where(count < samples, negative, 1.0).sum()
+
+
+class FromSimilarities(torch.autograd.Function):
+    """A loss of similarities whose derivative is computed along with its value.
+
+    ``value_and_slope`` runs outside autograd and returns the scalar loss and its derivative, which is all that is kept
+    for the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, similarities: Tensor, value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+        loss, slope = value_and_slope(similarities)
+        ctx.save_for_backward(slope)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return slope * gradient, None

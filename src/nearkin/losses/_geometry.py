@@ -1,0 +1,166 @@
+"""What the pair losses compute on all pairs: inner products, distances and log-sum-exps, in a few operations each.
+
+Autograd would give the same gradients, but makes and keeps half a dozen arrays of the size of all pairs on the way.
+These can be differentiated once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+# Stands in for -inf where a row may have no entry at all: exp() of it is 0, yet differences of two of them are finite.
+_NOTHING = -1e30
+
+
+def unit_rows(x: Tensor, floor: float) -> Tensor:
+    """``x / max(‖x‖, floor)`` for every row of ``x [N, D]``.
+
+    >>> unit_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), floor=1.0)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    return _apply(_UnitRows, x, floor)
+
+
+def gram(x: Tensor) -> Tensor:
+    """Inner products ``x xᵀ`` of the rows of ``x [N, D]``."""
+    return _apply(_Gram, x)
+
+
+def squared_distance(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+    """``‖q‖² + ‖r‖² − 2 q·r``, with 0 and no gradient where it is less than rounding makes of two equal vectors.
+
+    Without that floor a sample would lie a random 1e-4 away from its own copy among the references, and a loss that
+    averages non-zero terms would count it or not by chance.
+
+    Args:
+        similarity: inner products ``[N, M]``.
+        query_lengths: squared lengths ``[N]``.
+        reference_lengths: squared lengths ``[M]``.
+
+    >>> squared_distance(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.ones(2))
+    tensor([[2., 0.]])
+    """
+    return _apply(_SquaredDistance, similarity, query_lengths, reference_lengths)
+
+
+def distance(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+    """The root of :func:`squared_distance`, with gradient 0, not infinity, where it is 0.
+
+    >>> distance(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.ones(2))
+    tensor([[1.4142, 0.0000]])
+    """
+    return _apply(_Distance, similarity, query_lengths, reference_lengths)
+
+
+def log_sum_exp(x: Tensor, mask: Tensor, *, dim: int, extra_zero: bool = False) -> Tensor:
+    """``log Σ exp x_i`` over the entries of ``dim`` where ``mask`` holds, or ``log(1 + Σ exp x_i)``.
+
+    Where the mask holds nowhere, that is about -1e30 (not -inf, which has no gradient), or 0.
+
+    >>> log_sum_exp(torch.tensor([[0.0, 0.0, 9.0]]), torch.tensor([[True, True, False]]), dim=1)
+    tensor([0.6931])
+    """
+    return _apply(_LogSumExp, x, mask, dim, extra_zero)
+
+
+def _apply(function: type[Function], *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _UnitRows(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, floor: float) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        scaled = length >= floor
+        length = length.clamp_min(floor)
+        unit: Tensor = x / length
+        ctx.save_for_backward(unit, length, scaled)
+        return unit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        unit, length, scaled = ctx.saved_tensors
+        outward = (gradient * unit).sum(dim=1, keepdim=True) * scaled
+        return torch.addcmul(gradient, unit, outward, value=-1.0) / length, None
+
+
+class _Gram(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.mm(gradient + gradient.T, x)
+
+
+class _SquaredDistance(Function):
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+        squared = _above_rounding(similarity, query_lengths, reference_lengths)
+        ctx.save_for_backward(squared)
+        return squared
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (squared,) = ctx.saved_tensors
+        gradient = gradient * (squared > 0)
+        return gradient * -2.0, gradient.sum(dim=1), gradient.sum(dim=0)
+
+
+class _Distance(Function):
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+        root = _above_rounding(similarity, query_lengths, reference_lengths).sqrt_()
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (root,) = ctx.saved_tensors
+        zero = root == 0
+        slope = (gradient / (root + zero)).masked_fill(zero, 0.0)
+        return -slope, slope.sum(dim=1) * 0.5, slope.sum(dim=0) * 0.5
+
+
+def _above_rounding(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+    lengths = query_lengths[:, None] + reference_lengths
+    squared = torch.sub(lengths, similarity, alpha=2)
+    return squared.mul_(squared > lengths.mul_(4.0 * torch.finfo(squared.dtype).eps))
+
+
+class _LogSumExp(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor, dim: int, extra_zero: bool) -> Tensor:
+        share = x.masked_fill(~mask, _NOTHING)
+        top = share.amax(dim=dim, keepdim=True)
+        if extra_zero:
+            top = top.clamp_min_(0.0)
+        # Nothing below e^-80 is seen in the sum, and on a CPU an exponential that underflows costs fifty times as much.
+        share = share.sub_(top).clamp_min_(-80.0).exp_().mul_(mask)
+        total = share.sum(dim=dim, keepdim=True)
+        if extra_zero:
+            total = total.add_((-top).exp_())
+        total = total.clamp_min_(torch.finfo(x.dtype).tiny)
+        ctx.save_for_backward(share.div_(total))
+        ctx.dim = dim
+        return total.log_().add_(top).squeeze(dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (share,) = ctx.saved_tensors
+        return gradient.unsqueeze(ctx.dim) * share, None, None, None

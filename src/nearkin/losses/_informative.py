@@ -1,0 +1,239 @@
+"""ISA's weights: count the informative pairs of a proxy and its samples more, the easy ones and the outliers less."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.losses._anchor import SampleWeights
+
+_RELEASED_MEMORY = 55_000
+_MEMORY_PER_CLASS = 50
+
+
+class InformativeSampleWeights(nn.Module):
+    r"""The adaptive pair weights of Informative Sample-Aware Proxy (Li et al., MMAsia 2022), for any proxy loss.
+
+    Every class c has a count :math:`n` of the samples seen, outliers left out, and :math:`S_\text{avg}`, the mean
+    similarity of its embeddings in a first-in-first-out memory to its proxy. From these, with
+    :math:`\beta = (V-1)/V`:
+
+    .. math::
+        E &= \frac{1-\beta^n}{1-\beta}, \qquad \nu = \frac{1}{1+\ln(1+E)}, \qquad L = h\,S_\text{avg}, \\
+        \sigma &= 1 + \frac{(1+e^{-\tau})(\nu-1)}{1+e^{V-E-\tau}}, \qquad \eta = (1+k(1-L))\,\nu + \lambda
+
+    (equations 8, 10, 14, 15, 17). A sample of similarity s is too easy for c above L, an outlier below L − η and
+    informative between: :math:`\omega^+ = 1+\sigma` where it is informative, else σ; and a negative counts
+    :math:`\omega^- = 1/\max(1, E)` where :math:`s < L - \eta`, else 1 (equation 16). Before the filter is on, and for
+    a class with nothing in memory, all weights are 1. They carry no gradient.
+
+    Give it to a loss as ``weighting=``; the loss asks for :meth:`weights` and then calls :meth:`update`. Everything
+    that :meth:`update` changes is in ``state_dict``, the two switches included. A step costs a fixed number of tensor
+    operations, O(memory_size · dim), and never makes the host wait.
+
+    Args:
+        num_classes: C.
+        dim: dimension of the embeddings.
+        memory_size: T, the most embeddings kept. The paper does not give it; the number of training images is a good
+            value (what has been in memory for more than an epoch is out of date). The default is 50 per class and at
+            most 55,000.
+        volume: V, to which E tends.
+        hardness: h. sensitivity: k. search_margin: λ. decay: τ (section 4.1 has the values).
+        as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
+            yet, and negative weights that act from the first step, whether the filter is on or not.
+
+    Example:
+        >>> weighting = InformativeSampleWeights(num_classes=10, dim=8)
+        >>> weighting.begin_epoch(2)
+        >>> weighting.memory_on, weighting.filter_on
+        (True, True)
+    """
+
+    counts: Tensor
+    average: Tensor
+    in_memory: Tensor
+    memory: Tensor
+    memory_labels: Tensor
+    pointer: Tensor
+    shares: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        memory_size: int | None = None,
+        volume: float = 100.0,
+        hardness: float = 0.15,
+        sensitivity: float = 0.9,
+        search_margin: float = 0.1,
+        decay: float = 1.5,
+        as_released: bool = False,
+    ) -> None:
+        super().__init__()
+        if memory_size is None:
+            memory_size = _RELEASED_MEMORY if as_released else min(_MEMORY_PER_CLASS * num_classes, _RELEASED_MEMORY)
+        if memory_size < 1:
+            raise ValueError(f"memory_size must be at least 1, got {memory_size}")
+        if not volume > 1:
+            raise ValueError(f"volume must be more than 1, the volume of a single sample, got {volume}")
+        if not hardness > 0:
+            raise ValueError(f"hardness must be positive, got {hardness}")
+        self.num_classes = num_classes
+        self.memory_size = memory_size
+        self.volume = volume
+        self.hardness = hardness
+        self.sensitivity = sensitivity
+        self.search_margin = search_margin
+        self.decay = decay
+        self.as_released = as_released
+        # Python values, so that asking for them never waits for a device; get_extra_state saves them.
+        self.memory_on = False
+        self.filter_on = False
+        self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64))
+        self.register_buffer("average", torch.full((num_classes,), 1.0 / hardness if as_released else 0.0))
+        self.register_buffer("in_memory", torch.zeros(num_classes, dtype=torch.int64))
+        # The ring of embeddings, and a last row where rows that are not kept are written: shapes stay fixed that way.
+        # An empty row has the label num_classes.
+        self.register_buffer("memory", torch.zeros(memory_size + 1, dim))
+        self.register_buffer("memory_labels", torch.full((memory_size + 1,), num_classes))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("shares", torch.zeros(3))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Memory on from the second epoch (index 1), filter from the third (index 2), as in section 4.1."""
+        self.memory_on = epoch >= 1
+        self.filter_on = epoch >= 2
+
+    @torch.no_grad()
+    def weights(self, similarities: Tensor, labels: Tensor) -> SampleWeights | None:
+        """Weights for class similarities ``[N, C]`` and labels ``[N]``; None stands for weights of 1 throughout."""
+        if not (self.filter_on or self.as_released):
+            return None
+        at = self._thresholds(similarities.dtype)
+        negative = torch.where(similarities < at.outlier, at.easy_negative, 1.0)
+        if not self.filter_on:
+            return SampleWeights(torch.ones_like(similarities[:, 0]), negative)
+        own = similarities.gather(1, labels[:, None]).squeeze(1)
+        informative = (own >= at.outlier[labels]) & (own <= at.learned[labels])
+        return SampleWeights(at.positive[labels] + informative, negative)
+
+    @torch.no_grad()
+    def update(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        similarities: Tensor,
+        own_similarity: Callable[[Tensor, Tensor], Tensor],
+        *,
+        linear: bool = False,
+    ) -> None:
+        """Take in a batch, after its loss.
+
+        Args:
+            embeddings: normalised, ``[N, dim]``.
+            labels: ``[N]``.
+            similarities: to the classes, ``[N, C]``, as :meth:`weights` got them.
+            own_similarity: gives the similarities ``[T]`` of normalised embeddings ``[T, dim]`` to the classes that
+                labels ``[T]`` name, with the present proxies.
+            linear: ``own_similarity`` is linear in the embeddings, as it is with one proxy per class. The mean over a
+                class's memory is then taken before the similarity, which is much cheaper.
+        """
+        at = self._thresholds(similarities.dtype)
+        own = similarities.gather(1, labels[:, None]).squeeze(1)
+        outlier, learned = own < at.outlier[labels], own > at.learned[labels]
+        informative = (own >= at.outlier[labels]) & (own <= at.learned[labels])
+        kinds = torch.stack([learned, informative, outlier]).sum(1)
+        self.shares.copy_(kinds / kinds.sum().clamp_min(1))
+
+        kept = ~outlier if self.filter_on else torch.ones_like(outlier)
+        self.counts.index_add_(0, labels, kept.long())
+        if self.memory_on:
+            self._enqueue(embeddings, labels, kept)
+            self._average(labels, own_similarity, linear=linear)
+
+    def diagnostics(self) -> dict[str, Tensor | float]:
+        """Where every class stands ``[num_classes]``, and how the last batch was made up.
+
+        ``effective_number`` (E), ``learned_similarity`` (L), ``search_length`` (η) and ``in_memory`` (embeddings in
+        memory; at 0 the thresholds are not used) per class; ``easy``, ``informative`` and ``outlier`` are shares of
+        the last batch's samples of classes in memory, all 0 where there were none.
+        """
+        at = self._thresholds(self.average.dtype)
+        easy, informative, outlier = self.shares.tolist()
+        return {
+            "effective_number": at.effective_number,
+            "learned_similarity": self.hardness * self.average,
+            "search_length": at.search_length,
+            "in_memory": self.in_memory.clone(),
+            "easy": easy,
+            "informative": informative,
+            "outlier": outlier,
+        }
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.memory_on, self.filter_on])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.memory_on, self.filter_on = state.tolist()
+
+    def extra_repr(self) -> str:
+        return f"memory_size={self.memory_size}, memory_on={self.memory_on}, filter_on={self.filter_on}"
+
+    def _thresholds(self, dtype: torch.dtype) -> _Thresholds:
+        n, learned = self.counts.to(self.average.dtype), self.hardness * self.average
+        effective = -self.volume * torch.expm1(n * math.log1p(-1.0 / self.volume))
+        bound = 1.0 / (1.0 + torch.log1p(effective))
+        decayed = torch.sigmoid(effective + self.decay - self.volume)
+        positive = 1.0 + (1.0 + math.exp(-self.decay)) * (bound - 1.0) * decayed
+        search_length = (1.0 + self.sensitivity * (1.0 - learned)) * bound + self.search_margin
+        outlier = learned - search_length
+        if not self.as_released:
+            known = self.in_memory > 0
+            positive = torch.where(known, positive, 1.0)
+            # No similarity is above, below or equal to NaN: without memory nothing is easy, informative or an outlier.
+            learned, outlier = (torch.where(known, threshold, math.nan) for threshold in (learned, outlier))
+        easy_negative = effective.clamp_min(1.0).reciprocal()
+        return _Thresholds(
+            *(x.to(dtype) for x in (effective, search_length, learned, outlier, positive, easy_negative))
+        )
+
+    def _enqueue(self, embeddings: Tensor, labels: Tensor, kept: Tensor) -> None:
+        size, spare = self.memory_size, self.memory_size
+        rank = kept.cumsum(0)
+        # Of a batch larger than the memory only the last rows would stay: the others are not written at all.
+        stays = kept & (rank > rank[-1] - size)
+        slot = torch.where(stays, (self.pointer + rank - 1) % size, spare)
+        self.memory.index_copy_(0, slot, embeddings.to(self.memory.dtype))
+        self.memory_labels.index_copy_(0, slot, labels)
+        self.memory[spare].zero_()
+        self.memory_labels[spare].fill_(self.num_classes)
+        self.pointer.add_(rank[-1]).remainder_(size)
+
+    def _average(self, labels: Tensor, own_similarity: Callable[[Tensor, Tensor], Tensor], *, linear: bool) -> None:
+        classes, embeddings, owners = self.num_classes, self.memory[:-1], self.memory_labels[:-1]
+        if linear:
+            sums = embeddings.new_zeros(classes + 1, embeddings.shape[1]).index_add_(0, owners, embeddings)[:-1]
+            total = own_similarity(sums, torch.arange(classes, device=owners.device)).to(self.average.dtype)
+        else:
+            similarity = own_similarity(embeddings, owners.clamp_max(classes - 1)).to(self.average.dtype)
+            total = self.average.new_zeros(classes + 1).index_add_(0, owners, similarity)[:-1]
+        number = self.counts.new_zeros(classes + 1).index_add_(0, owners, torch.ones_like(owners))[:-1]
+        present = torch.zeros_like(number, dtype=torch.bool).index_fill_(0, labels, True)
+        self.average.copy_(torch.where(present & (number > 0), total / number, self.average))
+        self.in_memory.copy_(number)
+
+
+class _Thresholds(NamedTuple):
+    """Per class ``[num_classes]``: E, η, L, L − η, σ and 1/max(1, E)."""
+
+    effective_number: Tensor
+    search_length: Tensor
+    learned: Tensor
+    outlier: Tensor
+    positive: Tensor
+    easy_negative: Tensor

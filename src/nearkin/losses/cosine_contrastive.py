@@ -1,0 +1,42 @@
+"""Contrastive loss on cosine similarities, summed over the pairs of a sample: C1 of the CCP paper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nearkin.losses._pair import PairLoss, Pairs
+from nearkin.numerics import Normalisation
+
+__all__ = ["CosineContrastive"]
+
+
+class CosineContrastive(PairLoss):
+    r"""Contrastive loss on similarities, as the cross-batch memory paper (Wang et al., CVPR 2020) uses it.
+
+    .. math::
+        \frac{1}{N}\sum_i\Big(\sum_{j:\,y_j=y_i}(1-s_{ij}) + \sum_{j:\,y_j\ne y_i,\;s_{ij}>m}s_{ij}\Big)
+
+    with :math:`s` the cosine similarity. Unlike :class:`~nearkin.losses.Contrastive` it sums over the pairs of a
+    sample, so it grows with the number of references. A negative pair at the margin jumps from 0 to m: its gradient
+    is constant, not proportional to the violation. The C1 loss of the CCP paper (its appendix, "Hyperparameters").
+
+    Args:
+        margin: m, the similarity above which a negative pair is pushed apart.
+        normalisation: ``"l2"``, or ``"ball"``: s is then the inner product of the ball-normalised vectors.
+
+    Example:
+        >>> loss = CosineContrastive(margin=0.5)
+        >>> loss(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
+        tensor(0.5333)
+    """
+
+    def __init__(self, *, margin: float = 0.5, normalisation: Normalisation = "l2") -> None:
+        super().__init__(normalisation=normalisation)
+        self.margin = margin
+
+    def from_pairs(self, pairs: Pairs) -> Tensor:
+        similarity = pairs.similarity
+        push = pairs.negative & (similarity > self.margin)
+        total = torch.where(pairs.positive, 1.0 - similarity, 0.0).sum() + torch.where(push, similarity, 0.0).sum()
+        return total / similarity.shape[0]

@@ -1,0 +1,126 @@
+"""MoCo-PA: Proxy-Anchor over the batch and a queue of past embeddings from a slowly moving network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.inputs import check_embeddings
+from nearkin.losses.proxy_anchor import ProxyAnchor
+from nearkin.numerics import at_least_float32, l2_normalise
+
+__all__ = ["MomentumProxyAnchor", "follow"]
+
+
+class MomentumProxyAnchor(ProxyAnchor):
+    r"""MoCo-PA, the baseline of the VCPA paper (Kim et al., AISTATS 2022, section 4.7).
+
+    The same as :class:`~nearkin.losses.ProxyAnchor`, computed over the batch together with a first-in-first-out queue
+    of embeddings of past batches. The queue pulls and pushes the proxies but sends no gradient to the network. A batch
+    is put into the queue after its loss, so no image meets itself.
+
+    What is queued comes from a second network that follows the trained one, :math:`w \leftarrow m w + (1-m)\theta`
+    (:func:`follow`). A loss sees embeddings only, so that network belongs to the loop, which hands its embeddings of
+    the same batch over as ``keys``; ``wants_momentum_encoder`` and ``momentum`` tell it so. Without ``keys`` the
+    batch's own embeddings are queued, as with ``momentum=0``.
+
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        margin: δ.
+        alpha: scale α.
+        momentum: m, which the paper varies around 0.999.
+        queue_size: embeddings in the queue; the paper has 900, five batches.
+
+    The queue is in ``state_dict``, as are its position and fill.
+
+    Example:
+        >>> loss = MomentumProxyAnchor(num_classes=10, dim=8, queue_size=6)
+        >>> x, y = torch.randn(4, 8), torch.tensor([0, 0, 3, 7])
+        >>> loss(x, y, keys=torch.randn(4, 8)).shape, loss.fill
+        (torch.Size([]), 4)
+    """
+
+    wants_momentum_encoder = True
+    queue: Tensor
+    queue_labels: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        margin: float = 0.1,
+        alpha: float = 32.0,
+        momentum: float = 0.999,
+        queue_size: int = 900,
+    ) -> None:
+        super().__init__(num_classes, dim, margin=margin, alpha=alpha)
+        if not 0.0 <= momentum <= 1.0:
+            raise ValueError(f"momentum must lie between 0 and 1, got {momentum}")
+        if queue_size < 1:
+            raise ValueError(f"queue_size must be at least 1, got {queue_size}")
+        self.momentum = momentum
+        self.queue_size = queue_size
+        # Counted on the host, where the batch sizes are known: asking a device for them would make every step wait.
+        self.pointer = 0
+        self.fill = 0
+        self.register_buffer("queue", torch.zeros(queue_size, dim))
+        self.register_buffer("queue_labels", torch.zeros(queue_size, dtype=torch.int64))
+
+    def forward(self, embeddings: Tensor, labels: Tensor, keys: Tensor | None = None) -> Tensor:
+        self._check(embeddings, labels)
+        if keys is not None:
+            check_embeddings(keys, dim=self.bank.dim, name="keys")
+            if keys.shape != embeddings.shape:
+                raise ValueError(f"keys must be the momentum network's embeddings of the same batch, "
+                                 f"{list(embeddings.shape)}, got {list(keys.shape)}")
+        loss = super().forward(*self._with_queue(embeddings, labels))
+        if self.training:
+            self._enqueue(embeddings if keys is None else keys, labels)
+        return loss
+
+    def similarity_weights(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """``|∂L/∂S|`` for every (sample of the batch, class), ``[N, num_classes]``, with the queue in the loss."""
+        self._check(embeddings, labels)
+        return super().similarity_weights(*self._with_queue(embeddings, labels))[: len(labels)]
+
+    def _with_queue(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        queue, queue_labels = self.queue[: self.fill], self.queue_labels[: self.fill]
+        return torch.cat([at_least_float32(embeddings), queue]), torch.cat([labels.long(), queue_labels])
+
+    @torch.no_grad()
+    def _enqueue(self, keys: Tensor, labels: Tensor) -> None:
+        rows = min(len(labels), self.queue_size)
+        slots = torch.arange(self.pointer, self.pointer + rows, device=labels.device) % self.queue_size
+        self.queue.index_copy_(0, slots, l2_normalise(at_least_float32(keys[-rows:])).to(self.queue.dtype))
+        self.queue_labels.index_copy_(0, slots, labels[-rows:].long())
+        self.pointer = (self.pointer + rows) % self.queue_size
+        self.fill = min(self.fill + rows, self.queue_size)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.pointer, self.fill])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.pointer, self.fill = state.tolist()
+
+    def extra_repr(self) -> str:
+        return f"momentum={self.momentum}, queue_size={self.queue_size}"
+
+
+@torch.no_grad()
+def follow(follower: nn.Module, leader: nn.Module, *, momentum: float = 0.999) -> None:
+    """Move a momentum network a little towards the trained one: ``w ← m·w + (1 − m)·θ`` (equation 14).
+
+    Buffers, such as batch-norm statistics, are copied.
+
+    >>> follower, leader = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> _ = nn.init.zeros_(follower.weight), nn.init.ones_(leader.weight)
+    >>> follow(follower, leader, momentum=0.75)
+    >>> follower.weight.item()
+    0.25
+    """
+    for target, weight in zip(leader.parameters(), follower.parameters(), strict=True):
+        weight.lerp_(target, 1.0 - momentum)
+    for target_buffer, buffer in zip(leader.buffers(), follower.buffers(), strict=True):
+        buffer.copy_(target_buffer)

@@ -1,0 +1,80 @@
+"""MPA: Proxy-Anchor with several proxies per class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from nearkin.losses._anchor import SampleWeights, anchor_slope
+from nearkin.losses._class_similarity import ClassSimilarity
+from nearkin.losses._proxy import ProxyLoss
+
+if TYPE_CHECKING:
+    from nearkin.losses._informative import InformativeSampleWeights
+
+__all__ = ["MultiProxyAnchor"]
+
+
+class MultiProxyAnchor(ProxyLoss):
+    r"""Multi-proxies anchor loss, MPA (Saeki et al., 2023).
+
+    .. math::
+        \frac{1}{|C^+|}\sum_{c\in C^+}\log\Big(1+\sum_{x\in X^+_c}e^{-\alpha(S(x,c)-\delta)}\Big)
+        +\frac{1}{C}\sum_{c}\log\Big(1+\sum_{x\in X^-_c}e^{\alpha(S(x,c)+\delta)}\Big) + \tau\,\text{Reg}
+
+    (equation 7) with the class similarity :math:`S` and the regulariser of :class:`SoftTriple`. Same as
+    :class:`ProxyAnchor`, but a class may have several centres; with K = 1 and τ = 0 the two are equal.
+    The paper divides the second sum by :math:`|C^-|`, the classes that have a negative in the batch: those are all
+    classes unless the whole batch is of one class, and then Proxy-Anchor's divisor is kept.
+    :class:`DataWiseMultiProxyAnchor` and :class:`AllPairsMultiProxyAnchor` sum over classes instead of samples.
+
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        proxies_per_class: K; 2 where classes have few images (section 4.2).
+        alpha: scale α; the paper does not give it, this is Proxy-Anchor's.
+        margin: δ.
+        gamma: γ, how sharply the nearest of a class's proxies is preferred.
+        tau: τ, weight of the regulariser.
+        class_similarity: how the similarities to a class's proxies make S: weighted by their softmax (``"softmax"``),
+            the largest (``"max"``) or their mean (``"mean"``).
+        weighting: weigh pairs by how informative they are.
+
+    Example:
+        >>> import torch
+        >>> loss = MultiProxyAnchor(num_classes=10, dim=8)
+        >>> value = loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7]))
+        >>> value.shape, loss.bank.vectors.shape
+        (torch.Size([]), torch.Size([10, 10, 8]))
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        proxies_per_class: int = 10,
+        alpha: float = 32.0,
+        margin: float = 0.1,
+        gamma: float = 0.1,
+        tau: float = 0.2,
+        class_similarity: ClassSimilarity = "softmax",
+        weighting: InformativeSampleWeights | None = None,
+    ) -> None:
+        super().__init__(
+            num_classes,
+            dim,
+            proxies_per_class=proxies_per_class,
+            class_similarity=class_similarity,
+            gamma=gamma,
+            tau=tau,
+            weighting=weighting,
+        )
+        self.alpha = alpha
+        self.margin = margin
+
+    def value_and_slope(
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+    ) -> tuple[Tensor, Tensor]:
+        return anchor_slope(similarities, labels, alpha=self.alpha, margin=self.margin, weights=weights)

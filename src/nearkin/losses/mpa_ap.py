@@ -1,0 +1,73 @@
+"""MPA-AP: the data-wise form of MPA that compares positives and negatives with each other."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nearkin.losses._anchor import SampleWeights
+from nearkin.losses._class_similarity import ClassSimilarity
+from nearkin.losses._proxy import ProxyLoss
+from nearkin.numerics import log_sum_exp_
+
+__all__ = ["AllPairsMultiProxyAnchor"]
+
+
+class AllPairsMultiProxyAnchor(ProxyLoss):
+    r"""Data-wise and all-paired multi-proxies anchor loss, MPA-AP (Saeki et al., 2023).
+
+    .. math::
+        \frac{1}{N}\sum_i\log\Big(1+\sum_c e^{\alpha S'(x_i,c)}\Big) + \tau\,\text{Reg}, \qquad
+        S'(x_i,c) = \begin{cases}\delta-S(x_i,c) & c=y_i\\ S(x_i,c)+\delta & c\ne y_i\end{cases}
+
+    (equation 17) with the class similarity :math:`S` and the regulariser of :class:`SoftTriple`. Same as
+    :class:`DataWiseMultiProxyAnchor`, but the true class stands in one sum with the others, so how hard a sample is
+    pulled depends on how near the other classes are.
+
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        proxies_per_class: K; 2 where classes have few images (section 4.2).
+        alpha: scale α; the paper does not give it, this is Proxy-Anchor's.
+        margin: δ.
+        gamma: γ, how sharply the nearest of a class's proxies is preferred.
+        tau: τ, weight of the regulariser.
+        class_similarity: ``"softmax"``, ``"max"`` or ``"mean"``, as in :class:`MultiProxyAnchor`.
+
+    Example:
+        >>> import torch
+        >>> loss = AllPairsMultiProxyAnchor(num_classes=10, dim=8)
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        proxies_per_class: int = 10,
+        alpha: float = 32.0,
+        margin: float = 0.1,
+        gamma: float = 0.1,
+        tau: float = 0.2,
+        class_similarity: ClassSimilarity = "softmax",
+    ) -> None:
+        super().__init__(
+            num_classes,
+            dim,
+            proxies_per_class=proxies_per_class,
+            class_similarity=class_similarity,
+            gamma=gamma,
+            tau=tau,
+        )
+        self.alpha = alpha
+        self.margin = margin
+
+    def value_and_slope(
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+    ) -> tuple[Tensor, Tensor]:
+        column = labels[:, None]
+        pull = (self.margin - similarities.gather(1, column)).mul_(self.alpha)
+        slope = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, pull)
+        loss = log_sum_exp_(slope, 1, extra_zero=True, slope=self.alpha / len(labels)).mean()
+        return loss, slope.scatter_(1, column, -slope.gather(1, column))

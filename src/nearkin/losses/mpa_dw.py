@@ -1,0 +1,74 @@
+"""MPA-DW: the data-wise form of MPA."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.losses._anchor import SampleWeights
+from nearkin.losses._class_similarity import ClassSimilarity
+from nearkin.losses._proxy import ProxyLoss
+from nearkin.numerics import log_sum_exp_
+
+__all__ = ["DataWiseMultiProxyAnchor"]
+
+
+class DataWiseMultiProxyAnchor(ProxyLoss):
+    r"""Data-wise multi-proxies anchor loss, MPA-DW (Saeki et al., 2023).
+
+    .. math::
+        \frac{1}{N}\sum_i\Big[\log\big(1+e^{-\alpha(S(x_i,y_i)-\delta)}\big)
+        +\log\Big(1+\sum_{c\ne y_i}e^{\alpha(S(x_i,c)+\delta)}\Big)\Big] + \tau\,\text{Reg}
+
+    (equation 13) with the class similarity :math:`S` and the regulariser of :class:`SoftTriple`. Same as
+    :class:`MultiProxyAnchor`, but each sample is compared over the classes, not each class over the samples, so the
+    rest of the batch has no say in a sample's gradient.
+
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        proxies_per_class: K; 2 where classes have few images (section 4.2).
+        alpha: scale α; the paper does not give it, this is Proxy-Anchor's.
+        margin: δ.
+        gamma: γ, how sharply the nearest of a class's proxies is preferred.
+        tau: τ, weight of the regulariser.
+        class_similarity: ``"softmax"``, ``"max"`` or ``"mean"``, as in :class:`MultiProxyAnchor`.
+
+    Example:
+        >>> import torch
+        >>> loss = DataWiseMultiProxyAnchor(num_classes=10, dim=8)
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        proxies_per_class: int = 10,
+        alpha: float = 32.0,
+        margin: float = 0.1,
+        gamma: float = 0.1,
+        tau: float = 0.2,
+        class_similarity: ClassSimilarity = "softmax",
+    ) -> None:
+        super().__init__(
+            num_classes,
+            dim,
+            proxies_per_class=proxies_per_class,
+            class_similarity=class_similarity,
+            gamma=gamma,
+            tau=tau,
+        )
+        self.alpha = alpha
+        self.margin = margin
+
+    def value_and_slope(
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+    ) -> tuple[Tensor, Tensor]:
+        column, step = labels[:, None], self.alpha / len(labels)
+        pull = (self.margin - similarities.gather(1, column)).mul_(self.alpha)
+        push = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, float("-inf"))
+        loss = (F.softplus(pull).squeeze(1) + log_sum_exp_(push, 1, extra_zero=True, slope=step)).mean()
+        return loss, push.scatter_(1, column, pull.sigmoid().mul_(-step))

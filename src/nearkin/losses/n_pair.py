@@ -1,0 +1,76 @@
+"""N-pair loss: a softmax over one positive and the positives of the other classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.losses._geometry import log_sum_exp
+from nearkin.losses._pair import PairLoss, Pairs, mean_where
+
+__all__ = ["NPair"]
+
+
+class NPair(PairLoss):
+    r"""N-pair loss (Sohn, NeurIPS 2016).
+
+    .. math::
+        \log\Big(1+\sum_{n}e^{s_{an}-s_{ap}}\Big), \quad \text{averaged over the pairs of anchor and positive}
+
+    with :math:`s` the inner product of the normalised vectors. Without references the first sample of a class is its
+    anchor, the second its positive, and the positives of the other classes are the anchor's negatives; further
+    samples, and classes with only one, are left out, so batches should hold two samples per class. (Which sample comes
+    first matters: the value depends on the order of the batch within a class.) With references every sample is an
+    anchor, every reference of its class a positive, and the references of other classes its negatives.
+
+    Sohn leaves the vectors unnormalised and adds a penalty on their length; here they are normalised, as in
+    pytorch-metric-learning.
+
+    Args:
+        normalisation: ``"l2"`` or ``"ball"``.
+
+    Example:
+        >>> loss = NPair()
+        >>> loss(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0, 1, 1]))
+        tensor(0.3133)
+    """
+
+    def from_pairs(self, pairs: Pairs) -> Tensor:
+        negatives = log_sum_exp(pairs.similarity, pairs.negative, dim=1)
+        return mean_where(F.softplus(negatives[:, None] - pairs.similarity), pairs.positive)
+
+    def similarity_weights(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        references: Tensor | None = None,
+        reference_labels: Tensor | None = None,
+    ) -> Tensor:
+        weights = super().similarity_weights(embeddings, labels, references, reference_labels)
+        if references is not None:
+            return weights
+        anchors, positives, _ = _first_two(labels)
+        square = weights.new_zeros(len(labels), len(labels))
+        return square.index_put((anchors[:, None], positives), weights, accumulate=True)
+
+    def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
+        anchors, positives, exists = _first_two(labels)
+        queries, references = self._normalised(embeddings[torch.cat([anchors, positives])]).chunk(2)
+        positive = torch.diag(exists)
+        negative = (exists[:, None] & exists) ^ positive
+        return Pairs(queries, references, queries @ references.T, positive, negative, within_batch=False)
+
+
+def _first_two(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of the first and of the second sample of each class that has two, and which entries are real.
+
+    There are at most N/2 of them; so many are returned, because a number that depends on the labels would have to be
+    read back from the device.
+    """
+    same = labels[:, None] == labels
+    earlier = same.tril(-1).sum(dim=1)
+    second = same & (earlier == 1)
+    anchor = (earlier == 0) & second.any(dim=1)
+    anchors = anchor.byte().argsort(descending=True, stable=True)[: max(1, len(labels) // 2)]
+    return anchors, second[anchors].byte().argmax(dim=1), anchor[anchors]

@@ -1,0 +1,114 @@
+"""Proxy-ISA: Proxy-Anchor that attends to informative samples, not to the easiest and not to outliers."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses.proxy_anchor import ProxyAnchor
+
+__all__ = ["ProxyISA"]
+
+
+class ProxyISA(ProxyAnchor):
+    r"""Informative Sample-Aware Proxy (Li et al., MMAsia 2022).
+
+    .. math::
+        \frac{1}{\sum_{c\in C^+}\bar\omega^+_c}\sum_{c\in C^+}
+        \log\Big(1+\sum_{x\in X^+_c}e^{\omega^+_{x,c}\alpha(\delta-s(x,p_c))}\Big)
+        +\frac{1}{\sum_{c}\bar\omega^-_c}\sum_{c}
+        \log\Big(1+\sum_{x\in X^-_c}e^{\omega^-_{x,c}\alpha(s(x,p_c)+\delta)}\Big)
+
+    (equation 13): :class:`~nearkin.losses.ProxyAnchor` with an adaptive weight ω for every pair of sample and proxy,
+    which :class:`~nearkin.losses._informative.InformativeSampleWeights` explains; :math:`\bar\omega_c` are their means
+    over the class's positives and negatives in the batch. While the filter is off it is Proxy-Anchor exactly.
+
+    The memory goes on with the second epoch and the filter with the third: :meth:`begin_epoch` does that, and the
+    training loop calls it. In a loop of your own call it with the epoch, counted from 0, or set ``memory_on`` and
+    ``filter_on`` yourself.
+
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        alpha: scale α.
+        margin: δ.
+        volume: V, the number of samples that fill a class.
+        hardness: h, scales the mean similarity of a class in memory down to where samples begin to be easy.
+        sensitivity: k, how much further the search for informative samples goes in a hard class.
+        search_margin: λ, added to the search length.
+        decay: τ, when the positive weights begin to fall.
+        memory_size: T. The paper does not give it; pass the number of training images. Default: 50 per class, at most
+            55,000.
+        as_released: do as the authors' code does where it differs: a memory of 55,000; a class's learned similarity
+            starts at 1, and negative weights act from the first step.
+
+    Example:
+        >>> import torch
+        >>> loss = ProxyISA(num_classes=10, dim=8, memory_size=200)
+        >>> for epoch in range(3):
+        ...     loss.begin_epoch(epoch)
+        ...     value = loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7]))
+        >>> loss.filter_on, loss.diagnostics()["effective_number"].shape
+        (True, torch.Size([10]))
+    """
+
+    weighting: InformativeSampleWeights
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        alpha: float = 32.0,
+        margin: float = 0.1,
+        volume: float = 100.0,
+        hardness: float = 0.15,
+        sensitivity: float = 0.9,
+        search_margin: float = 0.1,
+        decay: float = 1.5,
+        memory_size: int | None = None,
+        as_released: bool = False,
+    ) -> None:
+        weighting = InformativeSampleWeights(
+            num_classes,
+            dim,
+            memory_size=memory_size,
+            volume=volume,
+            hardness=hardness,
+            sensitivity=sensitivity,
+            search_margin=search_margin,
+            decay=decay,
+            as_released=as_released,
+        )
+        super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
+
+    volume = property(lambda self: self.weighting.volume)
+    hardness = property(lambda self: self.weighting.hardness)
+    sensitivity = property(lambda self: self.weighting.sensitivity)
+    search_margin = property(lambda self: self.weighting.search_margin)
+    decay = property(lambda self: self.weighting.decay)
+    memory_size = property(lambda self: self.weighting.memory_size)
+    as_released = property(lambda self: self.weighting.as_released)
+
+    @property
+    def memory_on(self) -> bool:
+        """Whether batches are put into the memory."""
+        return self.weighting.memory_on
+
+    @memory_on.setter
+    def memory_on(self, on: bool) -> None:
+        self.weighting.memory_on = on
+
+    @property
+    def filter_on(self) -> bool:
+        """Whether pairs are weighted and outliers left out."""
+        return self.weighting.filter_on
+
+    @filter_on.setter
+    def filter_on(self, on: bool) -> None:
+        self.weighting.filter_on = on
+
+    def diagnostics(self) -> dict[str, Tensor | float]:
+        """Per class ``effective_number``, ``learned_similarity``, ``search_length`` and ``in_memory``; of the last
+        batch the shares that were ``easy``, ``informative`` and ``outlier``."""
+        return self.weighting.diagnostics()

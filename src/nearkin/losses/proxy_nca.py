@@ -1,0 +1,78 @@
+"""Proxy-NCA: each sample nearer to the proxy of its class than to all the others together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from nearkin.losses._anchor import SampleWeights
+from nearkin.losses._proxy import ProxyLoss
+from nearkin.numerics import log_sum_exp_
+
+if TYPE_CHECKING:
+    from nearkin.losses._informative import InformativeSampleWeights
+
+__all__ = ["ProxyNCA"]
+
+
+class ProxyNCA(ProxyLoss):
+    r"""Proxy-NCA loss (Movshovitz-Attias et al., ICCV 2017).
+
+    .. math::
+        -\frac{1}{N}\sum_i\log\frac{e^{-t\,d^2(x_i,p_{y_i})}}{\sum_{c\ne y_i}e^{-t\,d^2(x_i,p_c)}}
+
+    with :math:`d` the Euclidean distance of the normalised vectors, :math:`d^2 = 2 - 2s`. The true class is not in the
+    denominator, so the loss can be negative and its pull never fades; :class:`ProxyNCAPlusPlus` is the same with it
+    in. Needs at least two classes.
+
+    With ``weighting`` (appendix E.2 of the ISA paper, which gives no formula) the scale of each pair is multiplied by
+    its weight where the loss is written in similarities, as equation (13) does it for Proxy-Anchor:
+    :math:`-\log(e^{2t\omega^+ s_{y}}/\sum_{c\ne y}e^{2t\omega^- s_c})`.
+
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        scale: t.
+        weighting: weigh pairs by how informative they are.
+
+    Example:
+        >>> import torch
+        >>> loss = ProxyNCA(num_classes=10, dim=8)
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        scale: float = 3.0,
+        weighting: InformativeSampleWeights | None = None,
+    ) -> None:
+        super().__init__(num_classes, dim, weighting=weighting)
+        if num_classes < 2:
+            raise ValueError(
+                f"num_classes must be at least 2, as Proxy-NCA compares with other classes, got {num_classes}"
+            )
+        if not scale > 0:
+            raise ValueError(f"scale must be positive, got {scale}")
+        self.scale = scale
+
+    def value_and_slope(
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+    ) -> tuple[Tensor, Tensor]:
+        # −t d² = 2ts − 2t, and the constant cancels.
+        scale, column = 2.0 * self.scale, labels[:, None]
+        own_scale: float | Tensor = scale if weights is None else scale * weights.positive
+        own = own_scale * similarities.gather(1, column).squeeze(1)
+        exponents = similarities * scale
+        if weights is not None:
+            exponents.mul_(weights.negative)
+        exponents.scatter_(1, column, float("-inf"))
+        loss = (log_sum_exp_(exponents, 1, slope=scale / len(labels)) - own).mean()
+        if weights is None:
+            return loss, exponents.scatter_(1, column, -scale / len(labels))
+        exponents.mul_(weights.negative)
+        return loss, exponents.scatter_(1, column, weights.positive[:, None] * (-scale / len(labels)))

@@ -1,0 +1,213 @@
+"""VCPA: Proxy-Anchor with Gaussian proxies that a few Newton steps per batch carry forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.inputs import check_embeddings, check_labels
+from nearkin.losses._anchor import SampleWeights, anchor_slope
+from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses._variational import VariationalBank
+from nearkin.numerics import NORM_FLOOR, at_least_float32, l2_normalise
+
+__all__ = ["VariationalProxyAnchor", "newton_update"]
+
+
+class VariationalProxyAnchor(ProxyLoss):
+    r"""Variational Continual Proxy-Anchor, VCPA (Kim et al., AISTATS 2022).
+
+    The same as :class:`~nearkin.losses.ProxyAnchor` with ``positive_norm="all"``, but a proxy is a Gaussian
+    :math:`N(\mu_c, \mathrm{diag}\,\sigma_c^2)` and every batch is a task of a continual learner, which moves the
+    Gaussians by M Newton steps on
+
+    .. math::
+        \tau\,\mathrm{KL}(q\,\|\,q_\text{before}) + \mathbb{E}_{\hat p\sim q}[L_\text{PA}(\text{batch}, \hat p)]
+
+    with the embeddings held still (:func:`newton_update`), and then returns :math:`L_\text{PA}` on a fresh draw
+    :math:`\hat p = \mu + \sigma\circ\epsilon`. The gradient of that reaches the embeddings only: μ and σ are state that
+    the forward pass of training mode changes, not parameters of the optimiser. In eval mode nothing is updated and
+    :math:`\hat p = \mu`.
+
+    ``newton_steps=0`` is the paper's setting for SOP and In-shop: μ and σ (through softplus) are ordinary parameters
+    and move by one optimiser step per batch. The KL is then taken at the previous iterate, which is where its gradient
+    is zero: it drops out, ``tau`` and ``sigma_min`` have no effect, and what remains of the method is the noise.
+
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        tau: τ, weight of the KL: how strongly the proxies hold on to past batches. 0.01 on CUB, 0.001 on SOP and
+            In-shop (section D.1). From the prior a Newton step is of the order of α/(C·dim·τ) of a proxy's length,
+            0.06 with the paper's 100 classes and 512 dimensions. With few classes or dimensions τ must be larger: the
+            steps overshoot otherwise, and σ collapses around wrong proxies.
+        newton_steps: M, Newton steps per batch (algorithm 1).
+        sigma_min: floor of σ.
+        alpha: scale α.
+        margin: δ.
+        stochastic: False takes :math:`\epsilon = 0` in the final draw (ablation I, section 4.6).
+        generator: seeds the loss's own stream of noise; torch's global generator by default. The stream's state is
+            in ``state_dict``.
+
+    ``bank.vectors [C, 1, dim]`` is μ. :meth:`similarity_weights` explains the loss on the mean proxies.
+
+    Example:
+        >>> loss = VariationalProxyAnchor(num_classes=10, dim=8)
+        >>> value = loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7]))
+        >>> value.shape, loss.mu.shape, loss.sigma.shape, loss.uncertainty(draws=100).shape
+        (torch.Size([]), torch.Size([10, 8]), torch.Size([10, 8]), torch.Size([10]))
+    """
+
+    bank: VariationalBank
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        tau: float = 0.01,
+        newton_steps: int = 10,
+        sigma_min: float = 1e-5,
+        alpha: float = 32.0,
+        margin: float = 0.1,
+        stochastic: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(num_classes, dim)
+        for name, value in (("tau", tau), ("sigma_min", sigma_min), ("alpha", alpha)):
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if newton_steps < 0:
+            raise ValueError(f"newton_steps must be 0 or more, got {newton_steps}")
+        self.bank = VariationalBank(num_classes, 1, dim, trainable=newton_steps == 0, generator=generator)
+        self.tau = tau
+        self.newton_steps = newton_steps
+        self.sigma_min = sigma_min
+        self.alpha = alpha
+        self.margin = margin
+        self.stochastic = stochastic
+
+    @property
+    def mu(self) -> Tensor:
+        """Means of the proxies, ``[num_classes, dim]``."""
+        return self.bank.vectors.squeeze(1)
+
+    @property
+    def sigma(self) -> Tensor:
+        """Standard deviations of the proxies, ``[num_classes, dim]``."""
+        return self.bank.sigma.squeeze(1)
+
+    def uncertainty(self, draws: int = 1000) -> Tensor:
+        """σ̄ of every class ``[num_classes]`` (equation 30): large where a class is diverse or seldom seen."""
+        return self.bank.uncertainty(draws).squeeze(1)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        self._check(embeddings, labels)
+        if self.training and self.newton_steps > 0:
+            noise = (self.bank.noise().squeeze(1) for _ in range(self.newton_steps))
+            options = {"tau": self.tau, "alpha": self.alpha, "margin": self.margin, "sigma_min": self.sigma_min}
+            self.bank.assign(*newton_update(self.mu, self.sigma, embeddings, labels, noise, **options))
+        proxies = self.bank.draw() if self.training and self.stochastic else self.bank.vectors
+        with torch.autocast(embeddings.device.type, enabled=False):
+            unit, proxies = l2_normalise(at_least_float32(embeddings)), l2_normalise(proxies.squeeze(1))
+            dtype = torch.promote_types(unit.dtype, proxies.dtype)
+            return self.from_similarities(unit.to(dtype) @ proxies.to(dtype).T, labels)
+
+    def value_and_slope(
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+    ) -> tuple[Tensor, Tensor]:
+        return anchor_slope(
+            similarities, labels, alpha=self.alpha, margin=self.margin, positive_norm="all", weights=weights
+        )
+
+
+def newton_update(
+    mu: Tensor,
+    sigma: Tensor,
+    embeddings: Tensor,
+    labels: Tensor,
+    noise: Tensor | Iterable[Tensor],
+    *,
+    tau: float = 0.01,
+    alpha: float = 32.0,
+    margin: float = 0.1,
+    sigma_min: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    r"""The Gaussians' Newton steps for one batch (VCPA, sections 2.2 and A.2), without side effects or gradients.
+
+    With :math:`u_i` the normalised embeddings, :math:`\hat p = \mu + \sigma\circ\epsilon`, and for each class
+    :math:`w^+_i = e^{\alpha(\delta-s_i)}/(1+\sum e^{\alpha(\delta-s)})` over its samples, :math:`w^-_i` likewise over
+    the others with :math:`e^{\alpha(s_i+\delta)}`, :math:`G^\pm = \sum w^\pm_i u_i` and
+    :math:`Q^\pm = \sum w^\pm_i u_i^2` (element by element):
+
+    .. math::
+        g = \frac{\alpha}{C\|\hat p\|}(G^- - G^+), \qquad
+        H = \frac{\alpha^2}{C\|\hat p\|^2}\big(Q^+ - (G^+)^2 + Q^- - (G^-)^2\big)
+
+    are the gradient and the diagonal of the Hessian of Proxy-Anchor's loss with the length of :math:`\hat p` taken as
+    constant, as the paper takes it. With the KL to the values :math:`\mu', \sigma'` at the start, a step is
+
+    .. math::
+        \mu \leftarrow \mu - \frac{\tau(\mu-\mu')/\sigma'^2 + g}{\tau/\sigma'^2 + H}, \qquad
+        \sigma \leftarrow \max\Big(\sigma - \frac{\tau(\sigma/\sigma'^2 - 1/\sigma) + \epsilon g}
+        {\tau(1/\sigma'^2 + 1/\sigma^2) + \epsilon^2 H},\ \sigma_\text{min}\Big)
+
+    Args:
+        mu: means ``[classes, dim]``.
+        sigma: standard deviations ``[classes, dim]``.
+        embeddings: ``[N, dim]``, of any length.
+        labels: ``[N]``.
+        noise: standard normal ``[steps, classes, dim]``, or anything that yields one ``[classes, dim]`` per step.
+        tau: τ. alpha: α. margin: δ. sigma_min: floor of σ.
+
+    Returns:
+        The new ``mu`` and ``sigma``.
+
+    Example:
+        >>> mu, sigma = torch.zeros(2, 2), torch.ones(2, 2)
+        >>> noise = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+        >>> mu, sigma = newton_update(mu, sigma, torch.eye(2), torch.tensor([1, 0]), noise)
+        >>> mu.sign()
+        tensor([[-1.,  1.],
+                [ 1., -1.]])
+    """
+    check_embeddings(embeddings, dim=mu.shape[1])
+    check_labels(labels, embeddings.shape[0], num_classes=mu.shape[0])
+    with torch.no_grad(), torch.autocast(mu.device.type, enabled=False):
+        classes, samples = mu.shape[0], embeddings.shape[0]
+        # A last row of zeros has similarity 0 to every proxy: its exponential is the 1 in 1 + Σ.
+        u = F.pad(l2_normalise(at_least_float32(embeddings)).to(mu.dtype), (0, 0, 0, 1))
+        u_squared = u.square()
+        own = labels == torch.arange(classes, device=labels.device)[:, None]
+        exponent_at_0 = mu.new_full((2, classes, samples + 1), alpha * margin)  # positives, then negatives
+        exponent_at_0[:, :, :samples].masked_fill_(torch.stack([~own, own]), float("-inf"))
+        exponent_at_0[:, :, samples] = 0.0
+        sign = torch.arange(-1, 2, 2, dtype=mu.dtype, device=mu.device)[:, None, None]
+
+        kl_weight = tau * classes  # gradients and curvatures below are C times those of the formulas
+        mu_before, precision = mu, kl_weight / sigma.square()
+        for epsilon in noise:
+            if epsilon.shape != mu.shape:
+                raise ValueError(
+                    f"noise must have shape [steps, {classes}, {mu.shape[1]}], as mu has, "
+                    f"got {list(epsilon.shape)} for a step"
+                )
+            proxies = torch.addcmul(mu, sigma, epsilon)
+            scale = alpha / torch.linalg.vector_norm(proxies, dim=1, keepdim=True).clamp_min(NORM_FLOOR)
+            weights = torch.addcmul(exponent_at_0, sign, (proxies @ u.T) * scale).softmax(dim=-1)
+            pull, push = (weights @ u).unbind(0)
+            gradient = (push - pull) * scale
+            variance = (weights.sum(0) @ u_squared).addcmul_(pull, pull, value=-1).addcmul_(push, push, value=-1)
+            # Never negative but for rounding, which a short proxy would blow up.
+            curvature = variance.clamp_min_(0.0) * scale.square()
+
+            inverse = sigma.reciprocal()
+            sigma_gradient = (precision * sigma).sub_(inverse, alpha=kl_weight).addcmul_(epsilon, gradient)
+            sigma_curvature = torch.addcmul(precision, inverse, inverse, value=kl_weight)
+            sigma_curvature.addcmul_(epsilon.square(), curvature)
+            mu_gradient = torch.addcmul(gradient, precision, mu - mu_before)
+            mu = torch.addcdiv(mu, mu_gradient, precision + curvature, value=-1)
+            sigma = torch.addcdiv(sigma, sigma_gradient, sigma_curvature, value=-1).clamp_min_(sigma_min)
+        return mu, sigma

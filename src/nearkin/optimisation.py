@@ -1,0 +1,70 @@
+"""Parameter groups, optimisers, schedules and clipping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from nearkin.encoders import Encoder
+from nearkin.recipe import TrainingSection
+
+Scheduler = lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau
+
+
+def parameter_groups(encoder: Encoder, objective: nn.Module, training: TrainingSection) -> list[dict[str, Any]]:
+    """Backbone, head and objective, each with its learning rate.
+
+    Every trainable parameter of the objective is in the last group by construction: proxies cannot be forgotten.
+    """
+    rate = training.learning_rate
+    groups = [
+        {"name": "backbone", "params": list(encoder.backbone_parameters()), "lr": rate},
+        {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_multiplier},
+        {"name": "proxies", "params": list(objective.parameters()), "lr": rate * training.proxy_multiplier},
+    ]
+    for group in groups:
+        group["params"] = [p for p in group["params"] if p.requires_grad]  # type: ignore[attr-defined]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimiser(groups: list[dict[str, Any]], training: TrainingSection) -> torch.optim.Optimizer:
+    decay = training.weight_decay
+    if training.optimiser == "adamw":
+        return torch.optim.AdamW(groups, weight_decay=decay)
+    if training.optimiser == "adam":
+        return torch.optim.Adam(groups, weight_decay=decay)
+    return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=decay)
+
+
+def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection) -> Scheduler:
+    """A schedule over epochs (over evaluations for ``plateau``)."""
+    if training.schedule == "step":
+        return lr_scheduler.StepLR(optimiser, training.schedule_every, training.schedule_factor)
+    if training.schedule == "cosine":
+        return lr_scheduler.CosineAnnealingLR(optimiser, max(1, training.epochs))
+    if training.schedule == "plateau":
+        return lr_scheduler.ReduceLROnPlateau(
+            optimiser, mode="max", factor=training.schedule_factor, patience=training.schedule_every
+        )
+    return lr_scheduler.ConstantLR(optimiser, factor=1.0, total_iters=0)
+
+
+def clip_gradients(optimiser: torch.optim.Optimizer, training: TrainingSection) -> None:
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    if training.clip == "value":
+        nn.utils.clip_grad_value_(parameters, training.clip_at)
+    elif training.clip == "norm":
+        nn.utils.clip_grad_norm_(parameters, training.clip_at)
+
+
+def gradient_norms(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The norm of the gradient of each parameter group, as tensors on the device (nothing waits for them)."""
+    norms = {}
+    for group in optimiser.param_groups:
+        gradients = [p.grad for p in group["params"] if p.grad is not None]
+        if gradients:
+            norms[group["name"]] = nn.utils.get_total_norm(gradients)
+    return norms

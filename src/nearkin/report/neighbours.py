@@ -1,0 +1,115 @@
+"""A picture of what an encoder finds: queries of classes never seen, and their nearest neighbours."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearkin.data.cache import OpenedImages
+from nearkin.embedding import embed_images
+from nearkin.encoders import Encoder
+from nearkin.evaluation.neighbours import nearest
+from nearkin.evaluation.protocol import Protocol
+from nearkin.run import encoder_from, load_run, open_data
+from nearkin.run_folder import RunFolder
+
+RIGHT, WRONG, PLAIN = "#1a9850", "#d73027", "#444444"
+GALLERY_LIMIT = 3000
+"""A picture need not rank a whole large gallery; beyond this many images a sample stands for it."""
+
+
+def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8, seed: int = 0) -> Path | None:
+    """Write ``neighbours.png`` into a run folder: each query's neighbours before and after training.
+
+    Returns the file, or None when the run has no test classes.
+    """
+    trained = load_run(folder.path)
+    recipe = trained.recipe
+    data = open_data(recipe.data)
+    test = Protocol(recipe.protocol, data.table).test
+    if test is None:
+        return None
+    rng = np.random.Generator(np.random.Philox(seed))
+    pool = test.query if test.gallery is None else np.union1d(test.query, test.gallery)
+    if len(pool) > GALLERY_LIMIT:
+        pool = np.sort(rng.choice(pool, GALLERY_LIMIT, replace=False))
+    torch.manual_seed(recipe.training.seed)  # as when the run was built: the encoder before its first step
+    encoders = {
+        "before training": encoder_from(recipe.encoder).to(trained.device),
+        "after training": trained.encoder,
+    }
+    labels = data.table.labels[pool]
+    places = _choose_queries(labels, queries, rng)
+    # A class of five has four neighbours to find; a fifth would be wrong whatever the encoder does.
+    findable = min(int((labels == labels[place]).sum()) - 1 for place in places.tolist())
+    shown = max(1, min(neighbours, findable))
+
+    def found(encoder: Encoder) -> NDArray[np.int64]:
+        embeddings = embed_images(encoder, data.images, trained.transform, rows=pool, device=trained.device)
+        order, _ = nearest(embeddings, k=shown)
+        indices: NDArray[np.int64] = order.cpu().numpy()[places]
+        return indices
+
+    figure = _figure(data, pool, places, labels, {name: found(encoder) for name, encoder in encoders.items()})
+    file = folder.path / "neighbours.png"
+    with warnings.catch_warnings():
+        # A class name may hold characters that the figure's font lacks; a box in a caption is no reason for noise.
+        warnings.filterwarnings("ignore", message=".*missing from font.*")
+        figure.savefig(file, dpi=110, facecolor="white")
+    return file
+
+
+def _choose_queries(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """One query from each of ``count`` classes that have something to be found."""
+    classes, sizes = np.unique(labels, return_counts=True)
+    classes = classes[sizes >= 2]
+    chosen = rng.choice(classes, min(count, len(classes)), replace=False)
+    return np.array([rng.choice(np.flatnonzero(labels == label)) for label in np.sort(chosen)], dtype=np.int64)
+
+
+def _figure(
+    data: OpenedImages,
+    pool: NDArray[np.int64],
+    places: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    found: dict[str, NDArray[np.int64]],
+) -> Any:
+    from matplotlib.figure import Figure
+
+    columns = 1 + next(iter(found.values())).shape[1]
+    rows = len(places) * len(found)
+    figure = Figure(figsize=(1.05 * columns + 1.6, 1.18 * rows + 0.9), layout="constrained")
+    figure.suptitle("Nearest neighbours among classes never seen in training (green: same class, red: another)")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for q, place in enumerate(places.tolist()):
+        name = data.table.class_names[int(labels[place])]
+        for r, (title, order) in enumerate(found.items()):
+            axes = grid[len(found) * q + r]
+            _show(axes[0], data.images[int(pool[place])], PLAIN)
+            axes[0].set_ylabel(title.replace(" ", "\n"), rotation=0, ha="right", va="center", fontsize=8)
+            if r == 0:
+                axes[0].set_title(_shorten(name), fontsize=8)
+            for axis, neighbour in zip(axes[1:], order[q].tolist(), strict=True):
+                same = labels[neighbour] == labels[place]
+                _show(axis, data.images[int(pool[neighbour])], RIGHT if same else WRONG)
+                if not same:
+                    axis.set_xlabel(_shorten(data.table.class_names[int(labels[neighbour])]), fontsize=6)
+    return figure
+
+
+def _show(axis: Any, image: NDArray[np.uint8], colour: str) -> None:
+    axis.imshow(image, interpolation="nearest")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for side in axis.spines.values():
+        side.set_color(colour)
+        side.set_linewidth(2.5)
+
+
+def _shorten(name: str, length: int = 18) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"

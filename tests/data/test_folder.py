@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import os
+import unicodedata
+import warnings
+
+import pytest
+from PIL import Image
+
+from nearkin.data.folder import list_images, read_folder
+from nearkin.errors import DataError
+
+
+def put(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+def read_quietly(root, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return read_folder(root, **options)
+
+
+def test_classes_labels_ids_and_natural_order(tmp_path):
+    put(tmp_path, "class10/a.jpg", "class2/img10.jpg", "class2/img9.jpg")
+    table = read_quietly(tmp_path, name="photos")
+    assert table.name == "photos"
+    assert table.class_names == ("class2", "class10")
+    assert table.ids == ("class2/img9.jpg", "class2/img10.jpg", "class10/a.jpg")
+    assert table.labels.tolist() == [0, 0, 1]
+    assert list(table.images) == [tmp_path / name for name in table.ids]
+    assert set(table.splits) == {"train"}
+
+
+def test_images_can_be_opened_by_the_paths(tmp_path):
+    for number, name in enumerate(("red/ä b.png", "blue/1.png")):
+        (tmp_path / name).parent.mkdir()
+        Image.new("RGB", (4 + number, 3)).save(tmp_path / name)
+    table = read_folder(tmp_path)
+    sizes = {name: Image.open(path).size for name, path in zip(table.ids, table.images, strict=True)}
+    assert sizes == {"red/ä b.png": (4, 3), "blue/1.png": (5, 3)}
+
+
+def test_every_image_extension_in_any_case_and_nothing_else(tmp_path):
+    endings = ["jpg", "JPEG", "png", "webp", "BMP", "gif", "tif", "Tiff", "ppm"]
+    put(tmp_path, *(f"a/{n}.{ending}" for n, ending in enumerate(endings)), "b/x.jpg")
+    put(tmp_path, "a/notes.txt", "a/jpg", "a/Thumbs.db", "c/readme.md")
+    table = read_quietly(tmp_path)
+    assert len(table) == len(endings) + 1
+    assert table.class_names == ("a", "b")
+
+
+def test_hidden_files_and_folders_are_ignored(tmp_path):
+    put(tmp_path, "a/1.jpg", "b/1.jpg", "a/._1.jpg", ".cache/1.jpg", "a/.ipynb_checkpoints/1.jpg", "__MACOSX/a/._1.jpg")
+    assert read_quietly(tmp_path).ids == ("a/1.jpg", "b/1.jpg")
+
+
+def test_nested_folders_belong_to_their_class(tmp_path):
+    put(tmp_path, "a/2.jpg", "a/2019/may/1.jpg", "a/2020/1.jpg", "b/deep/er/1.jpg")
+    table = read_quietly(tmp_path)
+    assert table.class_names == ("a", "b")
+    assert table.ids == ("a/2.jpg", "a/2019/may/1.jpg", "a/2020/1.jpg", "b/deep/er/1.jpg")
+
+
+def test_spaces_and_umlauts_in_names(tmp_path):
+    put(tmp_path, "Große Bäume/Foto 1 (Kopie).JPG", "日本/写真.png")
+    table = read_quietly(tmp_path)
+    assert table.class_names == ("Große Bäume", "日本")
+    assert table.ids == ("Große Bäume/Foto 1 (Kopie).JPG", "日本/写真.png")
+
+
+def test_the_same_name_from_two_systems_is_one_class(tmp_path):
+    composed, decomposed = (unicodedata.normalize(form, "Äpfel") for form in ("NFC", "NFD"))
+    put(tmp_path, f"train/{composed}/1.jpg", f"test/{decomposed}/2.jpg", "train/Birnen/1.jpg", "test/Birnen/1.jpg")
+    table = read_quietly(tmp_path)
+    assert table.class_names == ("Birnen", composed)
+    assert table.split("test").labels.tolist() == [0, 1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no undecodable file names")
+def test_file_names_in_an_older_encoding_can_be_written_down(tmp_path):
+    put(tmp_path, "b/1.jpg")
+    folder = os.path.join(os.fsencode(tmp_path), b"K\xe4se")
+    try:
+        os.mkdir(folder)
+    except OSError:  # file systems that insist on UTF-8
+        folder = os.path.join(os.fsencode(tmp_path), "Käse".encode())
+        os.mkdir(folder)
+    open(os.path.join(folder, b"1.jpg"), "wb").close()
+    table = read_quietly(tmp_path)
+    assert table.class_names == ("b", "Käse")
+    assert "".join(table.ids).encode("utf-8")
+    assert all(os.path.isfile(image) for image in table.images)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links need rights on other systems")
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    put(tmp_path, "elsewhere/1.jpg", "data/a/1.jpg", "data/b/1.jpg")
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "a" / "2.jpg").symlink_to(tmp_path / "elsewhere" / "1.jpg")
+    (tmp_path / "data" / "a" / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (tmp_path / "data" / "b" / "up").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "b" / "itself").symlink_to(tmp_path / "data" / "b")
+    assert read_quietly(tmp_path / "data").ids == ("a/1.jpg", "a/2.jpg", "b/1.jpg", "linked/1.jpg")
+
+
+@pytest.mark.parametrize("folder, split", [("val", "validation"), ("valid", "validation"), ("validation", "validation"),
+                                           ("test", "test"), ("Test", "test"), ("gallery", "gallery")])
+def test_top_folders_named_after_splits_are_splits(tmp_path, folder, split):
+    put(tmp_path, "train/a/1.jpg", "train/b/1.jpg", f"{folder}/b/2.jpg", f"{folder}/c/3.jpg")
+    table = read_quietly(tmp_path)
+    assert table.class_names == ("a", "b", "c")
+    assert table.split("train").labels.tolist() == [0, 1]
+    assert table.split(split).labels.tolist() == [1, 2]
+    assert table.split(split).ids == (f"{folder}/b/2.jpg", f"{folder}/c/3.jpg")
+
+
+def test_train_query_gallery(tmp_path):
+    put(tmp_path, *(f"{split}/{name}/1.jpg" for split in ("train", "query", "gallery") for name in "ab"))
+    assert read_quietly(tmp_path).splits.tolist() == ["gallery"] * 2 + ["query"] * 2 + ["train"] * 2
+
+
+def test_a_class_of_trains_is_not_a_split(tmp_path):
+    put(tmp_path, "bus/1.jpg", "train/1.jpg", "train/steam/2.jpg")
+    table = read_quietly(tmp_path)
+    assert table.class_names == ("bus", "train")
+    assert table.labels.tolist() == [0, 1, 1]
+
+
+def test_a_split_without_class_folders_is_an_error_not_a_class(tmp_path):
+    put(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "test/1.jpg")
+    with pytest.raises(DataError, match=r"divided into test, train, but 'test' holds images without class folders"):
+        read_folder(tmp_path)
+
+
+def test_images_beside_class_folders_are_counted_and_ignored(tmp_path):
+    put(tmp_path, "a/1.jpg", "b/1.jpg", "cover1.jpg", "cover2.jpg", ".hidden.jpg")
+    with pytest.warns(UserWarning, match=r"^2 images in .* are left out, for instance 'cover1.jpg'"):
+        table = read_folder(tmp_path)
+    assert table.ids == ("a/1.jpg", "b/1.jpg")
+
+
+def test_images_and_folders_beside_splits_are_counted_and_ignored(tmp_path):
+    put(tmp_path, "train/a/1.jpg", "test/b/1.jpg", "test/stray.jpg", "extra/1.jpg", "top.jpg")
+    with pytest.warns(UserWarning, match=r"^3 images"):
+        table = read_folder(tmp_path)
+    assert table.ids == ("test/b/1.jpg", "train/a/1.jpg")
+
+
+def test_a_mistyped_path_gets_the_nearest_folder(tmp_path):
+    put(tmp_path, "Photos/a/1.jpg", "Photos/b/1.jpg")
+    with pytest.raises(DataError, match=r"there is no folder .*phots'; did you mean .*Photos'\?"):
+        read_folder(tmp_path / "phots")
+    with pytest.raises(DataError, match=r"did you mean .*Photos'\?"):
+        read_folder(tmp_path / "phots" / "deeper" / "still")
+    with pytest.raises(DataError, match=r"there is no folder '.*zzz'$"):
+        read_folder(tmp_path / "zzz")
+
+
+@pytest.mark.parametrize("name, advice", [
+    ("birds.zip", "unpack it"), ("list.csv", "read_manifest"), ("a.jpg", "a folder"),
+])
+def test_a_file_in_place_of_a_folder(tmp_path, name, advice):
+    put(tmp_path, name)
+    with pytest.raises(DataError, match=f"is a file; .*{advice}"):
+        read_folder(tmp_path / name)
+
+
+def test_images_without_class_folders_show_the_layout(tmp_path):
+    put(tmp_path, "1.jpg", "2.jpg", "empty/notes.txt")
+    with pytest.raises(DataError, match=r"holds 2 images but no class folders; one folder per class") as caught:
+        read_folder(tmp_path)
+    assert "    apple/\n      photo1.jpg" in str(caught.value)
+
+
+def test_no_images_at_all(tmp_path):
+    put(tmp_path, "a/notes.txt")
+    with pytest.raises(DataError, match="holds no images"):
+        read_folder(tmp_path)
+
+
+def test_one_class_is_too_few(tmp_path):
+    put(tmp_path, "a/1.jpg", "a/2.jpg", "empty/x.txt")
+    with pytest.raises(DataError, match=r"one class only \('a'\), at least two"):
+        read_folder(tmp_path)
+
+
+def test_list_images_takes_all_depths_without_classes(tmp_path):
+    put(tmp_path, "z.jpg", "a/10.PNG", "a/9.png", "a/.x.png", "a/readme.txt")
+    assert list_images(tmp_path) == [tmp_path / name for name in ("z.jpg", "a/9.png", "a/10.PNG")]
+
+
+def test_list_images_of_an_empty_folder(tmp_path):
+    with pytest.raises(DataError, match=r"holds no images .*jpg"):
+        list_images(tmp_path)
+    with pytest.raises(DataError, match="there is no folder"):
+        list_images(tmp_path / "none")
+
+
+def test_relative_roots_and_home(tmp_path, monkeypatch):
+    put(tmp_path, "photos/a/1.jpg", "photos/b/1.jpg")
+    monkeypatch.chdir(tmp_path / "photos")
+    table = read_quietly(".")
+    assert (table.name, table.ids) == ("photos", ("a/1.jpg", "b/1.jpg"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert read_quietly("~/photos").ids == table.ids

@@ -1,0 +1,98 @@
+import numpy as np
+import torch
+
+from nearkin.data.cache import ArrayImages
+from nearkin.data.loader import TrainingLoader, evaluation_batches
+from nearkin.data.transforms import transform_from
+from nearkin.samplers import RandomSampler
+
+TRANSFORM = transform_from("mild", size=16)
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 24, 30, 3), dtype=np.uint8)
+LABELS = np.arange(20) % 5
+
+
+def loader(*, workers=2, seed=0, first_batch=0, sampler=None):
+    sampler = sampler or RandomSampler(20, batch_size=6, seed=1)
+    return TrainingLoader(
+        ArrayImages(PIXELS), LABELS, TRANSFORM, sampler, seed=seed, first_batch=first_batch, workers=workers
+    )
+
+
+def take(source, count):
+    with source:
+        batches = iter(source)
+        return [next(batches) for _ in range(count)]
+
+
+def test_batches_hold_the_rows_that_the_sampler_drew():
+    expected = RandomSampler(20, batch_size=6, seed=1)
+    for number, batch in enumerate(take(loader(), 5)):
+        assert batch.number == number
+        assert batch.rows.tolist() == expected.next_batch().tolist()
+        assert batch.labels.tolist() == LABELS[batch.rows].tolist()
+        assert batch.images.shape == (6, 16, 16, 3)
+        assert batch.images.dtype == torch.uint8
+
+
+def test_pixels_depend_on_seed_batch_and_place_alone():
+    one, four = take(loader(workers=1), 4), take(loader(workers=4), 4)
+    for a, b in zip(one, four, strict=True):
+        assert torch.equal(a.images, b.images)
+    other = take(loader(seed=1), 1)[0]
+    assert not torch.equal(other.images, one[0].images)
+    assert not torch.equal(one[0].images[0], one[0].images[1])
+
+
+def test_a_loader_begun_later_gives_the_same_batches():
+    whole = take(loader(), 8)
+    source = loader()
+    with source:
+        batches = iter(source)
+        for _ in range(3):
+            next(batches)
+        state = source.sampler_state  # the sampler itself is further: it works ahead
+        assert source.sampler.state_dict() != state
+    sampler = RandomSampler(20, batch_size=6, seed=1)
+    sampler.load_state_dict(state)
+    for a, b in zip(whole[3:], take(loader(first_batch=3, sampler=sampler), 5), strict=True):
+        assert a.rows.tolist() == b.rows.tolist()
+        assert torch.equal(a.images, b.images)
+
+
+def test_a_sampler_that_looks_at_training_is_not_asked_ahead():
+    class Careful(RandomSampler):
+        lookahead = 0
+
+    sampler = Careful(20, batch_size=6, seed=1)
+    source = loader(sampler=sampler)
+    with source:
+        next(iter(source))
+        assert sampler.drawn == 1
+
+
+def test_an_error_in_a_worker_reaches_the_loop():
+    class Broken:
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, row):
+            raise OSError("disk gone")
+
+    source = TrainingLoader(Broken(), LABELS, TRANSFORM, RandomSampler(20, batch_size=6, seed=1), seed=0, workers=2)
+    with source:
+        try:
+            next(iter(source))
+        except OSError as error:
+            assert "disk gone" in str(error)
+        else:
+            raise AssertionError("the error was lost")
+
+
+def test_evaluation_batches_keep_the_order():
+    rows = np.array([7, 3, 3, 19, 0, 11, 12])
+    for workers in (1, 3):
+        got = torch.cat(list(evaluation_batches(ArrayImages(PIXELS), TRANSFORM, batch_size=3, workers=workers, rows=rows)))
+        expected = np.stack([TRANSFORM.evaluate(PIXELS[row]) for row in rows])
+        assert np.array_equal(got.numpy(), expected)
+    everything = list(evaluation_batches(ArrayImages(PIXELS), TRANSFORM, batch_size=8))
+    assert [len(part) for part in everything] == [8, 8, 4]

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import torch
+
+from nearkin.data.table import ImageTable
+from nearkin.errors import DataError
+from nearkin.evaluation.protocol import Protocol
+from nearkin.recipe import ProtocolSection
+
+
+def table(classes=10, per_class=4, splits="train"):
+    labels = np.repeat([f"k{c}" for c in range(classes)], per_class)
+    rows = len(labels)
+    splits = [splits] * rows if isinstance(splits, str) else splits
+    return ImageTable.build("toy", np.zeros((rows, 4, 4), dtype=np.uint8), list(labels), splits=splits)
+
+
+def classes_of(data, rows):
+    return set(data.labels[rows].tolist())
+
+
+def test_a_table_without_a_split_is_split_by_class():
+    data = table()
+    protocol = Protocol(ProtocolSection(name="validation", test_share=0.3, validation_share=0.3), data)
+    train, validation = classes_of(data, protocol.train_rows), classes_of(data, protocol.validation.query)
+    test = classes_of(data, protocol.test.query)
+    assert (len(train), len(validation), len(test)) == (5, 2, 3)
+    assert not train & validation
+    assert not train & test
+    assert not validation & test
+    assert train | validation | test == set(range(10))
+    again = Protocol(ProtocolSection(name="validation", test_share=0.3, validation_share=0.3), data)
+    assert np.array_equal(protocol.train_rows, again.train_rows)
+    other = Protocol(ProtocolSection(name="validation", test_share=0.3, split_seed=5), data)
+    assert classes_of(data, other.test.query) != test
+
+
+def test_a_benchmark_keeps_its_own_split():
+    data = table(splits=["train"] * 20 + ["test"] * 20)
+    protocol = Protocol(ProtocolSection(), data)
+    assert protocol.train_rows.tolist() == list(range(20))
+    assert protocol.test.query.tolist() == list(range(20, 40))
+    assert protocol.validation is None
+    assert protocol.selects_on == "test"
+    assert protocol.select_by == "R@1"
+
+
+def test_query_and_gallery():
+    data = table(splits=["train"] * 20 + ["query", "gallery"] * 10)
+    protocol = Protocol(ProtocolSection(), data)
+    assert protocol.test.query.tolist() == list(range(20, 40, 2))
+    assert protocol.test.gallery.tolist() == list(range(21, 40, 2))
+    embedding = torch.nn.functional.one_hot(torch.from_numpy(data.labels)).float()
+    scores = protocol.score(protocol.test, lambda rows: embedding[torch.from_numpy(rows)], distance="cosine")
+    assert scores["R@1"] == 1.0
+    assert scores["MAP@R"] == 1.0
+
+
+def test_too_few_classes_to_validate_means_the_last_epoch():
+    protocol = Protocol(ProtocolSection(name="validation"), table(classes=6, per_class=8))
+    assert protocol.validation is None
+    assert protocol.selects_on == "last"
+    assert protocol.selection_rule == "last epoch"
+    assert protocol.selection_set() is None
+    assert len(classes_of(protocol.table, protocol.test.query)) == 2
+
+
+def test_a_class_with_one_image_is_never_a_test_class():
+    labels = ["a"] * 3 + ["b"] * 3 + ["c"] + ["d"] + ["e"] * 3 + ["f"] * 3
+    data = ImageTable.build("toy", np.zeros((14, 4, 4), dtype=np.uint8), labels, splits=["train"] * 14)
+    for seed in range(20):
+        protocol = Protocol(ProtocolSection(test_share=0.4, split_seed=seed), data)
+        assert not classes_of(data, protocol.test.query) & {2, 3}
+
+
+def test_no_score_when_told_so():
+    protocol = Protocol(ProtocolSection(test_share=0.0), table())
+    assert protocol.test is None
+    assert protocol.selects_on == "last"
+    assert len(protocol.train_rows) == 40
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_too_few_classes_say_what_to_do(classes):
+    with pytest.raises(DataError, match=r"protocol\.test_share"):
+        Protocol(ProtocolSection(), table(classes=classes))
+
+
+def test_clustering_only_at_the_end_and_when_asked():
+    data = table(splits=["train"] * 20 + ["test"] * 20)
+    embedding = torch.nn.functional.one_hot(torch.from_numpy(data.labels)).float()
+
+    def embed(rows):
+        return embedding[torch.from_numpy(rows)]
+
+    protocol = Protocol(ProtocolSection(clustering=True), data)
+    assert "NMI" not in protocol.score(protocol.test, embed, distance="cosine")
+    assert protocol.score(protocol.test, embed, distance="cosine", final=True)["NMI"] == pytest.approx(1.0)

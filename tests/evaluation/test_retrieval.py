@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.inference import CustomKNN
+
+from nearkin.evaluation import neighbours, ranking_scores, retrieval_scores
+
+EVERY_KIND = {"recall_at": (1, 2, 5), "precision_at": (1, 3, 40), "map_at": (2, 40), "ndcg_at": (1, 3, 40)}
+
+
+def plain_ranking_scores(hits, num_true, *, recall_at=(), precision_at=(), map_at=(), ndcg_at=()):
+    """The definitions, one query and one place at a time."""
+    def at(ranking, i):
+        return ranking[i - 1] if i <= len(ranking) else 0
+
+    def precision(ranking, k):
+        return sum(at(ranking, i) for i in range(1, k + 1)) / k
+
+    def average_precision(ranking, k):
+        return sum(precision(ranking, i) * at(ranking, i) for i in range(1, k + 1)) / k
+
+    def ndcg(ranking, k, true):
+        gained = sum((2 ** at(ranking, i) - 1) / math.log2(i + 1) for i in range(1, k + 1))
+        return gained / sum(1 / math.log2(i + 1) for i in range(1, min(k, true) + 1))
+
+    rows = [([int(hit) for hit in ranking], int(true)) for ranking, true in zip(hits, num_true, strict=True) if true]
+    scores = {f"R@{k}": [max(at(r, i) for i in range(1, k + 1)) for r, _ in rows] for k in recall_at}
+    scores["P@R"] = [precision(r, true) for r, true in rows]
+    scores["MAP@R"] = [average_precision(r, true) for r, true in rows]
+    scores |= {f"P@{k}": [precision(r, k) for r, _ in rows] for k in precision_at}
+    scores |= {f"MAP@{k}": [average_precision(r, k) for r, _ in rows] for k in map_at}
+    scores |= {f"nDCG@{k}": [ndcg(r, k, true) for r, true in rows] for k in ndcg_at}
+    means = {name: sum(values) / len(values) for name, values in scores.items()}
+    return means | {"queries_without_match": float(len(num_true) - len(rows))}
+
+
+def plain_retrieval_scores(embeddings, labels, gallery=None, gallery_labels=None, *, distance, **cutoffs):
+    """All distances at once, a stable sort per query."""
+    queries = np.asarray(embeddings, dtype=np.float64)
+    references, true = (queries, labels) if gallery is None else (np.asarray(gallery, dtype=np.float64), gallery_labels)
+    if distance == "euclidean":
+        far = ((queries[:, None] - references[None]) ** 2).sum(-1)
+    else:
+        norms = np.outer(np.linalg.norm(queries, axis=1), np.linalg.norm(references, axis=1))
+        far = -(queries @ references.T) / np.where(norms > 0, norms, 1.0)
+    hits, num_true = [], []
+    for i, row in enumerate(far.round(12)):
+        order = [j for j in np.argsort(row, kind="stable") if gallery is not None or j != i]
+        hits.append([labels[i] == true[j] for j in order])
+        num_true.append(sum(hits[-1]))
+    return plain_ranking_scores(hits, num_true, **cutoffs)
+
+
+def clusters(classes, per_class, dim, *, seed, spread=1.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randperm(classes * per_class, generator=generator) % classes
+    centres = torch.randn(classes, dim, generator=generator)
+    return (centres[labels] + spread * torch.randn(len(labels), dim, generator=generator)).to(dtype), labels
+
+
+# MPA's table 3, in per cent: R = 4, rankings of ten.
+MPA_TABLE_3 = [
+    ([1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "100.0", "10.0", "25.0", "10.0", "39.0"),
+    ([1, 0, 0, 0, 0, 0, 0, 0, 0, 1], "100.0", "20.0", "25.0", "12.0", "50.3"),
+    ([1, 0, 1, 0, 0, 0, 0, 0, 0, 0], "100.0", "20.0", "41.7", "16.7", "58.6"),
+    ([1, 0, 1, 0, 0, 0, 1, 0, 0, 1], "100.0", "40.0", "41.7", "25.0", "82.9"),
+    ([1, 1, 1, 1, 0, 0, 0, 0, 0, 0], "100.0", "40.0", "100.0", "40.0", "100.0"),
+]
+
+
+@pytest.mark.parametrize("ranking, recall, precision, map_at_r, map_at_ten, ndcg", MPA_TABLE_3)
+def test_table_3_of_mpa_to_the_digit(ranking, recall, precision, map_at_r, map_at_ten, ndcg):
+    scores = ranking_scores([ranking], [4], recall_at=(10,), precision_at=(10,), map_at=(10,), ndcg_at=(10,))
+    printed = [f"{100 * scores[name]:.1f}" for name in ("R@10", "P@10", "MAP@R", "MAP@10", "nDCG@10")]
+    assert printed == [recall, precision, map_at_r, map_at_ten, ndcg]
+
+
+def test_worked_by_hand():
+    # On a line, so that the order can be read off: query 0 sees 1, 2, 3, 4; query 1 sees 0, 2, 3, 4; query 2 sees
+    # 1, 3, 0, 4; query 3 sees 2, 4, 1, 0; query 4 sees 3, 2, 1, 0.
+    embeddings = torch.tensor([[0.0], [1.0], [2.1], [3.3], [4.6]])
+    scores = retrieval_scores(embeddings, [5, 8, 5, 5, 8], distance="euclidean",
+                              recall_at=(1, 2), precision_at=(2,), map_at=(3,), ndcg_at=(2,))
+    hits = [[0, 1, 1, 0], [0, 0, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [0, 0, 1, 0]]
+    assert scores["R@1"] == pytest.approx(1 / 5)
+    assert scores["R@2"] == pytest.approx(3 / 5)
+    assert scores["P@2"] == pytest.approx(3 / 10)
+    assert scores["P@R"] == pytest.approx((1 / 2 + 0 + 1 / 2 + 1 / 2 + 0) / 5)
+    assert scores["MAP@R"] == pytest.approx((1 / 4 + 0 + 1 / 4 + 1 / 2 + 0) / 5)
+    assert scores["MAP@3"] == pytest.approx(((1 / 2 + 2 / 3) / 3 * 2 + 1 / 3 + 1 / 9) / 5)
+    second = 1 / math.log2(3)
+    assert scores["nDCG@2"] == pytest.approx((2 * second + 1) / (1 + second) / 5)
+    assert scores == pytest.approx(ranking_scores(hits, [2, 1, 2, 2, 1], recall_at=(1, 2), precision_at=(2,),
+                                                  map_at=(3,), ndcg_at=(2,)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rankings_score_as_the_definitions_say(data):
+    length, rows = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 6))
+    hits = data.draw(st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=rows, max_size=rows))
+    num_true = [sum(row) + data.draw(st.integers(0, 9)) for row in hits]
+    num_true[0] = max(num_true[0], 1)
+    expected = plain_ranking_scores(hits, num_true, **EVERY_KIND)
+    assert ranking_scores(hits, num_true, **EVERY_KIND) == pytest.approx(expected, abs=1e-12)
+
+
+coordinate = st.integers(-2, 2)
+vector = st.tuples(coordinate, coordinate, coordinate)
+labelled = st.lists(st.tuples(st.integers(0, 3), vector), min_size=2, max_size=25)
+
+
+@settings(max_examples=120, deadline=None)
+@given(labelled, st.none() | labelled, st.sampled_from(["cosine", "euclidean"]))
+def test_scores_match_plain_numpy(queries, references, distance):
+    labels, embeddings = [label for label, _ in queries], np.array([v for _, v in queries], dtype=np.float32)
+    gallery = {}
+    if references is not None:
+        gallery = {"gallery": np.array([v for _, v in references], dtype=np.float32),
+                   "gallery_labels": [label for label, _ in references]}
+    pool = gallery.get("gallery_labels", labels)
+    if all(pool.count(label) == (references is None) for label in labels):
+        with pytest.raises(ValueError, match="labels must give at least one query a true reference"):
+            retrieval_scores(embeddings, labels, **gallery, distance=distance)
+        return
+    scores = retrieval_scores(embeddings, labels, **gallery, distance=distance, **EVERY_KIND)
+    expected = plain_retrieval_scores(embeddings, labels, **gallery, distance=distance, **EVERY_KIND)
+    assert list(scores) == list(expected)
+    assert scores == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_float_type_scores_as_plain_numpy(distance, dtype):
+    embeddings, labels = clusters(12, 9, 16, seed=1, spread=2.0, dtype=dtype)
+    scores = retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND)
+    expected = plain_retrieval_scores(embeddings.double().numpy(), labels.numpy(), distance=distance, **EVERY_KIND)
+    assert 0.2 < scores["R@1"] < 0.95
+    assert scores == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("distance, measure", [("cosine", CosineSimilarity()),
+                                               ("euclidean", LpDistance(normalize_embeddings=False))])
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_agrees_with_pytorch_metric_learning(distance, measure, with_gallery):
+    embeddings, labels = clusters(15, 8, 16, seed=2, spread=1.2)
+    peer = AccuracyCalculator(include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
+                              k="max_bin_count", knn_func=CustomKNN(measure), kmeans_func=lambda *_: None,
+                              device=torch.device("cpu"))
+    if with_gallery:
+        query, gallery = slice(0, 50), slice(50, None)
+        theirs = peer.get_accuracy(embeddings[query], labels[query], embeddings[gallery], labels[gallery])
+        ours = retrieval_scores(embeddings[query], labels[query], embeddings[gallery], labels[gallery],
+                                distance=distance)
+    else:
+        theirs = peer.get_accuracy(embeddings, labels)
+        ours = retrieval_scores(embeddings, labels, distance=distance)
+    assert 0.1 < ours["MAP@R"] < 0.9
+    assert ours["R@1"] == pytest.approx(theirs["precision_at_1"], abs=1e-6)
+    assert ours["P@R"] == pytest.approx(theirs["r_precision"], abs=1e-6)
+    assert ours["MAP@R"] == pytest.approx(theirs["mean_average_precision_at_r"], abs=1e-6)
+
+
+def test_lonely_queries_are_left_out_and_counted():
+    embeddings = np.array([[0.0], [1.0], [10.0], [11.0], [5.0]])
+    scores = retrieval_scores(embeddings, [1, 1, 2, 2, 3], distance="euclidean", recall_at=(1,))
+    assert scores == {"R@1": 1.0, "P@R": 1.0, "MAP@R": 1.0, "queries_without_match": 1.0}
+
+
+def test_with_a_gallery_nothing_is_left_out():
+    x = torch.eye(3)
+    assert retrieval_scores(x, [0, 1, 2], x, [0, 1, 2], recall_at=(1,))["R@1"] == 1.0
+    assert retrieval_scores(x, [0, 1, 2], x, [1, 2, 0], recall_at=(1,))["R@1"] == 0.0
+
+
+def test_ties_go_to_the_lower_index():
+    # Everything equal: query i sees all others in index order, and only 1 and 3 share a class.
+    scores = retrieval_scores(torch.ones(4, 2), [7, 5, 8, 5], recall_at=(1, 2, 3))
+    assert [scores["R@1"], scores["R@2"], scores["R@3"]] == [0.0, 0.5, 1.0]
+    assert scores["queries_without_match"] == 2.0
+
+
+def test_a_collapsed_encoder_is_scored_by_index_alone():
+    labels = np.arange(300) % 3
+    scores = retrieval_scores(np.full((300, 32), 0.1, dtype=np.float32), labels, recall_at=(1,))
+    # All but query 0 see row 0 first, of class 0; query 0 sees row 1, of class 1.
+    assert scores["R@1"] == pytest.approx(99 / 300)
+
+
+@pytest.mark.parametrize("make", [
+    lambda ids: torch.tensor([2**62 - 3 + i for i in ids]),
+    lambda ids: np.array([2**62 - 3 + i for i in ids], dtype=np.uint64),
+    lambda ids: [i - 2**62 for i in ids],
+    lambda ids: np.array(ids, dtype=np.uint8)[::1],
+    lambda ids: torch.tensor(ids, dtype=torch.int16),
+    lambda ids: np.array(ids, dtype=">i4"),
+])
+def test_labels_are_any_integers(make):
+    embeddings, labels = clusters(4, 10, 8, seed=3, spread=1.2)
+    expected = retrieval_scores(embeddings, labels)
+    assert retrieval_scores(embeddings, make(labels.tolist())) == expected
+    assert 0.2 < expected["R@1"] < 1.0
+
+
+def test_gallery_labels_may_have_another_type():
+    embeddings, labels = clusters(4, 10, 8, seed=3)
+    far_labels = [int(label) + 2**61 for label in labels]
+    scores = retrieval_scores(embeddings[:20], torch.tensor(far_labels[:20]), embeddings[20:].numpy(), far_labels[20:])
+    assert scores == retrieval_scores(embeddings[:20], labels[:20], embeddings[20:], labels[20:])
+
+
+def test_order_of_the_rows_does_not_matter_without_ties():
+    embeddings, labels = clusters(10, 7, 8, seed=4, spread=2.0)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    shuffled = retrieval_scores(embeddings[order], labels[order], **EVERY_KIND)
+    assert shuffled == pytest.approx(retrieval_scores(embeddings, labels, **EVERY_KIND), abs=1e-12)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_blocks_do_not_change_the_scores(monkeypatch, distance):
+    embeddings, labels = clusters(9, 11, 8, seed=5, spread=2.0)
+    labels[:30] = 0
+    whole = retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND)
+    monkeypatch.setattr(neighbours, "BLOCK_BYTES", 7 * 32 * len(labels))
+    assert retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND) == whole
+    monkeypatch.setattr(neighbours, "BLOCK_BYTES", 1)
+    assert retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND) == whole
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("copies", [False, True])
+def test_no_tensor_exceeds_the_budget(monkeypatch, largest_tensor, distance, copies):
+    budget = 4 * 2**20
+    monkeypatch.setattr(neighbours, "BLOCK_BYTES", budget)
+    embeddings, labels = clusters(300, 10, 16, seed=6)
+    labels[:1000] = 0
+    if copies:
+        embeddings[1500:] = embeddings[:1500]
+    with largest_tensor as seen:
+        scores = retrieval_scores(embeddings, labels, distance=distance, ndcg_at=(8,), map_at=(8,))
+    assert scores["queries_without_match"] == 0.0
+    # An N × N matrix would have 9 MB even as booleans. That most of the budget is used shows that this can fail.
+    assert budget // 5 < seen.bytes <= budget
+
+
+@pytest.mark.slow
+def test_twenty_thousand_embeddings_within_the_budget(monkeypatch, largest_tensor):
+    budget = 64 * 2**20
+    monkeypatch.setattr(neighbours, "BLOCK_BYTES", budget)
+    embeddings, labels = clusters(4000, 5, 128, seed=7, spread=1.5)
+    with largest_tensor as seen:
+        scores = retrieval_scores(embeddings, labels)
+    assert seen.bytes <= budget
+    unit = torch.nn.functional.normalize(embeddings.double(), dim=1)
+    right = 0
+    for start in range(0, len(unit), 1000):
+        similarities = unit[start : start + 1000] @ unit.T
+        similarities[torch.arange(1000), torch.arange(start, start + 1000)] = -2.0
+        right += int((labels[similarities.argmax(dim=1)] == labels[start : start + 1000]).sum())
+    assert 0.1 < scores["R@1"] < 0.99
+    assert scores["R@1"] == pytest.approx(right / len(labels), abs=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_cuda_scores_equal_those_of_the_cpu(monkeypatch, distance, tf32):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    embeddings, labels = clusters(100, 20, 64, seed=8, spread=2.0)
+    embeddings[1000:1100] = embeddings[:100]
+    on_gpu = retrieval_scores(embeddings.cuda(), labels.cuda(), distance=distance, **EVERY_KIND)
+    assert on_gpu == retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND)
+    gallery = retrieval_scores(embeddings[:500].cuda(), labels[:500], embeddings[500:], labels[500:], distance=distance)
+    assert gallery == retrieval_scores(embeddings[:500], labels[:500], embeddings[500:], labels[500:],
+                                       distance=distance)
+
+
+GOOD = {"embeddings": torch.eye(4), "labels": [0, 0, 1, 1]}
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ({"embeddings": torch.full((4, 2), float("nan"))}, "embeddings must be finite, got NaN .* 4 of 4 rows"),
+    ({"embeddings": np.array([[1.0], [1.0], [np.inf], [1.0]])}, "embeddings must be finite, .* first in row 2"),
+    ({"embeddings": torch.ones(0, 2), "labels": []}, r"embeddings must have shape \[N, D\] .*, got \[0, 2\]"),
+    ({"embeddings": torch.ones(4, 2, 2)}, r"embeddings must have shape \[N, D\] .*, got \[4, 2, 2\]"),
+    ({"labels": [0, 1]}, r"labels must have shape \[4\], got \[2\]"),
+    ({"labels": torch.zeros(4, 1, dtype=torch.int64)}, r"labels must have shape \[4\], got \[4, 1\]"),
+    ({"labels": ["a", "a", "b", "b"]}, r"labels must be integers, got <U1; .* numpy.unique\(labels"),
+    ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels must be integers, got float64"),
+    ({"labels": torch.zeros(4, dtype=torch.bfloat16)}, "labels must be integers, got float32"),
+    ({"labels": [True, True, False, False]}, "labels must be integers, got bool"),
+    ({"labels": [2**70, 1, 1, 1]}, "labels must be integers, got integers beyond 64 bits"),
+    ({"labels": np.array([2**63, 1, 1, 1], dtype=np.uint64)}, "labels must fit in int64, got 9223372036854775808"),
+    ({"labels": [0, 1, 2, 3]}, "each of the 4 queries is the only one of its class"),
+    ({"gallery": torch.eye(4), "gallery_labels": [5, 5, 5, 5]}, "is of a class that the gallery does not have"),
+    ({"gallery": torch.eye(4)}, "gallery_labels must be given together with gallery"),
+    ({"gallery_labels": [1]}, "gallery must be given together with gallery_labels"),
+    ({"gallery": torch.eye(4), "gallery_labels": [1]}, r"gallery_labels must have shape \[4\], got \[1\]"),
+    ({"gallery": torch.ones(2, 3), "gallery_labels": [0, 1]}, "gallery must have 4 columns like the queries, got 3"),
+    ({"gallery": torch.ones(0, 4), "gallery_labels": []}, r"gallery must have shape .*, got \[0, 4\]"),
+    ({"recall_at": (0,)}, "each k of recall_at must be an integer of at least 1, got 0"),
+    ({"precision_at": (1.5,)}, "each k of precision_at must be an integer of at least 1, got 1.5"),
+    ({"map_at": 3}, "map_at must be a sequence of integers of at least 1, got 3"),
+    ({"ndcg_at": "8"}, "ndcg_at must be a sequence of integers of at least 1, got '8'"),
+    ({"distance": "l2"}, "unknown distance 'l2': valid: cosine, euclidean"),
+])
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        retrieval_scores(**{**GOOD, **arguments})
+
+
+@pytest.mark.parametrize("hits, num_true, message", [
+    ([1, 0], [1, 1], r"hits must have shape \[Q, L\] .*, got \[2\]"),
+    ([[1, 2]], [1], "hits must be true or false"),
+    ([[1, 0]], [1, 1], r"num_true must have shape \[1\], got \[2\]"),
+    ([[0, 0], [1, 1]], [1, 1], "got 1 for the 2 hits of row 1"),
+    ([[0, 0]], [-1], "got -1 for the 0 hits of row 0"),
+    ([[0, 0]], [0], "num_true must be positive for at least one query"),
+])
+def test_bad_rankings_are_named(hits, num_true, message):
+    with pytest.raises(ValueError, match=message):
+        ranking_scores(hits, num_true)
+
+
+def test_a_perfect_ranking_scores_exactly_one():
+    scores = ranking_scores(torch.ones(1, 9, dtype=torch.bool), torch.tensor([9]), precision_at=(9,), map_at=(9,),
+                            ndcg_at=(1, 5, 9, 50))
+    assert set(scores.values()) == {0.0, 1.0}
+    assert scores["queries_without_match"] == 0.0

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nearkin.losses import Contrastive, Triplet
+from nearkin.losses._pair import mean_where
+
+
+def test_the_masks_leave_self_pairs_out_within_a_batch_and_nothing_with_references():
+    x, y = torch.randn(4, 3), torch.tensor([7, 2, 7, 7])
+    within = Contrastive().pairs(x, y)
+    assert within.positive.tolist() == [
+        [False, False, True, True],
+        [False, False, False, False],
+        [True, False, False, True],
+        [True, False, True, False],
+    ]
+    assert not (within.positive & within.negative).any()
+    assert (within.positive | within.negative | torch.eye(4, dtype=torch.bool)).all()
+    between = Contrastive().pairs(x, y, x, y)
+    assert (between.positive ^ between.negative).all()
+    assert between.positive.diagonal().all()
+
+
+def test_a_method_can_narrow_the_pairs():
+    x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), torch.tensor([0, 0, 1])
+    loss = Contrastive(neg_margin=3.0)
+    pairs = loss.pairs(x, y)
+    only_first = torch.tensor([[True], [False], [False]])
+    narrowed = replace(pairs, positive=pairs.positive & only_first, negative=pairs.negative & only_first)
+    assert loss.from_pairs(narrowed).item() == pytest.approx(2**0.5 + (3 - 2), abs=1e-6)
+
+
+def test_references_and_their_labels_go_together():
+    x, y = torch.randn(4, 3), torch.tensor([0, 0, 1, 1])
+    for arguments in ((x, None), (None, y)):
+        with pytest.raises(ValueError, match="references and reference_labels go together"):
+            Contrastive()(x, y, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("references", "labels", "message"),
+    [
+        (torch.randn(5, 2), torch.arange(5), r"references must have 3 columns.*got 2"),
+        (torch.randn(5, 3), torch.arange(4), r"reference_labels must have shape \[5\].*got \[4\]"),
+        (torch.full((5, 3), float("nan")), torch.arange(5), r"references must be finite"),
+        (torch.randn(0, 3), torch.arange(0), r"references must hold at least one row"),
+        (torch.randn(5, 3), torch.rand(5), r"reference_labels must be integers, got torch.float32"),
+    ],
+)
+def test_bad_references_are_named(references, labels, message):
+    with pytest.raises(ValueError, match=message):
+        Contrastive()(torch.randn(4, 3), torch.tensor([0, 0, 1, 1]), references, labels)
+
+
+def test_half_precision_references_are_compared_in_float32():
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 4), torch.arange(6) // 2
+    references = torch.randn(5, 4).bfloat16()
+    value = Triplet()(x.bfloat16(), y, references, torch.arange(5))
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, Triplet()(x.bfloat16().float(), y, references.float(), torch.arange(5)))
+
+
+def test_gradients_reach_the_references():
+    references = torch.randn(5, 4, requires_grad=True)
+    Contrastive(neg_margin=3.0)(torch.randn(6, 4), torch.arange(6) // 2, references, torch.arange(5)).backward()
+    assert (references.grad.abs().sum(dim=1) > 0).all()
+
+
+def test_mean_where_of_nothing_is_zero():
+    assert mean_where(torch.ones(3), torch.zeros(3, dtype=torch.bool)) == 0
+    assert mean_where(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([True, True, False])) == 1.5

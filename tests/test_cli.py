@@ -1,0 +1,166 @@
+"""The command line as a person or a script meets it."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from nearkin import cli
+
+QUICK = ["encoder.backbone=resnetv2_20", "encoder.weights=null", "encoder.dim=16", "data.image_size=32",
+         "training.epochs=2", "training.device=cpu"]
+
+
+@pytest.fixture
+def nearkin(monkeypatch, capsys):
+    """Run the command; returns (exit code, standard output, standard error)."""
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["nearkin", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def trained(nearkin, photos, tmp_path):
+    code, _, errors = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK)
+    assert code == 0, errors
+    return tmp_path / "run"
+
+
+def test_own_photos_with_spaces_and_umlauts(nearkin, photos, tmp_path):
+    code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK)
+    assert code == 0, err
+    assert "classes never" in out
+    assert "R@1" in out
+    assert "nearkin embed" in out
+    assert err == "", "quiet when piped"
+    assert (tmp_path / "run" / "neighbours.png").stat().st_size > 5000
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert scores["selection"] == "last epoch"
+
+
+def test_json_output_is_json_alone(nearkin, photos, tmp_path):
+    code, out, _ = nearkin("train", "--data", photos, "-o", tmp_path / "run", "--json", *QUICK, "training.max_steps=1")
+    assert code == 0
+    assert json.loads(out)["run"] == str(tmp_path / "run")
+
+
+def test_verbose_shows_every_evaluation(nearkin, photos, tmp_path):
+    _, _, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", "-v", *QUICK)
+    assert [line.split()[1] for line in err.splitlines() if line.startswith("epoch")] == ["0", "1", "2"]
+
+
+def test_evaluate_on_the_runs_own_classes_and_on_others(nearkin, trained, photos):
+    code, out, err = nearkin("evaluate", trained, "--json")
+    assert code == 0, err
+    own = json.loads(out)
+    assert own["scores"] == json.loads((trained / "scores.json").read_text())["test"]
+    assert own["classes"] == 2
+    _, out, _ = nearkin("evaluate", trained, "--data", photos, "--json")
+    assert json.loads(out)["classes"] == 6
+    _, out, _ = nearkin("evaluate", trained, "--checkpoint", "last")
+    assert "MAP@R" in out
+
+
+def test_embed_writes_one_row_per_readable_image(nearkin, trained, photos, tmp_path):
+    (photos / "kiwi" / "broken.jpg").write_text("not an image")
+    code, out, err = nearkin("embed", trained, photos, "-o", tmp_path / "e.npz")
+    assert code == 0, err
+    assert "48 images embedded in 16 dimensions" in out
+    assert "broken.jpg" in err
+    saved = np.load(tmp_path / "e.npz")
+    assert saved["embeddings"].shape == (48, 16)
+    assert np.allclose(np.linalg.norm(saved["embeddings"], axis=1), 1, atol=1e-5)
+    assert "blaue Möwe/Bild 0 ä.png" in saved["ids"].tolist()
+    nearkin("embed", trained, photos, "-o", tmp_path / "e.csv")
+    rows = list(csv.reader((tmp_path / "e.csv").open(encoding="utf-8")))
+    assert rows[0][:2] == ["id", "e0"]
+    first = saved["ids"].tolist().index(rows[1][0])
+    assert np.allclose(np.array(rows[1][1:], dtype=float), saved["embeddings"][first], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["train"], 2, "what to train"),
+        (["train", "glyphs/dmeo"], 2, "did you mean 'glyphs/demo'"),
+        (["train", "a", "b"], 2, "one recipe at a time"),
+        (["train", "glyphs/demo", "training.epocs=3"], 2, "did you mean 'epochs'"),
+        (["train", "glyphs/demo", "training.device=tpu"], 2, "device"),
+        (["train", "--data", "phtos", *QUICK], 3, "neither a folder"),
+        (["train", "glyphs/demo", "data.source=cub"], 3, "CUB"),
+        (["evaluate", "runs/none"], 3, "no run at"),
+        (["embed", "runs/none", ".", "-o", "x.npz"], 3, "no run at"),
+        (["embed", "runs/none", ".", "-o", "x.xls"], 2, "must end in .npz or .csv"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_mistakes_get_one_clear_line_and_an_exit_code(nearkin, arguments, code, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    got, _, err = nearkin(*arguments)
+    assert got == code, err
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists(), "nothing is written before the mistake is found"
+
+
+def test_a_typing_mistake_in_a_path_suggests_the_neighbour(nearkin, photos):
+    code, _, err = nearkin("train", "--data", photos.parent / "own fotos", *QUICK)
+    assert code == 3
+    assert "own photos" in err
+
+
+def test_the_second_run_of_the_same_command_is_refused(nearkin, trained, photos):
+    code, _, err = nearkin("train", "--data", photos, "-o", trained, *QUICK)
+    assert code == 2
+    assert "--resume" in err
+    code, out, _ = nearkin("train", "--data", photos, "-o", trained, "--resume", *QUICK)
+    assert code == 0
+    assert "R@1" in out
+
+
+def test_too_many_unreadable_images_stop_before_training(nearkin, photos, tmp_path):
+    (photos / "kiwi" / "broken.jpg").write_text("not an image")
+    code, _, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK)
+    assert code == 3
+    assert "broken.jpg" in err
+    code, _, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK, "data.unreadable_tolerance=0.05")
+    assert code == 0, err
+    record = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert "broken.jpg" in record["data"]["unreadable"][0]
+
+
+def test_lists(nearkin):
+    _, out, _ = nearkin("losses", "--json")
+    by_name = {row["name"]: row for row in json.loads(out)}
+    assert by_name["proxy_anchor"]["options"]["alpha"] == "32.0"
+    assert by_name["contrastive"]["kind"] == "pair"
+    _, out, _ = nearkin("datasets", "--json")
+    assert {"glyphs", "cub", "cars", "sop", "inshop", "mnist", "fashion_mnist", "omniglot"} <= {
+        row["name"] for row in json.loads(out)
+    }
+    for listing in ("losses", "datasets", "recipes"):
+        code, out, _ = nearkin(listing)
+        assert code == 0
+        assert out
+
+
+def test_help_teaches(nearkin):
+    code, out, _ = nearkin("--help")
+    assert code == 0
+    for word in ("train", "evaluate", "embed", "datasets", "losses", "Exit codes"):
+        assert word in out
+    _, out, _ = nearkin("train", "--help")
+    assert "--resume" in out
+    assert "one folder per kind" in " ".join(out.split())

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from nearkin.numerics import (
+    at_least_float32,
+    ball_normalise,
+    l2_normalise,
+    log1p_sum_exp,
+    log_sum_exp_,
+    normalise,
+    pairwise_distance,
+    safe_sqrt,
+)
+
+
+@pytest.mark.parametrize("extra_zero", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_log_sum_exp_and_its_derivative_equal_torch(dim, extra_zero):
+    torch.manual_seed(0)
+    x = torch.randn(4, 5, dtype=torch.float64) * 3
+    x[1, 2] = -math.inf
+    leaf = x.clone().requires_grad_()
+    with_zero = torch.cat([leaf, torch.zeros_like(leaf.narrow(dim, 0, 1))], dim) if extra_zero else leaf
+    expected = torch.logsumexp(with_zero, dim)
+    (derivative,) = torch.autograd.grad(expected.sum(), leaf)
+    value = log_sum_exp_(x, dim, extra_zero=extra_zero, slope=0.5)
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(x, 0.5 * derivative, rtol=1e-12, atol=1e-12)
+
+
+def test_log_sum_exp_of_huge_and_of_no_exponents():
+    x = torch.tensor([[1e4, -1e4], [-math.inf, -math.inf]])
+    value = log_sum_exp_(x, 1, extra_zero=True)
+    assert value.tolist() == [1e4, 0.0]
+    assert x.tolist() == [[1.0, 0.0], [0.0, 0.0]]
+
+
+def test_log1p_sum_exp_equals_the_formula_where_the_mask_holds():
+    x, mask = torch.tensor([[1.0, 2.0, 50.0]]), torch.tensor([[True, True, False]])
+    expected = math.log(1 + math.e + math.e**2)
+    assert log1p_sum_exp(x, mask, dim=1).item() == pytest.approx(expected)
+
+
+def test_safe_sqrt_has_no_gradient_below_and_at_zero():
+    x = torch.tensor([-1e-7, 0.0, 9.0], requires_grad=True)
+    root = safe_sqrt(x)
+    root.sum().backward()
+    assert root.tolist() == [0.0, 0.0, 3.0]
+    assert x.grad.tolist() == pytest.approx([0.0, 0.0, 1 / 6])
+
+
+def test_pairwise_distance_equals_torch_and_is_flat_at_coinciding_points():
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(pairwise_distance(a, b), torch.cdist(a, b))
+    same = torch.tensor([[0.5, 0.25]], requires_grad=True)
+    pairwise_distance(same, same.detach()).sum().backward()
+    assert same.grad.tolist() == [[0.0, 0.0]]
+
+
+def test_normalisations():
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    torch.testing.assert_close(l2_normalise(x), torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.0, 0.0]]))
+    torch.testing.assert_close(ball_normalise(x), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+    assert torch.equal(normalise(x, "l2"), l2_normalise(x))
+    assert torch.equal(normalise(x, "ball"), ball_normalise(x))
+    with pytest.raises(ValueError, match="normalisation must be 'l2' or 'ball', got 'max'"):
+        normalise(x, "max")
+
+
+def test_only_narrow_types_are_widened():
+    wide = torch.zeros(2, dtype=torch.float64)
+    assert at_least_float32(wide) is wide
+    assert at_least_float32(wide.half()).dtype == at_least_float32(wide.bfloat16()).dtype == torch.float32

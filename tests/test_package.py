@@ -1,0 +1,102 @@
+"""The shape of the package: what it exports, what imports what, and what importing it costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nearkin
+
+SOURCE = Path(nearkin.__file__).parent
+
+LEVELS = (
+    ("errors", "suggest", "numerics", "inputs", "catalogue", "coerce", "interrupt"),
+    ("proxies", "samplers", "data", "encoders"),
+    ("device",),
+    ("embedding",),
+    ("losses", "evaluation"),
+    ("methods",),
+    ("recipe",),
+    ("objective", "optimisation", "run_folder"),
+    ("checkpoint",),
+    ("training",),
+    ("run", "progress"),
+    ("evaluate", "own_photos"),
+    ("report",),
+    ("cli",),
+    ("__main__",),
+)
+"""From the bottom up: a module imports from its own level and from those before it."""
+
+OPTIONAL = {"torchvision", "timm", "sklearn", "scipy", "faiss", "transformers", "tensorboard", "pytorch_metric_learning"}
+
+
+def modules():
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def imports_at_run_time(tree: ast.AST, *, whole: bool):
+    """Names of imported modules; ``whole`` also looks into functions. What only type checkers read does not count."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not whole:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        else:
+            yield from imports_at_run_time(node, whole=whole)
+
+
+def level_of(module: str) -> int:
+    for level, names in enumerate(LEVELS):
+        if module in names:
+            return level
+    raise AssertionError(f"{module} is in no level: add it to LEVELS where it belongs")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    if path == SOURCE / "__init__.py":
+        return
+    here = path.relative_to(SOURCE).with_suffix("").parts[0]
+    for name in imports_at_run_time(ast.parse(path.read_text()), whole=True):
+        if name.startswith("nearkin.") and name.split(".")[1] != here:
+            assert level_of(name.split(".")[1]) <= level_of(here), f"{here} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_optional_packages_are_imported_where_they_are_used(path):
+    at_top = {name.split(".")[0] for name in imports_at_run_time(ast.parse(path.read_text()), whole=False)}
+    assert not at_top & OPTIONAL
+
+
+def test_public_names_exist():
+    for name in nearkin.__all__:
+        assert getattr(nearkin, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        nearkin.no_such_name  # noqa: B018
+    assert set(nearkin.__all__) <= set(dir(nearkin))
+
+
+def test_import_costs_little_beside_torch():
+    code = (
+        "import time, torch; t = time.process_time(); import nearkin; print(time.process_time() - t);"
+        "import sys; print('matplotlib' in sys.modules)"
+    )
+    seconds, drags = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.split()
+    assert float(seconds) < 0.5
+    assert drags == "False"
+
+
+def test_files_are_short_enough_to_read():
+    long = {str(path.relative_to(SOURCE)): n for path in modules() if (n := len(path.read_text().splitlines())) > 400}
+    assert not long

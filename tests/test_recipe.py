@@ -1,0 +1,82 @@
+import dataclasses
+
+import pytest
+
+from nearkin.errors import RecipeError
+from nearkin.recipe import Recipe, find_recipe, recipes_folder
+
+SHIPPED = sorted(str(p.relative_to(recipes_folder()).with_suffix("")) for p in recipes_folder().rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_recipe_loads_and_survives_a_round_trip(name, tmp_path):
+    recipe = Recipe.load(name)
+    saved = tmp_path / "recipe.yaml"
+    saved.write_text(recipe.to_yaml())
+    assert Recipe.load(saved) == recipe
+    first, second = find_recipe(name).read_text().splitlines()[:2]
+    assert first.startswith("# ")
+    assert second.startswith("# nearkin train"), "a recipe opens with the command that runs it"
+
+
+def test_overrides_reach_every_section():
+    recipe = Recipe.from_mapping(
+        {"objective": {"name": "proxy_anchor", "alpha": 16}},
+        ["training.epochs=5", "objective.margin=0.2", "encoder.options.width=2", "data.crop_scale=[0.2, 1]"],
+    )
+    assert recipe.training.epochs == 5
+    assert recipe.objective.options == {"alpha": 16.0, "margin": 0.2}
+    assert recipe.encoder.options == {"width": 2}
+    assert recipe.data.crop_scale == (0.2, 1.0)
+
+
+def test_another_objective_drops_the_options_of_the_first():
+    recipe = Recipe.from_mapping({"objective": {"name": "proxy_anchor", "alpha": 16}}, ["objective.name=contrastive"])
+    assert recipe.objective.name == "contrastive"
+    assert recipe.objective.options == {}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "overrides", "said"),
+    [
+        ({}, ["training.epoch=5"], r"unknown key 'training\.epoch': did you mean 'epochs'"),
+        ({"trainning": {}}, [], "unknown section 'trainning': did you mean 'training'"),
+        ({"objective": {"name": "proxy_anchr"}}, [], "did you mean 'proxy_anchor'"),
+        ({"objective": {"name": "proxy_anchor", "alhpa": 3}}, [], r"'objective\.alhpa' for proxy_anchor: did you mean"),
+        ({"objective": {"name": "proxy_anchor", "alpha": "x"}}, [], r"objective\.alpha must be a number"),
+        ({"method": {"name": "plane"}}, [], "did you mean 'plain'"),
+        ({}, ["training.sampler=balanced", "training.batch_size=10"], "multiple of training.images_per_class"),
+        ({}, ["training.optimiser=rmsprop"], "one of adamw, adam, sgd"),
+        ({}, ["epochs=5"], "names a section and a key"),
+        ({}, ["training.epochs=-1"], "at least 0"),
+        ({}, ["protocol.test_share=1.5"], "share between 0 and 1"),
+        ({"data": 5}, [], "must hold keys and values"),
+        ({}, ["training.epochs=2", "training.epochs.x=1"], "holds a value"),
+    ],
+)
+def test_mistakes_are_named_before_any_work(mapping, overrides, said):
+    with pytest.raises(RecipeError, match=said):
+        Recipe.from_mapping(mapping, overrides)
+
+
+def test_a_missing_recipe_suggests_the_nearest():
+    with pytest.raises(RecipeError, match="did you mean 'glyphs/demo'"):
+        Recipe.load("glyphs/dmo")
+
+
+def test_a_broken_file_is_named(tmp_path):
+    file = tmp_path / "bad.yaml"
+    file.write_text("data: [unclosed")
+    with pytest.raises(RecipeError, match=r"bad\.yaml is not valid YAML"):
+        Recipe.load(file)
+    file.write_text("- just\n- a list\n")
+    with pytest.raises(RecipeError, match="must hold sections"):
+        Recipe.load(file)
+
+
+def test_recipes_are_frozen_and_fingerprints_tell_them_apart():
+    recipe = Recipe()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.training.epochs = 3
+    assert recipe.fingerprint() == Recipe().fingerprint()
+    assert recipe.fingerprint() != Recipe.from_mapping({}, ["training.seed=1"]).fingerprint()
