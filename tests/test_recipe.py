@@ -30,6 +30,16 @@ def test_overrides_reach_every_section():
     assert recipe.data.crop_scale == (0.2, 1.0)
 
 
+def test_parts_inside_an_objective_survive_a_round_trip():
+    for objective in (
+        {"name": "mpa", "proxies_per_class": 3, "weighting": {"name": "isa", "hardness": 0.2}},
+        {"name": "cross_batch_memory", "size": 100, "pair_loss": {"name": "triplet", "margin": 0.2}},
+    ):
+        recipe = Recipe.from_mapping({"objective": objective})
+        assert recipe.as_mapping()["objective"] == objective
+        assert Recipe.from_mapping(recipe.as_mapping()) == recipe
+
+
 def test_another_objective_drops_the_options_of_the_first():
     recipe = Recipe.from_mapping({"objective": {"name": "proxy_anchor", "alpha": 16}}, ["objective.name=contrastive"])
     assert recipe.objective.name == "contrastive"
@@ -44,6 +54,11 @@ def test_another_objective_drops_the_options_of_the_first():
         ({"objective": {"name": "proxy_anchr"}}, [], "did you mean 'proxy_anchor'"),
         ({"objective": {"name": "proxy_anchor", "alhpa": 3}}, [], r"'objective\.alhpa' for proxy_anchor: did you mean"),
         ({"objective": {"name": "proxy_anchor", "alpha": "x"}}, [], r"objective\.alpha must be a number"),
+        ({"objective": {"name": "cross_batch_memory"}}, [], r"needs objective\.size"),
+        ({"objective": {"name": "cross_batch_memory", "size": 9, "pair_loss": "proxy_anchor"}}, [], "must be a pair loss"),
+        ({"objective": {"name": "cosface", "weighting": "isa"}}, [], "cosface takes no weighting"),
+        ({"objective": {"name": "mpa", "weighting": {"hardnes": 1}}}, [], "did you mean 'hardness'"),
+        ({"objective": {"name": "vcpa", "generator": 3}}, [], "cannot be set from a recipe"),
         ({"method": {"name": "plane"}}, [], "did you mean 'plain'"),
         ({}, ["training.sampler=balanced", "training.batch_size=10"], "multiple of training.images_per_class"),
         ({}, ["training.optimiser=rmsprop"], "one of adamw, adam, sgd"),

@@ -105,6 +105,14 @@ def test_every_trainable_parameter_is_in_the_optimiser_once(photos):
     assert sorted(held) == sorted(wanted)
 
 
+def test_a_trained_margin_does_not_take_the_proxies_rate(photos):
+    state = state_for(photos, "objective.name=margin")
+    groups = groups_of(state)
+    assert "proxies" not in groups
+    assert groups["objective"]["lr"] == pytest.approx(1e-3)
+    assert groups["objective"]["params"] == [state.objective.beta]
+
+
 def test_a_step_moves_backbone_head_and_proxies(photos):
     state = state_for(photos)
     before = {name: [p.detach().clone() for p in group["params"]] for name, group in groups_of(state).items()}

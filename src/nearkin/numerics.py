@@ -89,7 +89,7 @@ def log_sum_exp_(x: Tensor, dim: int, *, extra_zero: bool = False, slope: float 
     total = x.sub_(top).exp_().sum(dim, keepdim=True)
     if extra_zero:
         total.add_((-top).exp_())
-    x.mul_(slope / total)
+    x.div_(total / slope)
     return total.log_().add_(top).squeeze(dim)
 
 

@@ -27,6 +27,10 @@ def build_objective(
     options: dict[str, Any] = dict(section.options)
     inferred: dict[str, Any] = {"normalisation": normalisation, "memory_size": num_images}
     options = {key: value for key, value in inferred.items() if key in known} | options
+    if "weighting" in options:
+        weighting: PartSection = options["weighting"]
+        make = losses.weightings()[weighting.name]
+        options["weighting"] = make(num_classes, dim, **({"memory_size": num_images} | dict(weighting.options)))
     kind = losses.kind(loss)
     if kind == "wrapper":
         inner = build_objective(

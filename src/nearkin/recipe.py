@@ -270,6 +270,9 @@ def _part(content: Any, where: str, parts: Mapping[str, type], options_of: Any) 
         if key not in known:
             raise RecipeError(f"unknown key '{where}.{key}' for {name}: {did_you_mean(str(key), known)}")
         values[key] = coerce(value, known[key].annotation, f"{where}.{key}")
+    lacking = [key for key, p in known.items() if p.default is inspect.Parameter.empty and key not in values]
+    if lacking:
+        raise RecipeError(f"{where} {name!r} needs {', '.join(f'{where}.{key}' for key in lacking)}")
     return PartSection(name, values)
 
 
@@ -287,6 +290,12 @@ def _objective(content: Any, where: str) -> PartSection:
         if losses.kind(losses.catalogue()[inner.name]) != "pair":
             raise RecipeError(f"{where}.pair_loss must be a pair loss, got {inner.name!r}")
         section = PartSection(section.name, {**section.options, "pair_loss": inner})
+    if "weighting" in nested and "weighting" in losses.options(loss):
+        weighting = nested.pop("weighting")
+        if weighting is not None:
+            content = {**weighting, "name": "isa"} if isinstance(weighting, Mapping) else weighting
+            part = _part(content, f"{where}.weighting", losses.weightings(), losses.options)
+            section = PartSection(section.name, {**section.options, "weighting": part})
     if nested:
         raise RecipeError(f"{section.name} takes no {' or '.join(nested)}")
     return section

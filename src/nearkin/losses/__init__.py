@@ -30,6 +30,13 @@ def catalogue() -> dict[str, type[nn.Module]]:
     return parts_of(__name__, __path__)
 
 
+def weightings() -> dict[str, type[nn.Module]]:
+    """What can weigh the pairs of a loss that takes a ``weighting``, by its name in recipes."""
+    from nearkin.losses._informative import InformativeSampleWeights
+
+    return {"isa": InformativeSampleWeights}
+
+
 def kind(loss: type[nn.Module]) -> Kind:
     """``"proxy"`` (needs classes and dimension), ``"pair"`` (needs neither) or ``"wrapper"`` (needs a pair loss).
 

@@ -59,7 +59,8 @@ def distort(glyph: Image.Image, *, size: int, strength: float, rng: np.random.Ge
     image.paste(round(255 * grey), (*corner, corner[0] + side, corner[1] + side))
     image = image.filter(ImageFilter.GaussianBlur(blur * strength * BLUR * size))
     noisy = np.asarray(image, dtype=np.float32) + grain * (255.0 * NOISE * strength * noise)
-    return np.clip(np.rint(noisy), 0, 255).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.rint(noisy).clip(0, 255).astype(np.uint8)
+    return pixels
 
 
 def _thicken(glyph: Image.Image, *, radius: float, amount: float) -> Image.Image:

@@ -7,10 +7,10 @@ Of the classes, by code point, the first half trains and the second half tests.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import os
-import tempfile
 import unicodedata
 import warnings
 import zipfile
@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
@@ -170,12 +171,11 @@ def glyph_classes() -> list[GlyphClass]:
 def _outlines(face: str) -> Iterator[tuple[int, bytes]]:
     """The characters of a face that can be told apart once distorted, each with its outline moved to the origin."""
     # Imported here, as a table that comes from the cache needs no matplotlib.
-    from matplotlib import ft2font
-
-    flag = ft2font.LoadFlags if hasattr(ft2font, "LoadFlags") else None
-    in_font_units = (
-        flag.NO_SCALE | flag.IGNORE_TRANSFORM if flag else ft2font.LOAD_NO_SCALE | ft2font.LOAD_IGNORE_TRANSFORM
-    )
+    ft2font = importlib.import_module("matplotlib.ft2font")
+    if hasattr(ft2font, "LoadFlags"):
+        in_font_units = ft2font.LoadFlags.NO_SCALE | ft2font.LoadFlags.IGNORE_TRANSFORM
+    else:  # matplotlib before 3.10
+        in_font_units = ft2font.LOAD_NO_SCALE | ft2font.LOAD_IGNORE_TRANSFORM
     font = ft2font.FT2Font(_font_file(face))
 
     def outline() -> tuple[bytes, float]:
@@ -250,19 +250,20 @@ def _load(path: Path) -> ImageTable | None:
 
 
 def _save(table: ImageTable, path: Path) -> None:
-    arrays = {"images": table.images, "labels": table.labels, "splits": table.splits, **table.columns}
+    arrays: dict[str, Any] = {"images": table.images, "labels": table.labels, "splits": table.splits, **table.columns}
+    arrays |= {"class_names": np.array(table.class_names), "ids": np.array(table.ids)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".part", delete=False) as part:
-            try:
-                np.savez(part, class_names=np.array(table.class_names), ids=np.array(table.ids), **arrays)
-                part.close()
-                os.replace(part.name, path)
-            except BaseException:
-                os.unlink(part.name)
-                raise
+        # Written aside and renamed, so that nobody ever reads half a file.
+        part = path.with_name(f"{path.stem}.{os.getpid()}.part")
+        try:
+            with open(part, "wb") as stream:
+                np.savez(stream, **arrays)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
-        warnings.warn(f"the Glyphs images will be drawn again next time, as they cannot be kept: {error}", stacklevel=3)
+        warnings.warn(f"Glyphs could not be kept in {path.parent} and will be drawn again: {error}", stacklevel=3)
 
 
 BENCHMARKS = (

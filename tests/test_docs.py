@@ -1,0 +1,59 @@
+"""What the documentation says is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from nearkin.cli import app
+from nearkin.recipe import Recipe, find_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language):
+    for page in PAGES:
+        for number, code in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.S)):
+            yield pytest.param(code, id=f"{page.name}-{number}")
+
+
+@pytest.mark.parametrize("code", list(blocks("python")))
+def test_python_blocks_run(code):
+    names: dict[str, object] = {}
+    exec(compile(code, "<documentation>", "exec"), names)
+    assert names
+
+
+def commands():
+    for page in PAGES:
+        shown = "".join(re.findall(r"```\n(.*?)```", page.read_text(), flags=re.S))
+        for line in re.findall(r"^(?:\.venv/bin/)?nearkin (.*)$", shown, flags=re.M):
+            yield pytest.param(line.split("#")[0].split(), id=line[:60])
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_commands_exist_with_the_options_shown(words):
+    command = get_command(app).commands[words[0]]
+    options = {flag for parameter in command.params for flag in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= options
+    if words[0] == "train" and "=" not in words[1] and not words[1].startswith("-"):
+        assert Recipe.load(words[1], [word for word in words[2:] if "=" in word])
+
+
+def test_recipes_open_with_a_command_that_loads_them():
+    for file in find_recipe("glyphs/demo").parents[1].rglob("*.yaml"):
+        words = file.read_text().splitlines()[1].removeprefix("# nearkin train ").split()
+        if not words[0].startswith("--"):
+            assert Recipe.load(words[0], words[1:])
+            assert find_recipe(words[0]) == file
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
