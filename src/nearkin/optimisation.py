@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,20 +16,24 @@ from nearkin.recipe import TrainingSection
 Scheduler = lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau
 
 
-def parameter_groups(encoder: Encoder, objective: nn.Module, training: TrainingSection) -> list[dict[str, Any]]:
+def parameter_groups(
+    encoder: Encoder, objectives: Sequence[nn.Module], training: TrainingSection
+) -> list[dict[str, Any]]:
     """Backbone, head, proxies and whatever else the objective learns, each with its learning rate.
 
     Every trainable parameter of the objective is in one of the last two groups by construction: proxies cannot be
     forgotten. Only what lies in a proxy bank takes the proxies' multiplier; a trained margin takes the plain rate.
     """
     rate = training.learning_rate
-    proxies = [p for module in objective.modules() if isinstance(module, ProxyBank) for p in module.parameters()]
+    parts = [module for objective in objectives for module in objective.modules()]
+    proxies = [p for part in parts if isinstance(part, ProxyBank) for p in part.parameters()]
     banked = {id(p) for p in proxies}
+    others = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
     groups = [
         {"name": "backbone", "params": list(encoder.backbone_parameters()), "lr": rate},
         {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_multiplier},
         {"name": "proxies", "params": proxies, "lr": rate * training.proxy_multiplier},
-        {"name": "objective", "params": [p for p in objective.parameters() if id(p) not in banked], "lr": rate},
+        {"name": "objective", "params": others, "lr": rate},
     ]
     for group in groups:
         group["params"] = [p for p in group["params"] if p.requires_grad]  # type: ignore[attr-defined]

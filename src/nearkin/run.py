@@ -98,9 +98,12 @@ def build_state(recipe: Recipe, data: OpenedImages) -> TrainingState:
         num_images=len(labels),
         normalisation=encoder.normalisation,
     )
-    encoder.to(device)
-    objective.to(device)
-    optimiser = build_optimiser(parameter_groups(encoder, objective, training), training)
+    method = method_class(**recipe.method.options)
+    learned = method.build(num_classes=int(labels.max()) + 1, dim=encoder.dim, objective=objective)
+    modules = [objective] if learned is None else [objective, learned]
+    for module in (encoder, *modules):
+        module.to(device)
+    optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
     default: BatchSampler
     if training.sampler == "balanced":
         default = BalancedSampler(
@@ -118,7 +121,7 @@ def build_state(recipe: Recipe, data: OpenedImages) -> TrainingState:
         transform=transform_of(recipe.data),
         encoder=encoder,
         objective=objective,
-        method=method_class(**recipe.method.options),
+        method=method,
         optimiser=optimiser,
         scheduler=build_scheduler(optimiser, training),
         scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
@@ -146,9 +149,15 @@ def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder
 
 
 def transform_of(section: DataSection) -> Transform:
+    """The transform that a recipe names; another image size keeps the evaluation crop's share of the image.
+
+    >>> transform_of(DataSection(transform="standard", image_size=112)).resize
+    128
+    """
     overrides: dict[str, Any] = {}
     if section.image_size is not None:
-        overrides["size"] = section.image_size
+        preset = transform_from(section.transform)
+        overrides |= {"size": section.image_size, "resize": round(preset.resize * section.image_size / preset.size)}
     if section.crop_scale is not None:
         overrides["scale"] = section.crop_scale
     return transform_from(section.transform, **overrides)

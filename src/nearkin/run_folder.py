@@ -67,6 +67,13 @@ class RunFolder:
             raise DataError(f"{str(path)!r} is not a run folder: it has no {folder.recipe_file.name}")
         return folder
 
+    @classmethod
+    def begun(cls, path: str | Path, recipe: Recipe) -> RunFolder:
+        """A folder made ready for a new run."""
+        folder = cls(path)
+        folder.begin(recipe)
+        return folder
+
     @property
     def is_begun(self) -> bool:
         return self.recipe_file.exists()

@@ -99,6 +99,11 @@ class TrainingState:
             dtype=self.dtype,
         )
 
+    def pixels(self, rows: NDArray[np.int64]) -> Tensor:
+        """Evaluation crops of table rows, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
+        crops = [self.transform.evaluate(self.data.images[row]) for row in rows.tolist()]
+        return torch.from_numpy(np.stack(crops)).to(self.device)
+
     def score(self, part: EvaluationSet, *, final: bool = False) -> dict[str, float]:
         distance: Literal["cosine", "euclidean"] = "cosine" if self.encoder.normalisation == "l2" else "euclidean"
         return self.protocol.score(part, self.embed, distance=distance, final=final)

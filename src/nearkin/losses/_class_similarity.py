@@ -34,9 +34,9 @@ def class_similarity(similarities: Tensor, kind: ClassSimilarity, *, gamma: floa
 def class_similarity_slope(similarities: Tensor, kind: ClassSimilarity, *, gamma: float) -> tuple[Tensor, SlopeByProxy]:
     """:func:`class_similarity`, and the function that takes ``∂L/∂S [N, C]`` on to the proxies, outside autograd.
 
-    That function returns the slope and the similarities, both ``[N, C, K]``. In between, ``similarities`` are
-    overwritten: at the benchmarks' sizes ``[N, C, K]`` is by far the largest array of a step, so there are never more
-    than two of them, and what one pass can recompute is not kept.
+    That function returns the slope and the similarities, both ``[N, C, K]``, and overwrites what it is given. In
+    between, ``similarities`` are overwritten too: at the benchmarks' sizes ``[N, C, K]`` is by far the largest array of
+    a step, so there are never more than two of them, and what one pass can recompute is not kept.
     """
     if similarities.shape[2] == 1:
         return similarities.squeeze(2), lambda slope: (slope.unsqueeze(2), similarities)
@@ -58,7 +58,7 @@ def class_similarity_slope(similarities: Tensor, kind: ClassSimilarity, *, gamma
     shift = scaled.amax(2, keepdim=True) if gamma < 0.02 else None
     share = scaled.exp() if shift is None else (scaled - shift).exp_()
     total = share.sum(2, keepdim=True)
-    combined = share.mul_(scaled).sum(2, keepdim=True).div_(total)
+    combined = share.mul_(scaled).sum(2, keepdim=True).div_(total).mul_(gamma)
 
     def by_softmax(slope: Tensor) -> tuple[Tensor, Tensor]:
         # ∂S/∂s_k = a_k (1 + (s_k − S)/γ) with a_k the softmax.
@@ -66,11 +66,11 @@ def class_similarity_slope(similarities: Tensor, kind: ClassSimilarity, *, gamma
             torch.exp(scaled, out=share)
         else:
             torch.sub(scaled, shift, out=share).exp_()
-        offset = 1.0 - combined
-        share.mul_(slope.unsqueeze(2) / total).mul_(scaled.add_(offset))
+        offset = 1.0 - combined / gamma
+        share.mul_(slope.unsqueeze(2).div_(total)).mul_(scaled.add_(offset))
         return share, scaled.sub_(offset).mul_(gamma)
 
-    return combined.squeeze(2) * gamma, by_softmax
+    return combined.squeeze(2), by_softmax
 
 
 def proxy_spread(vectors: Tensor, norms: Tensor, *, tau: float) -> tuple[Tensor, Tensor]:

@@ -171,15 +171,17 @@ class _ProxyObjective(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             slope, by_proxy = slope_by_proxy(slope)
             product = by_proxy.mul_(slope.div_(proxy_norms))
-            radial = product.sum(0).div_(proxy_norms)
             along = torch.mv(product.flatten(1), proxy_norms.flatten())
-            ctx.save_for_backward(vectors, unit, norms, slope.flatten(1), radial, along, pull)
+            radial = product.sum(0).div_(proxy_norms)
+            if pull is not None:
+                pull.diagonal(dim1=1, dim2=2).sub_(radial)
+            ctx.save_for_backward(vectors, unit, norms, slope.flatten(1), along, radial, pull)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        vectors, unit, norms, slope, radial, along, pull = ctx.saved_tensors
+        vectors, unit, norms, slope, along, radial, pull = ctx.saved_tensors
         for_embeddings = for_vectors = None
         with full_precision(unit.device.type):
             if ctx.needs_input_grad[0]:
@@ -187,7 +189,8 @@ class _ProxyObjective(torch.autograd.Function):
                 for_embeddings.addcmul_(unit, along[:, None], value=-1.0).mul_(gradient / norms)
             if ctx.needs_input_grad[1]:
                 for_vectors = (slope.T @ (unit * gradient)).view_as(vectors)
-                for_vectors.addcmul_(vectors, (radial * gradient).unsqueeze(2), value=-1.0)
-                if pull is not None:
+                if pull is None:
+                    for_vectors.addcmul_(vectors, (radial * gradient).unsqueeze(2), value=-1.0)
+                else:
                     for_vectors.baddbmm_(pull * gradient, vectors)
         return for_embeddings, for_vectors, None, None, None, None

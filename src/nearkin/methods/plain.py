@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from nearkin.data.loader import Batch
@@ -19,9 +19,9 @@ class Plain:
     """One loss, batches from the recipe's sampler, nothing else.
 
     Other methods override what they change. The loop calls, in this order: :meth:`check` before any work,
-    :meth:`sampler` while the run is built, :meth:`start` before the very first step, and then for every step
-    :meth:`loss`, :meth:`adjust_gradients` (after backward, before clipping) and :meth:`after_step`; after each
-    evaluation :meth:`after_evaluation`, whose True ends the training. What a method keeps goes through
+    :meth:`build` and :meth:`sampler` while the run is built, :meth:`start` before the very first step, and then for
+    every step :meth:`loss`, :meth:`adjust_gradients` (after backward, before clipping) and :meth:`after_step`; after
+    each evaluation :meth:`after_evaluation`, whose True ends the training. What a method keeps goes through
     :meth:`state_dict`, so that a resumed run continues where it was.
 
     >>> Plain().state_dict()
@@ -31,6 +31,10 @@ class Plain:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Refuse, with the reason, a recipe that this method cannot follow."""
+
+    def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
+        """What the method learns beside encoder and objective; its proxy banks are trained at the proxies' rate."""
+        return None
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
         """The batches to train on; ``default`` is what the recipe's ``training.sampler`` says."""

@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageFilter
 
 # The most that happens at strength 1. Lengths are shares of the image's side; the stroke's is a share of the em.
-ROTATION = math.radians(18)
-SHEAR = 0.25
-LOG_STRETCH = 0.12
-LOG_ZOOM = 0.12
-SHIFT = 0.08
+ROTATION = math.radians(10)
+SHEAR = 0.1
+LOG_STRETCH = 0.1
+LOG_ZOOM = 0.1
+SHIFT = 0.17
 STROKE = 0.025
-PATCH = 0.25
+PATCH = 0.16
 PATCH_REACH = 0.25
-BLUR = 0.02
-NOISE = 0.12
+BLUR = 0.015
+NOISE = 0.2
 
 EM_SHARE = 0.75
-WIDEST_SHARE = 0.95
+WIDEST_SHARE = 0.9
 OVERSAMPLING = 2
 
 

@@ -1,0 +1,256 @@
+"""CCP: a chain of proxy problems, each begun from new images and held near the last solution."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nearkin import losses
+from nearkin.errors import RecipeError
+from nearkin.methods._pull import ProximalPull
+from nearkin.methods.plain import Plain
+from nearkin.numerics import normalise
+from nearkin.proxies import ProxyBank, greedy_k_center
+from nearkin.samplers.stream import generator
+
+if TYPE_CHECKING:
+    from nearkin.data.loader import Batch
+    from nearkin.recipe import Recipe
+    from nearkin.training import TrainingState
+
+__all__ = ["Ccp"]
+
+
+class Ccp(Plain):
+    r"""Chance-constrained alternating proxy problems (CCP, algorithm 1).
+
+    Each sub-problem minimises ``loss(batch, proxies) + λ/2 ‖θ − θ*‖²`` over the network θ and K proxies per class. When
+    it has converged, θ* becomes the weights of its best evaluation, and new proxies are started from images: of b
+    images per class, embedded with the present network, greedy k-centre takes the K that lie farthest from the proxies
+    the sub-problem ended with. So the classes are covered by ever new points instead of proxies that coalesce.
+
+    A pair loss gets the proxies as its references. A loss that owns proxies (Proxy-Anchor, MPA, ISA, …) keeps its own,
+    and CCP starts those anew; ``proxies_per_class`` is then the loss's.
+
+    Args:
+        proxies_per_class: K; 8 for CUB and Cars, 4 for SOP and In-shop (section 6.1).
+        pool_size: b, images per class to choose from; 12 and 7. With ``b = K`` the choice is random.
+        pull: λ of the proximal term.
+        patience: evaluations without improvement after which a sub-problem has converged.
+        min_improvement: what counts as an improvement of the score that the protocol selects by.
+        steps_per_problem: end every sub-problem after this many steps instead of by its scores.
+        stop_after: evaluations without a new best after which the whole training ends.
+        anchors: ``"proxies"``, or ``"samples"`` for the MNIST study, where the chosen images themselves are embedded
+            in every step.
+        as_released: what the authors' code adds: no pull in the first sub-problem, and a tenth of the loss on pairs
+            within the batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        proxies_per_class: int = 8,
+        pool_size: int = 12,
+        pull: float = 2e-4,
+        patience: int = 3,
+        min_improvement: float = 1e-5,
+        steps_per_problem: int | None = None,
+        stop_after: int = 60,
+        anchors: Literal["proxies", "samples"] = "proxies",
+        as_released: bool = False,
+    ) -> None:
+        for name, value in (
+            ("proxies_per_class", proxies_per_class),
+            ("pool_size", pool_size),
+            ("patience", patience),
+            ("stop_after", stop_after),
+        ):
+            if value < 1:
+                raise RecipeError(f"method.{name} must be at least 1, got {value}")
+        if steps_per_problem is not None and steps_per_problem < 1:
+            raise RecipeError(f"method.steps_per_problem must be at least 1, got {steps_per_problem}")
+        self.proxies_per_class = proxies_per_class
+        self.pool_size = pool_size
+        self.pull = pull
+        self.patience = patience
+        self.min_improvement = min_improvement
+        self.steps_per_problem = steps_per_problem
+        self.stop_after = stop_after
+        self.anchors = anchors
+        self.as_released = as_released
+        self.events: list[dict[str, Any]] = []
+        self.problem = 0
+        self.problem_began = 0
+        self.without_improvement = 0
+        self.without_best = 0
+        self.problem_best = -math.inf
+        self.overall_best = -math.inf
+        self._reference = ProximalPull()
+        self._best_weights: list[Tensor] | None = None
+        self._anchor_rows: NDArray[np.int64] = np.empty((0, 0), dtype=np.int64)
+        self._bank: ProxyBank | None = None
+        self._feeds_references = True
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        name, options = recipe.objective.name, recipe.method.options
+        kind = losses.kind(losses.catalogue()[name])
+        if kind == "wrapper":
+            raise RecipeError(
+                f"CCP gives a pair loss its proxies as references and cannot give them to {name}, which has references "
+                f"of its own: use the pair loss itself"
+            )
+        if name == "vcpa" and recipe.objective.options.get("newton_steps", 10) != 0:
+            raise RecipeError(
+                "VCPA's Newton steps set its proxies from the batch, so CCP's would be lost in one step: "
+                "set objective.newton_steps=0, or use another loss"
+            )
+        if kind == "proxy" and "proxies_per_class" in options:
+            raise RecipeError(f"{name} owns its proxies: set objective.proxies_per_class, not method.proxies_per_class")
+        if kind == "proxy" and options.get("anchors") == "samples":
+            raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
+        if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
+            raise RecipeError("method.pool_size must be at least method.proxies_per_class")
+        if options.get("steps_per_problem") is None and recipe.protocol.name == "conventional":
+            raise RecipeError(
+                "under the conventional protocol CCP would end its sub-problems by the scores of the test classes: set "
+                "method.steps_per_problem, or protocol.name=validation"
+            )
+
+    def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
+        own = getattr(objective, "bank", None)
+        if isinstance(own, ProxyBank):
+            self._bank, self._feeds_references = own, False
+            return None
+        self._bank = ProxyBank(num_classes, self.proxies_per_class, dim)
+        return self._bank
+
+    @property
+    def bank(self) -> ProxyBank:
+        assert self._bank is not None, "build comes first"
+        return self._bank
+
+    def start(self, state: TrainingState) -> None:
+        self._begin_problem(state, first=True)
+
+    def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
+        if not self._feeds_references:
+            return super().loss(state, embeddings, labels, batch)
+        if self.anchors == "samples":
+            rows = state.protocol.train_rows[self._anchor_rows.ravel()]
+            references = state.encoder(state.pixels(rows))
+        else:
+            references = self.bank.vectors.flatten(0, 1)
+        owners = torch.arange(self.bank.classes, device=labels.device).repeat_interleave(self.bank.per_class)
+        value: Tensor = state.objective(embeddings, labels, references, owners)
+        if self.as_released:
+            value = value + 0.1 * state.objective(embeddings, labels)
+        return value
+
+    def adjust_gradients(self, state: TrainingState) -> None:
+        if not (self.as_released and self.problem == 1):
+            self._reference.add_to_gradients(list(state.encoder.parameters()), self.pull)
+
+    def after_step(self, state: TrainingState) -> None:
+        if self.steps_per_problem is not None and state.step - self.problem_began >= self.steps_per_problem:
+            self._best_weights = None  # without scores the last weights are the solution
+            self._begin_problem(state)
+
+    def after_evaluation(self, state: TrainingState, scores: dict[str, float]) -> bool:
+        score = scores.get(state.protocol.select_by, math.nan)
+        self.without_best += 1
+        if score > self.overall_best:
+            self.overall_best, self.without_best = score, 0
+        if self.steps_per_problem is None:
+            # A score that is not a number compares as no improvement.
+            if score > self.problem_best + self.min_improvement or self._best_weights is None:
+                self.problem_best = score if not math.isnan(score) else -math.inf
+                self.without_improvement = 0
+                self._best_weights = [p.detach().clone() for p in state.encoder.parameters()]
+            else:
+                self.without_improvement += 1
+            if self.without_improvement >= self.patience:
+                self._begin_problem(state)
+        return bool(scores) and self.without_best >= self.stop_after
+
+    def _begin_problem(self, state: TrainingState, *, first: bool = False) -> None:
+        parameters = list(state.encoder.parameters())
+        self._reference.remember(self._best_weights if self._best_weights is not None else parameters)
+        self._best_weights, self.problem_best, self.without_improvement = None, -math.inf, 0
+        self.problem += 1
+        steps, self.problem_began = state.step - self.problem_began, state.step
+        self._restart_proxies(state, first=first)
+        self.events.append({"step": state.step, "kind": "problem", "number": self.problem, "steps_before": steps})
+
+    @torch.no_grad()
+    def _restart_proxies(self, state: TrainingState, *, first: bool) -> None:
+        bank = self.bank
+        rows, valid = self._draw_pool(state.labels, bank.classes, state.recipe.training.seed)
+        pool = state.embed(state.protocol.train_rows[rows.ravel()]).view(*rows.shape, -1)
+        held = None if first else self._present(state, bank)
+        picks = greedy_k_center(pool, held, bank.per_class, valid=torch.from_numpy(valid).to(pool.device))
+        chosen = pool.gather(1, picks.unsqueeze(2).expand(-1, -1, pool.shape[2]))
+        bank.vectors.copy_(chosen)
+        self._anchor_rows = np.take_along_axis(rows, picks.cpu().numpy(), axis=1)
+        state.optimiser.state.pop(bank.vectors, None)
+
+    def _present(self, state: TrainingState, bank: ProxyBank) -> Tensor:
+        """The proxies the sub-problem ended with, as points of the embedding space."""
+        if self.anchors == "samples":
+            rows = state.protocol.train_rows[self._anchor_rows.ravel()]
+            return state.embed(rows).view(*self._anchor_rows.shape, -1)
+        return normalise(bank.vectors.detach(), state.encoder.normalisation)
+
+    def _draw_pool(
+        self, labels: NDArray[np.int64], classes: int, seed: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """``b`` training images of every class ``[C, b]``, and which of them are real where a class has fewer."""
+        rng = generator(seed, 2, self.problem)
+        # Shuffled and then sorted by class, the first b of each class are a random choice.
+        order = rng.permutation(len(labels))
+        order = order[np.argsort(labels[order], kind="stable")]
+        starts = np.searchsorted(labels[order], np.arange(classes))
+        sizes = np.bincount(labels, minlength=classes)
+        place = np.arange(max(self.pool_size, self.bank.per_class))[None, :]
+        valid = place < np.minimum(sizes, place.shape[1])[:, None]
+        rows = order[starts[:, None] + np.where(valid, place, 0)]
+        return rows.astype(np.int64), valid
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "bank": self.bank.state_dict() if self._feeds_references else None,
+            "reference": self._reference.state_dict(),
+            "best_weights": self._best_weights,
+            "anchor_rows": torch.from_numpy(self._anchor_rows),
+            "events": self.events,
+            "problem": self.problem,
+            "problem_began": self.problem_began,
+            "without_improvement": self.without_improvement,
+            "without_best": self.without_best,
+            "problem_best": self.problem_best,
+            "overall_best": self.overall_best,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["bank"] is not None:
+            self.bank.load_state_dict(state["bank"])
+        device = self.bank.vectors.device
+        self._reference.load_state_dict(state["reference"])
+        weights = state["best_weights"]
+        self._best_weights = None if weights is None else [w.to(device) for w in weights]
+        self._anchor_rows = state["anchor_rows"].numpy()
+        for name in (
+            "events",
+            "problem",
+            "problem_began",
+            "without_improvement",
+            "without_best",
+            "problem_best",
+            "overall_best",
+        ):
+            setattr(self, name, state[name])

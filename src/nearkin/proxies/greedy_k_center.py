@@ -1,0 +1,80 @@
+"""Greedy k-centre: which images of a pool become a class's next proxies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Tensor | None = None) -> Tensor:
+    """Pick ``k`` pool members per class, each the farthest from those there already, for all classes at once.
+
+    ``argmax_u min_v ‖u − v‖`` over the pool, with ``v`` among the ``existing`` points and the members picked so far
+    (CCP, algorithm 2). Without existing points the first pick is the member nearest the pool's mean. No member is
+    picked twice while another is left; a class with fewer than ``k`` repeats its picks in their order. Ties go to the
+    lower index.
+
+    Args:
+        pool: embeddings ``[C, b, D]``.
+        existing: ``[C, m, D]``, or None.
+        k: how many to pick.
+        valid: ``[C, b]`` bool, False where a class has fewer than b images; each class needs at least one.
+
+    Returns:
+        Indices into the pool, int64 ``[C, k]``.
+
+    Example:
+        >>> pool = torch.tensor([[[0.0], [1.0], [5.0], [9.0]]])
+        >>> greedy_k_center(pool, None, 3).tolist()
+        [[2, 0, 3]]
+        >>> greedy_k_center(pool, torch.tensor([[[9.0]]]), 2).tolist()
+        [[0, 2]]
+    """
+    _check(pool, existing, k, valid)
+    usable = torch.ones(pool.shape[:2], dtype=torch.bool, device=pool.device) if valid is None else valid
+    far = torch.full(pool.shape[:2], torch.inf, dtype=pool.dtype, device=pool.device)
+    if existing is None:
+        share = usable.unsqueeze(2).to(pool.dtype)
+        mean = (pool * share).sum(1) / share.sum(1).clamp_min(1)
+        # Nearest to the mean is farthest by the negative distance; real distances replace it after the first pick.
+        merit = -_squared(pool, mean)
+    else:
+        for centre in existing.unbind(1):
+            far = torch.minimum(far, _squared(pool, centre))
+        merit = far
+    left = usable.clone()
+    picks = []
+    for _ in range(min(k, pool.shape[1])):
+        pick = merit.masked_fill(~left, -torch.inf).argmax(dim=1)
+        picks.append(pick)
+        left.scatter_(1, pick[:, None], False)
+        far = torch.minimum(far, _squared(pool, pool[torch.arange(len(pool), device=pool.device), pick]))
+        merit = far
+    chosen = torch.stack(picks, dim=1)
+    # Beyond the class's own number of images the order begins again.
+    turn = torch.arange(k, device=pool.device) % usable.sum(1, keepdim=True).clamp(min=1, max=chosen.shape[1])
+    return chosen.gather(1, turn)
+
+
+def _squared(pool: Tensor, centre: Tensor) -> Tensor:
+    """Squared distances ``[C, b]`` from differences: a member is at exactly 0 from itself."""
+    return (pool - centre.unsqueeze(1)).square_().sum(2)
+
+
+def _check(pool: Tensor, existing: Tensor | None, k: int, valid: Tensor | None) -> None:
+    if pool.ndim != 3 or 0 in pool.shape[:2]:
+        raise ValueError(f"pool must have shape [C, b, D] with at least one class and member, got {list(pool.shape)}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if existing is not None and (
+        existing.ndim != 3 or existing.shape[0] != pool.shape[0] or existing.shape[2] != pool.shape[2]
+    ):
+        raise ValueError(f"existing must have shape [{pool.shape[0]}, m, {pool.shape[2]}], got {list(existing.shape)}")
+    if valid is not None and (valid.shape != pool.shape[:2] or valid.dtype != torch.bool):
+        raise ValueError(f"valid must be bool {list(pool.shape[:2])}, got {valid.dtype} {list(valid.shape)}")
+    if valid is not None and valid.device.type == "cpu" and not bool(valid.any(1).all()):
+        raise ValueError(
+            f"valid must hold for at least one member of every class; none does in class "
+            f"{int((~valid.any(1)).nonzero()[0])}"
+        )

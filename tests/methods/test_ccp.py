@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin import checkpoint
+from nearkin.errors import RecipeError
+from nearkin.evaluation.protocol import Protocol
+from nearkin.run_folder import RunFolder
+from nearkin.training import fit
+
+
+class Silent:
+    def on_step(self, state, loss, images):
+        pass
+
+    def on_evaluation(self, state, row):
+        pass
+
+
+def weights(state):
+    return [p.detach().clone() for p in state.encoder.parameters()]
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Validation scores that go as the test says; the first is the untrained network's, the second its test score."""
+
+    def set_scores(values):
+        rest = iter(values)
+        monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": 0.5, "MAP@R": next(rest)})
+
+    return set_scores
+
+
+def test_trace_of_problems_by_hand(tiny, tmp_path, scripted):
+    """Evaluations every 2 steps, patience 2. By hand, after the untrained 0.0 (twice, the second for the test classes):
+
+    step  2: .30 best of problem 1        step  4: .20 one without     step  6: .30 two without → problem 2, θ* = step 2
+    step  8: .10 best of problem 2        step 10: .40 best            step 12: .40 + 1e-6 counts as none
+    step 14: .39 two without → problem 3, θ* = step 10                 step 16: nan: first of problem 3
+    step 18: nan one without              step 20: nan two → problem 4, θ* = step 16
+    """
+    scripted([0.0, 0.0, 0.30, 0.20, 0.30, 0.10, 0.40, 0.40 + 1e-6, 0.39, math.nan, math.nan, math.nan])
+    state = tiny(
+        "method.name=ccp",
+        "method.patience=2",
+        "method.proxies_per_class=2",
+        "method.pool_size=3",
+        "training.max_steps=20",
+    )
+    at_step, references = {}, []
+    method = state.method
+    genuine = method._begin_problem
+
+    def spy(state_, **options):
+        genuine(state_, **options)
+        references.append([c.clone() for c in method._reference.centre])
+
+    method._begin_problem = spy
+
+    class Watch(Silent):
+        def on_step(self, state, loss, images):
+            at_step[state.step] = weights(state)
+
+    at_step[0] = weights(state)
+    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Watch())
+    assert [(e["step"], e["number"], e["steps_before"]) for e in method.events] == [
+        (0, 1, 0),
+        (6, 2, 6),
+        (14, 3, 8),
+        (20, 4, 6),
+    ]
+    for centre, step in zip(references, (0, 2, 10, 16), strict=True):
+        assert equal(centre, at_step[step]), f"θ* should be the weights of step {step}"
+
+
+def test_proxies_start_from_the_images_that_greedy_k_centre_picks(tiny, monkeypatch):
+    state = tiny("method.name=ccp", "method.proxies_per_class=2", "method.pool_size=3")
+    state.method.start(state)
+    state.step = 5
+    ended = torch.randn_like(state.method.bank.vectors)
+    state.method.bank.vectors.data.copy_(ended)
+    state.optimiser.state[state.method.bank.vectors] = {"step": torch.tensor(3.0)}
+    asked = []
+    genuine = type(state).embed
+    monkeypatch.setattr(type(state), "embed", lambda self, rows: asked.append(rows) or genuine(self, rows))
+    state.method._begin_problem(state)
+    rows = asked[0].reshape(5, 3)
+    embedded = genuine(state, rows.ravel()).view(5, 3, -1)
+    scale = ended.norm(dim=2, keepdim=True).clamp_min(1.0)
+    sizes = [5, 3, 1, 4, 4]
+    for c in range(5):
+        assert set(state.table.labels[rows[c]].tolist()) == {c}
+        pool = list(dict.fromkeys(rows[c].tolist()))
+        assert len(pool) == min(3, sizes[c]), "no image twice unless the class has too few"
+        held, picked = list((ended / scale)[c]), []
+        for _ in range(2):
+            left = [i for i in range(len(pool)) if i not in picked] or [picked[0]]
+            near = [min(float((embedded[c, i] - v).norm()) for v in held) for i in left]
+            picked.append(left[int(np.argmax(near))])
+            held.append(embedded[c, picked[-1]])
+        assert torch.equal(state.method.bank.vectors[c], embedded[c, picked])
+    assert state.method.bank.vectors not in state.optimiser.state, "moments of the old proxies are gone"
+
+
+def test_pool_of_proxies_size_is_a_random_choice(tiny):
+    state = tiny("method.name=ccp", "method.proxies_per_class=3", "method.pool_size=3")
+    chosen = []
+    for _ in range(4):
+        state.method._begin_problem(state, first=state.method.problem == 0)
+        chosen.append(np.sort(state.method._anchor_rows[0]).tolist())
+    assert len({tuple(c) for c in chosen}) > 1
+    assert all(len(set(c)) == 3 for c in chosen)
+
+
+def test_the_step_is_the_loss_against_proxies_and_a_pull(tiny):
+    state = tiny("method.name=ccp", "method.pull=0.5", "method.proxies_per_class=2", "method.pool_size=3")
+    state.method.start(state)
+    start = weights(state)
+    with torch.no_grad():
+        for parameter in state.encoder.parameters():
+            parameter.add_(0.01)
+    embeddings = torch.randn(4, 6, requires_grad=True)
+    labels = torch.tensor([0, 1, 3, 4])
+    value = state.method.loss(state, embeddings, labels, None)
+    owners = torch.arange(5).repeat_interleave(2)
+    expected = state.objective(embeddings, labels, state.method.bank.vectors.reshape(10, 6), owners)
+    assert torch.equal(value, expected)
+    for parameter in state.encoder.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    frozen = next(state.encoder.parameters())
+    frozen.grad = None
+    state.method.adjust_gradients(state)
+    assert frozen.grad is None
+    for parameter, old in list(zip(state.encoder.parameters(), start, strict=True))[1:]:
+        assert torch.allclose(parameter.grad, 1 + 0.5 * (parameter.detach() - old))
+
+
+def test_as_released_adds_batch_pairs_and_no_pull_at_first(tiny):
+    state = tiny("method.name=ccp", "method.as_released=true", "method.pull=0.5", "method.proxies_per_class=2")
+    state.method.start(state)
+    embeddings, labels = torch.randn(4, 6), torch.tensor([0, 0, 3, 3])
+    owners = torch.arange(5).repeat_interleave(2)
+    with_proxies = state.objective(embeddings, labels, state.method.bank.vectors.reshape(10, 6), owners)
+    assert torch.allclose(
+        state.method.loss(state, embeddings, labels, None), with_proxies + 0.1 * state.objective(embeddings, labels)
+    )
+    for expected_pull in (False, True):
+        for parameter in state.encoder.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with torch.no_grad():
+            next(state.encoder.parameters()).add_(1.0)
+        state.method.adjust_gradients(state)
+        assert (next(state.encoder.parameters()).grad.abs().sum() > 0) == expected_pull
+        state.method.problem = 2
+
+
+def test_samples_as_anchors_give_the_network_a_gradient(tiny):
+    state = tiny("method.name=ccp", "method.anchors=samples", "method.proxies_per_class=2", "method.pool_size=2")
+    state.method.start(state)
+    embeddings = torch.randn(3, 6)
+    value = state.method.loss(state, embeddings, torch.tensor([0, 1, 2]), None)
+    value.backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in state.encoder.parameters())
+    assert state.method.bank.vectors.grad is None
+
+
+def test_fixed_steps_need_no_validation(tiny, tmp_path):
+    state = tiny(
+        "method.name=ccp",
+        "method.steps_per_problem=3",
+        "protocol.name=conventional",
+        "training.max_steps=10",
+        "method.proxies_per_class=2",
+        "method.pool_size=3",
+    )
+    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    assert [e["step"] for e in state.method.events] == [0, 3, 6, 9]
+
+
+def test_training_stops_after_evaluations_without_a_best(tiny, tmp_path, scripted):
+    scripted([0.0, 0.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4])
+    state = tiny("method.name=ccp", "method.stop_after=4", "training.max_steps=40", "method.proxies_per_class=2")
+    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    assert state.step == 10  # best at step 2, then evaluations at 4, 6, 8 and 10 without a better one
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        "contrastive",
+        "cosine_contrastive",
+        "triplet",
+        "margin",
+        "multi_similarity",
+        "lifted_structure",
+        "angular",
+        "mpa_ap",
+        "proxy_isa",
+        "soft_triple",
+    ],
+)
+def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp_path, objective):
+    overrides = [
+        "method.name=ccp",
+        f"objective.name={objective}",
+        "method.pool_size=3",
+        "training.max_steps=9",
+        "method.patience=1",
+    ]
+    if objective not in ("mpa_ap", "proxy_isa", "soft_triple"):
+        overrides.append("method.proxies_per_class=2")
+    if objective in ("mpa_ap", "soft_triple"):
+        overrides.append("objective.proxies_per_class=2")
+    whole = tiny(*overrides)
+    fit(whole, RunFolder.begun(tmp_path / "whole", whole.recipe), Silent())
+
+    class Stop(Exception):
+        pass
+
+    class StopAt(Silent):
+        def on_step(self, state, loss, images):
+            if state.step == 5:
+                checkpoint.save_last(state, folder)
+                raise Stop
+
+    folder = RunFolder.begun(tmp_path / "broken", whole.recipe)
+    with pytest.raises(Stop):
+        fit(tiny(*overrides), folder, StopAt())
+    resumed = tiny(*overrides)
+    checkpoint.load_last(resumed, folder)
+    fit(resumed, folder, Silent())
+    assert equal(weights(whole), weights(resumed))
+    assert torch.equal(whole.method.bank.vectors, resumed.method.bank.vectors)
+    assert whole.method.events == resumed.method.events
+    assert len(whole.method.events) >= 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["objective.name=cross_batch_memory", "objective.size=9"], "references of its own"),
+        (["objective.name=vcpa"], "Newton steps"),
+        (["objective.name=mpa_ap", "method.proxies_per_class=3"], "owns its proxies"),
+        (["objective.name=proxy_anchor", "method.anchors=samples"], "needs a pair loss"),
+        (["method.pool_size=2", "method.proxies_per_class=3"], "pool_size must be at least"),
+        (["protocol.name=conventional"], "by the scores of the test classes"),
+    ],
+)
+def test_products_that_make_no_sense_are_refused(tiny, overrides, said):
+    with pytest.raises(RecipeError, match=said):
+        tiny("method.name=ccp", *overrides)
+
+
+def test_vcpa_without_newton_steps_is_welcome(tiny):
+    state = tiny("method.name=ccp", "objective.name=vcpa", "objective.newton_steps=0", "method.pool_size=3")
+    state.method.start(state)
+    assert state.objective.mu.norm(dim=1).max() <= 1 + 1e-5
+
+
+def test_a_pool_is_embedded_in_chunks(tiny):
+    state = tiny("method.name=ccp", "training.evaluation_batch_size=2", "method.proxies_per_class=2")
+    state.method.start(state)
+    assert torch.isfinite(state.method.bank.vectors).all()
+
+
+def test_a_class_with_one_image_repeats_it(tiny):
+    state = tiny("method.name=ccp", "method.proxies_per_class=4", "method.pool_size=4")
+    state.method.start(state)
+    lone = state.method.bank.vectors[2]
+    assert torch.equal(lone, lone[:1].expand_as(lone))
