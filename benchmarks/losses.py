@@ -24,8 +24,6 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import nearkin.losses as ours
@@ -204,16 +202,19 @@ def hardware(device: str) -> str:
     return f"{model}, {torch.get_num_threads()} threads"
 
 
+HEADINGS = ["loss", "size", "ours ms", "theirs ms", "ratio", "ours MiB", "theirs MiB", "ratio"]
+
+
+def line(cells: list[str]) -> str:
+    return f"{cells[0]:20} {cells[1]:26}" + "".join(f"{cell:>11}" for cell in cells[2:])
+
+
 def row(case: Case, own: Figures, other: Figures | None) -> list[str]:
     def three(a: float, b: float | None, digits: int) -> list[str]:
         return [f"{a:.{digits}f}", *(["–", "–"] if b is None else [f"{b:.{digits}f}", f"{a / b:.2f}×"])]
 
-    return [
-        case.name,
-        case.size,
-        *three(own.median_ms, other and other.median_ms, 2),
-        *three(own.peak_mib, other and other.peak_mib, 1),
-    ]
+    time_cells = three(own.median_ms, other and other.median_ms, 2)
+    return [case.name, case.size, *time_cells, *three(own.peak_mib, other and other.peak_mib, 1)]
 
 
 def parse_sizes(text: str) -> list[tuple[int, int, int]]:
@@ -239,23 +240,19 @@ def main() -> None:
     version = "not installed" if theirs is None else pytorch_metric_learning.__version__
     peer = f"pytorch-metric-learning {version}"
 
-    console, results = Console(width=132), []
+    results = []
     for device in devices:
         setting = {"device": device, "hardware": hardware(device), "torch": torch.__version__, "peer": peer}
-        console.print("; ".join(f"{key} {value}" for key, value in setting.items()))
-        table = Table("loss", "size", box=None)
-        for heading in ("ours ms", "theirs ms", "ratio", "ours MiB", "theirs MiB", "ratio"):
-            table.add_column(heading, justify="right")
+        print("; ".join(f"{key} {value}" for key, value in setting.items()), line(HEADINGS), sep="\n")
         for case in cases(device, arguments.sizes, arguments.losses):
             torch.manual_seed(0)
             makers = case.make[: 1 if theirs is None else 2]
             steps = [Step(make().to(device), case.embeddings, case.labels) for make in makers]
             figures = measure(steps, device, rounds=arguments.repeats, seconds=arguments.seconds)
             own, other = figures[0], figures[1] if len(figures) > 1 else None
-            table.add_row(*row(case, own, other))
+            print(line(row(case, own, other)), flush=True)
             both = {"ours": asdict(own), "theirs": other and asdict(other)}
             results.append({"loss": case.name, "size": case.size, **setting, **both})
-        console.print(table)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -10,8 +10,14 @@ import pytest
 
 from nearkin import cli
 
-QUICK = ["encoder.backbone=resnetv2_20", "encoder.weights=null", "encoder.dim=16", "data.image_size=32",
-         "training.epochs=2", "training.device=cpu"]
+QUICK = [
+    "encoder.backbone=resnetv2_20",
+    "encoder.weights=null",
+    "encoder.dim=16",
+    "data.image_size=32",
+    "training.epochs=2",
+    "training.device=cpu",
+]
 
 
 @pytest.fixture

@@ -32,7 +32,16 @@ LEVELS = (
 )
 """From the bottom up: a module imports from its own level and from those before it."""
 
-OPTIONAL = {"torchvision", "timm", "sklearn", "scipy", "faiss", "transformers", "tensorboard", "pytorch_metric_learning"}
+OPTIONAL = {
+    "torchvision",
+    "timm",
+    "sklearn",
+    "scipy",
+    "faiss",
+    "transformers",
+    "tensorboard",
+    "pytorch_metric_learning",
+}
 
 
 def modules():

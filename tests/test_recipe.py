@@ -55,7 +55,11 @@ def test_another_objective_drops_the_options_of_the_first():
         ({"objective": {"name": "proxy_anchor", "alhpa": 3}}, [], r"'objective\.alhpa' for proxy_anchor: did you mean"),
         ({"objective": {"name": "proxy_anchor", "alpha": "x"}}, [], r"objective\.alpha must be a number"),
         ({"objective": {"name": "cross_batch_memory"}}, [], r"needs objective\.size"),
-        ({"objective": {"name": "cross_batch_memory", "size": 9, "pair_loss": "proxy_anchor"}}, [], "must be a pair loss"),
+        (
+            {"objective": {"name": "cross_batch_memory", "size": 9, "pair_loss": "proxy_anchor"}},
+            [],
+            "must be a pair loss",
+        ),
         ({"objective": {"name": "cosface", "weighting": "isa"}}, [], "cosface takes no weighting"),
         ({"objective": {"name": "mpa", "weighting": {"hardnes": 1}}}, [], "did you mean 'hardness'"),
         ({"objective": {"name": "vcpa", "generator": 3}}, [], "cannot be set from a recipe"),

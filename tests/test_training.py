@@ -72,7 +72,10 @@ def test_a_run_leaves_a_complete_folder(photos, tmp_path):
     assert math.isclose(float(best["R@1"]), scores["test"]["R@1"])
     assert float(rows[-1]["R@1"]) == scores["last"]["R@1"]
     record = json.loads(folder.environment_file.read_text())
-    assert record["packages"]["torch"] == torch.__version__.split("+")[0] or record["packages"]["torch"] == torch.__version__
+    assert (
+        record["packages"]["torch"] == torch.__version__.split("+")[0]
+        or record["packages"]["torch"] == torch.__version__
+    )
     assert record["data"]["training_images"] == 32
     assert record["data"]["test_images"] == 16
     assert folder.recipe() == recipe_for(photos)
@@ -144,8 +147,10 @@ def groups_of(state):
     [
         (["training.schedule=constant"], [1, 1, 1, 1]),
         (["training.schedule=step", "training.schedule_every=2", "training.schedule_factor=0.5"], [1, 1, 0.5, 0.5]),
-        (["training.schedule=cosine", "training.epochs=4"], [1, 0.5 * (1 + math.cos(math.pi / 4)), 0.5,
-                                                             0.5 * (1 + math.cos(3 * math.pi / 4))]),
+        (
+            ["training.schedule=cosine", "training.epochs=4"],
+            [1, 0.5 * (1 + math.cos(math.pi / 4)), 0.5, 0.5 * (1 + math.cos(3 * math.pi / 4))],
+        ),
     ],
 )
 def test_schedules_scale_every_group_alike(photos, tmp_path, options, factors):
@@ -163,8 +168,13 @@ def test_schedules_scale_every_group_alike(photos, tmp_path, options, factors):
 def test_plateau_waits_for_evaluations_without_improvement(photos, tmp_path):
     folder = RunFolder(tmp_path / "run")
     run(
-        recipe_for(photos, "training.schedule=plateau", "training.schedule_every=1", "training.learning_rate=1e-6",
-                   "training.epochs=5"),
+        recipe_for(
+            photos,
+            "training.schedule=plateau",
+            "training.schedule_every=1",
+            "training.learning_rate=1e-6",
+            "training.epochs=5",
+        ),
         folder,
         Silent(),
     )
@@ -211,8 +221,12 @@ def test_validation_chooses_the_epoch_and_test_is_scored_once(photos, tmp_path, 
 
     monkeypatch.setattr(Protocol, "score", spy)
     recipe = recipe_for(
-        photos, "protocol.name=validation", "protocol.test_share=0.2", "protocol.validation_share=0.3",
-        "training.epochs=2", "training.batch_size=4",
+        photos,
+        "protocol.name=validation",
+        "protocol.test_share=0.2",
+        "protocol.validation_share=0.3",
+        "training.epochs=2",
+        "training.batch_size=4",
     )
     # four classes must stay, so six leave two for the test and none to validate; eight leave two of each
     for extra in ("sieben", "acht"):
@@ -254,8 +268,12 @@ def same_bits(a, b):
 
 def test_killed_and_resumed_is_bit_identical(photos, tmp_path):
     """SIGKILL in the middle of epochs, twice, with the sampler ahead of the loop, then to the end."""
-    overrides = ["training.checkpoint_minutes=0", "training.epochs=6", "training.sampler=balanced",
-                 "training.images_per_class=2"]
+    overrides = [
+        "training.checkpoint_minutes=0",
+        "training.epochs=6",
+        "training.sampler=balanced",
+        "training.images_per_class=2",
+    ]
     whole = RunFolder(tmp_path / "whole" / "run")
     broken = RunFolder(tmp_path / "broken" / "run")
     for folder in (whole, broken):

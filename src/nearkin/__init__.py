@@ -57,7 +57,7 @@ _HOMES = {
 }
 _PACKAGES = ("evaluation", "losses", "methods", "proxies", "samplers")
 
-__all__ = ["__version__", *_HOMES, *_PACKAGES]  # noqa: PLE0604
+__all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,8 +30,5 @@ def keyword_options(part: type) -> dict[str, inspect.Parameter]:
     >>> sorted(keyword_options(Contrastive))
     ['neg_margin', 'normalisation', 'pos_margin', 'reduction']
     """
-    try:
-        parameters = inspect.signature(part, eval_str=True).parameters
-    except NameError:
-        parameters = inspect.signature(part).parameters
+    parameters = inspect.signature(part, eval_str=True).parameters
     return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -28,7 +28,7 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     nearkin.errors.RecipeError: training.epochs must be a whole number, got 1.5
     """
     origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any or isinstance(kind, str):
+    if kind is Any:
         return value
     if origin is Literal:
         if value in arguments:

@@ -107,8 +107,17 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     assert read_quietly(tmp_path / "data").ids == ("a/1.jpg", "a/2.jpg", "b/1.jpg", "linked/1.jpg")
 
 
-@pytest.mark.parametrize("folder, split", [("val", "validation"), ("valid", "validation"), ("validation", "validation"),
-                                           ("test", "test"), ("Test", "test"), ("gallery", "gallery")])
+@pytest.mark.parametrize(
+    "folder, split",
+    [
+        ("val", "validation"),
+        ("valid", "validation"),
+        ("validation", "validation"),
+        ("test", "test"),
+        ("Test", "test"),
+        ("gallery", "gallery"),
+    ],
+)
 def test_top_folders_named_after_splits_are_splits(tmp_path, folder, split):
     put(tmp_path, "train/a/1.jpg", "train/b/1.jpg", f"{folder}/b/2.jpg", f"{folder}/c/3.jpg")
     table = read_quietly(tmp_path)
@@ -160,9 +169,14 @@ def test_a_mistyped_path_gets_the_nearest_folder(tmp_path):
         read_folder(tmp_path / "zzz")
 
 
-@pytest.mark.parametrize("name, advice", [
-    ("birds.zip", "unpack it"), ("list.csv", "read_manifest"), ("a.jpg", "a folder"),
-])
+@pytest.mark.parametrize(
+    "name, advice",
+    [
+        ("birds.zip", "unpack it"),
+        ("list.csv", "read_manifest"),
+        ("a.jpg", "a folder"),
+    ],
+)
 def test_a_file_in_place_of_a_folder(tmp_path, name, advice):
     put(tmp_path, name)
     with pytest.raises(DataError, match=f"is a file; .*{advice}"):

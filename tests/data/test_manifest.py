@@ -50,27 +50,36 @@ def test_column_names_and_delimiters(folder, path_column, label_column, delimite
 
 
 def test_splits_ids_and_other_columns(folder):
-    text = ("id;split;path;label;Colour;filename\n"
-            "007;train;a/1.jpg;010;red;x\n"
-            "7;val;a/2.jpg;10;;y\n"
-            "8;Query;b/1.jpg;010;blue;z\n")
+    text = (
+        "id;split;path;label;Colour;filename\n"
+        "007;train;a/1.jpg;010;red;x\n"
+        "7;val;a/2.jpg;10;;y\n"
+        "8;Query;b/1.jpg;010;blue;z\n"
+    )
     table = read_manifest(write(folder, text))
     assert table.ids == ("007", "7", "8")
     assert table.class_names == ("010", "10")
     assert table.splits.tolist() == ["train", "validation", "query"]
     assert {name: values.tolist() for name, values in table.columns.items()} == {
-        "Colour": ["red", "", "blue"], "filename": ["x", "y", "z"]}
+        "Colour": ["red", "", "blue"],
+        "filename": ["x", "y", "z"],
+    }
 
 
 def test_json_lines(folder):
-    records = [{"image": "a/1.jpg", "class": 7, "split": "train", "price": 1.5, "tags": ["x", "ü"]},
-               {"image": "b/1.jpg", "class": "8", "split": "test", "sold": None}]
+    records = [
+        {"image": "a/1.jpg", "class": 7, "split": "train", "price": 1.5, "tags": ["x", "ü"]},
+        {"image": "b/1.jpg", "class": "8", "split": "test", "sold": None},
+    ]
     path = write(folder, "\n\n".join(json.dumps(record) for record in records) + "\n", name="list.jsonl")
     table = read_manifest(path)
     assert table.class_names == ("7", "8")
     assert table.splits.tolist() == ["train", "test"]
     assert {name: values.tolist() for name, values in table.columns.items()} == {
-        "price": ["1.5", ""], "tags": ['["x", "ü"]', ""], "sold": ["", ""]}
+        "price": ["1.5", ""],
+        "tags": ['["x", "ü"]', ""],
+        "sold": ["", ""],
+    }
 
 
 def test_paths_relative_to_root_and_absolute_and_from_windows(folder, tmp_path_factory):
@@ -106,27 +115,33 @@ def test_line_numbers_count_lines_inside_quotes(folder):
         read_manifest(write(folder, text))
 
 
-@pytest.mark.parametrize("text, message", [
-    ("path,label\na/1.jpg,x\na/2.jpg,\n", r"line 3: column 'label' is empty"),
-    ("path,label\n,x\n", r"line 2: column 'path' is empty"),
-    ("path,label,split\na/1.jpg,x,trian\nb/1.jpg,y,test\n", r"line 2: column 'split' .* 'trian'; did you mean 'train'"),
-    ("path,label,split\na/1.jpg,x,\nb/1.jpg,y,test\n", r"line 2: column 'split' is empty"),
-    ("sep=,\npath,label\na/1.jpg,x\nb/1.jpg\n", r"line 4: 1 fields where the header has 2 columns"),
-    ("path,label\na/1.jpg,x,extra\n", r"line 2: 3 fields where the header has 2 columns"),
-    ("path,label,Label\na/1.jpg,x,y\n", r"line 1: two columns are called 'label'"),
-    ("path,label,id\na/1.jpg,x,1\nb/1.jpg,y,1\n", r"line 3: '1' stands in line 2 already"),
-    ("path,label\na/1.jpg,x\na\\1.jpg,y\n", r"line 3: 'a/1.jpg' stands in line 2 already"),
-    ('path,label\n"a/1.jpg,x\n', r"line 2: not CSV"),
-    ("picture,label\na/1.jpg,x\n", r"needs a column 'path' or 'image' .*; its columns are 'picture', 'label'"),
-    ("path,kind\na/1.jpg,x\n", r"needs a column 'label' or 'class'; its columns are 'path', 'kind'"),
-    ("a/1.jpg\nb/1.jpg\n", r"needs a column 'path' .* and 'label' or 'class'"),
-    ("path,label\na/1.jpg,x\na/2.jpg,x\n", r"one class only \('x'\)"),
-    ("path,label\n", "lists no images"),
-    ("", "lists no images"),
-    ('{"path": "a/1.jpg", "label": "x"}\n{"path": "b/1.jpg"}\n', r"line 2: column 'label' is empty"),
-    ('{"path": "a/1.jpg", "label": "x"}\n{"path": "b/1.jpg", \n', r"line 2: not a JSON object"),
-    ('{"path": "a/1.jpg", "label": "x"}\n7\n', r"line 2: a JSON object is needed, got '7'"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("path,label\na/1.jpg,x\na/2.jpg,\n", r"line 3: column 'label' is empty"),
+        ("path,label\n,x\n", r"line 2: column 'path' is empty"),
+        (
+            "path,label,split\na/1.jpg,x,trian\nb/1.jpg,y,test\n",
+            r"line 2: column 'split' .* 'trian'; did you mean 'train'",
+        ),
+        ("path,label,split\na/1.jpg,x,\nb/1.jpg,y,test\n", r"line 2: column 'split' is empty"),
+        ("sep=,\npath,label\na/1.jpg,x\nb/1.jpg\n", r"line 4: 1 fields where the header has 2 columns"),
+        ("path,label\na/1.jpg,x,extra\n", r"line 2: 3 fields where the header has 2 columns"),
+        ("path,label,Label\na/1.jpg,x,y\n", r"line 1: two columns are called 'label'"),
+        ("path,label,id\na/1.jpg,x,1\nb/1.jpg,y,1\n", r"line 3: '1' stands in line 2 already"),
+        ("path,label\na/1.jpg,x\na\\1.jpg,y\n", r"line 3: 'a/1.jpg' stands in line 2 already"),
+        ('path,label\n"a/1.jpg,x\n', r"line 2: not CSV"),
+        ("picture,label\na/1.jpg,x\n", r"needs a column 'path' or 'image' .*; its columns are 'picture', 'label'"),
+        ("path,kind\na/1.jpg,x\n", r"needs a column 'label' or 'class'; its columns are 'path', 'kind'"),
+        ("a/1.jpg\nb/1.jpg\n", r"needs a column 'path' .* and 'label' or 'class'"),
+        ("path,label\na/1.jpg,x\na/2.jpg,x\n", r"one class only \('x'\)"),
+        ("path,label\n", "lists no images"),
+        ("", "lists no images"),
+        ('{"path": "a/1.jpg", "label": "x"}\n{"path": "b/1.jpg"}\n', r"line 2: column 'label' is empty"),
+        ('{"path": "a/1.jpg", "label": "x"}\n{"path": "b/1.jpg", \n', r"line 2: not a JSON object"),
+        ('{"path": "a/1.jpg", "label": "x"}\n7\n', r"line 2: a JSON object is needed, got '7'"),
+    ],
+)
 def test_errors_name_line_and_column(folder, text, message):
     with pytest.raises(DataError, match=message):
         read_manifest(write(folder, text))

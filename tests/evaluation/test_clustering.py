@@ -95,8 +95,12 @@ def test_thousands_of_classes_make_no_dense_table(largest_tensor):
 def test_nmi_of_the_same_clusters_agrees_with_pytorch_metric_learning():
     embeddings, labels = blobs(8, 12, 6, seed=0, spread=0.8)
     unit = torch.nn.functional.normalize(embeddings, dim=1)
-    peer = AccuracyCalculator(include=("NMI",), knn_func=lambda *_: None, device=torch.device("cpu"),
-                              kmeans_func=lambda x, nmb_clusters: kmeans(x, nmb_clusters, seed=5))
+    peer = AccuracyCalculator(
+        include=("NMI",),
+        knn_func=lambda *_: None,
+        device=torch.device("cpu"),
+        kmeans_func=lambda x, nmb_clusters: kmeans(x, nmb_clusters, seed=5),
+    )
     theirs = peer.get_accuracy(unit, labels)["NMI"]
     assert 0.3 < theirs < 0.99
     assert clustering_scores(embeddings, labels, seed=5)["NMI"] == pytest.approx(theirs, abs=1e-9)
@@ -200,19 +204,22 @@ def test_cuda_repeats_and_agrees_with_the_cpu():
     assert first == pytest.approx(clustering_scores(embeddings, labels), abs=0.02)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: kmeans(torch.ones(3, 2), 4), "clusters must be at most the number of points, 3, got 4"),
-    (lambda: kmeans(torch.ones(3, 2), 0), "clusters must be an integer of at least 1, got 0"),
-    (lambda: kmeans(torch.ones(3, 2), 1, restarts=0), "restarts must be an integer of at least 1, got 0"),
-    (lambda: kmeans(torch.tensor([[float("inf")]]), 1), "points must be finite"),
-    (lambda: clustering_scores(torch.ones(3, 2), [1, 2]), r"labels must have shape \[3\], got \[2\]"),
-    (lambda: clustering_scores(torch.tensor([[float("nan")]]), [1]), "embeddings must be finite"),
-    (lambda: clustering_scores(torch.ones(0, 2), []), r"embeddings must have shape .* got \[0, 2\]"),
-    (lambda: clustering_scores(torch.ones(2, 2), [0, 1], distance="l1"), "unknown distance 'l1'"),
-    (lambda: pairwise_f1([0, 1], [0]), r"labels must have shape \[2\], got \[1\]"),
-    (lambda: pairwise_f1(["a"], [0]), "clusters must be integers, got <U1"),
-    (lambda: normalised_mutual_information([], []), "clusters must hold at least one value, got none"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: kmeans(torch.ones(3, 2), 4), "clusters must be at most the number of points, 3, got 4"),
+        (lambda: kmeans(torch.ones(3, 2), 0), "clusters must be an integer of at least 1, got 0"),
+        (lambda: kmeans(torch.ones(3, 2), 1, restarts=0), "restarts must be an integer of at least 1, got 0"),
+        (lambda: kmeans(torch.tensor([[float("inf")]]), 1), "points must be finite"),
+        (lambda: clustering_scores(torch.ones(3, 2), [1, 2]), r"labels must have shape \[3\], got \[2\]"),
+        (lambda: clustering_scores(torch.tensor([[float("nan")]]), [1]), "embeddings must be finite"),
+        (lambda: clustering_scores(torch.ones(0, 2), []), r"embeddings must have shape .* got \[0, 2\]"),
+        (lambda: clustering_scores(torch.ones(2, 2), [0, 1], distance="l1"), "unknown distance 'l1'"),
+        (lambda: pairwise_f1([0, 1], [0]), r"labels must have shape \[2\], got \[1\]"),
+        (lambda: pairwise_f1(["a"], [0]), "clusters must be integers, got <U1"),
+        (lambda: normalised_mutual_information([], []), "clusters must hold at least one value, got none"),
+    ],
+)
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -16,6 +16,7 @@ from nearkin.evaluation import nearest, neighbours
 
 def exact_order(query, gallery, distance, left_out=None):
     """Gallery rows of integers by distance and then index, in exact arithmetic."""
+
     def key(row):
         if distance == "euclidean":
             return sum((a - b) ** 2 for a, b in zip(query, row, strict=True))
@@ -94,8 +95,9 @@ def test_copies_tie_whatever_the_matrix_product_rounds(distance):
     rng = np.random.default_rng(0)
     which = rng.integers(0, 20, size=203)
     with RoundsByColumn():
-        indices, similarities = nearest(rng.normal(size=(400, 17)), rng.normal(size=(20, 17))[which], k=203,
-                                        distance=distance)
+        indices, similarities = nearest(
+            rng.normal(size=(400, 17)), rng.normal(size=(20, 17))[which], k=203, distance=distance
+        )
     original = which[indices.numpy()]
     same = original[:, 1:] == original[:, :-1]
     assert (same.sum(axis=1) == 203 - len(np.unique(which))).all()

@@ -18,6 +18,7 @@ EVERY_KIND = {"recall_at": (1, 2, 5), "precision_at": (1, 3, 40), "map_at": (2, 
 
 def plain_ranking_scores(hits, num_true, *, recall_at=(), precision_at=(), map_at=(), ndcg_at=()):
     """The definitions, one query and one place at a time."""
+
     def at(ranking, i):
         return ranking[i - 1] if i <= len(ranking) else 0
 
@@ -87,8 +88,15 @@ def test_worked_by_hand():
     # On a line, so that the order can be read off: query 0 sees 1, 2, 3, 4; query 1 sees 0, 2, 3, 4; query 2 sees
     # 1, 3, 0, 4; query 3 sees 2, 4, 1, 0; query 4 sees 3, 2, 1, 0.
     embeddings = torch.tensor([[0.0], [1.0], [2.1], [3.3], [4.6]])
-    scores = retrieval_scores(embeddings, [5, 8, 5, 5, 8], distance="euclidean",
-                              recall_at=(1, 2), precision_at=(2,), map_at=(3,), ndcg_at=(2,))
+    scores = retrieval_scores(
+        embeddings,
+        [5, 8, 5, 5, 8],
+        distance="euclidean",
+        recall_at=(1, 2),
+        precision_at=(2,),
+        map_at=(3,),
+        ndcg_at=(2,),
+    )
     hits = [[0, 1, 1, 0], [0, 0, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [0, 0, 1, 0]]
     assert scores["R@1"] == pytest.approx(1 / 5)
     assert scores["R@2"] == pytest.approx(3 / 5)
@@ -98,8 +106,9 @@ def test_worked_by_hand():
     assert scores["MAP@3"] == pytest.approx(((1 / 2 + 2 / 3) / 3 * 2 + 1 / 3 + 1 / 9) / 5)
     second = 1 / math.log2(3)
     assert scores["nDCG@2"] == pytest.approx((2 * second + 1) / (1 + second) / 5)
-    assert scores == pytest.approx(ranking_scores(hits, [2, 1, 2, 2, 1], recall_at=(1, 2), precision_at=(2,),
-                                                  map_at=(3,), ndcg_at=(2,)))
+    assert scores == pytest.approx(
+        ranking_scores(hits, [2, 1, 2, 2, 1], recall_at=(1, 2), precision_at=(2,), map_at=(3,), ndcg_at=(2,))
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -124,8 +133,10 @@ def test_scores_match_plain_numpy(queries, references, distance):
     labels, embeddings = [label for label, _ in queries], np.array([v for _, v in queries], dtype=np.float32)
     gallery = {}
     if references is not None:
-        gallery = {"gallery": np.array([v for _, v in references], dtype=np.float32),
-                   "gallery_labels": [label for label, _ in references]}
+        gallery = {
+            "gallery": np.array([v for _, v in references], dtype=np.float32),
+            "gallery_labels": [label for label, _ in references],
+        }
     pool = gallery.get("gallery_labels", labels)
     if all(pool.count(label) == (references is None) for label in labels):
         with pytest.raises(ValueError, match="labels must give at least one query a true reference"):
@@ -147,19 +158,25 @@ def test_every_float_type_scores_as_plain_numpy(distance, dtype):
     assert scores == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("distance, measure", [("cosine", CosineSimilarity()),
-                                               ("euclidean", LpDistance(normalize_embeddings=False))])
+@pytest.mark.parametrize(
+    "distance, measure", [("cosine", CosineSimilarity()), ("euclidean", LpDistance(normalize_embeddings=False))]
+)
 @pytest.mark.parametrize("with_gallery", [False, True])
 def test_agrees_with_pytorch_metric_learning(distance, measure, with_gallery):
     embeddings, labels = clusters(15, 8, 16, seed=2, spread=1.2)
-    peer = AccuracyCalculator(include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
-                              k="max_bin_count", knn_func=CustomKNN(measure), kmeans_func=lambda *_: None,
-                              device=torch.device("cpu"))
+    peer = AccuracyCalculator(
+        include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
+        k="max_bin_count",
+        knn_func=CustomKNN(measure),
+        kmeans_func=lambda *_: None,
+        device=torch.device("cpu"),
+    )
     if with_gallery:
         query, gallery = slice(0, 50), slice(50, None)
         theirs = peer.get_accuracy(embeddings[query], labels[query], embeddings[gallery], labels[gallery])
-        ours = retrieval_scores(embeddings[query], labels[query], embeddings[gallery], labels[gallery],
-                                distance=distance)
+        ours = retrieval_scores(
+            embeddings[query], labels[query], embeddings[gallery], labels[gallery], distance=distance
+        )
     else:
         theirs = peer.get_accuracy(embeddings, labels)
         ours = retrieval_scores(embeddings, labels, distance=distance)
@@ -195,14 +212,17 @@ def test_a_collapsed_encoder_is_scored_by_index_alone():
     assert scores["R@1"] == pytest.approx(99 / 300)
 
 
-@pytest.mark.parametrize("make", [
-    lambda ids: torch.tensor([2**62 - 3 + i for i in ids]),
-    lambda ids: np.array([2**62 - 3 + i for i in ids], dtype=np.uint64),
-    lambda ids: [i - 2**62 for i in ids],
-    lambda ids: np.array(ids, dtype=np.uint8)[::1],
-    lambda ids: torch.tensor(ids, dtype=torch.int16),
-    lambda ids: np.array(ids, dtype=">i4"),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ids: torch.tensor([2**62 - 3 + i for i in ids]),
+        lambda ids: np.array([2**62 - 3 + i for i in ids], dtype=np.uint64),
+        lambda ids: [i - 2**62 for i in ids],
+        lambda ids: np.array(ids, dtype=np.uint8)[::1],
+        lambda ids: torch.tensor(ids, dtype=torch.int16),
+        lambda ids: np.array(ids, dtype=">i4"),
+    ],
+)
 def test_labels_are_any_integers(make):
     embeddings, labels = clusters(4, 10, 8, seed=3, spread=1.2)
     expected = retrieval_scores(embeddings, labels)
@@ -279,59 +299,70 @@ def test_cuda_scores_equal_those_of_the_cpu(monkeypatch, distance, tf32):
     on_gpu = retrieval_scores(embeddings.cuda(), labels.cuda(), distance=distance, **EVERY_KIND)
     assert on_gpu == retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND)
     gallery = retrieval_scores(embeddings[:500].cuda(), labels[:500], embeddings[500:], labels[500:], distance=distance)
-    assert gallery == retrieval_scores(embeddings[:500], labels[:500], embeddings[500:], labels[500:],
-                                       distance=distance)
+    assert gallery == retrieval_scores(
+        embeddings[:500], labels[:500], embeddings[500:], labels[500:], distance=distance
+    )
 
 
 GOOD = {"embeddings": torch.eye(4), "labels": [0, 0, 1, 1]}
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ({"embeddings": torch.full((4, 2), float("nan"))}, "embeddings must be finite, got NaN .* 4 of 4 rows"),
-    ({"embeddings": np.array([[1.0], [1.0], [np.inf], [1.0]])}, "embeddings must be finite, .* first in row 2"),
-    ({"embeddings": torch.ones(0, 2), "labels": []}, r"embeddings must have shape \[N, D\] .*, got \[0, 2\]"),
-    ({"embeddings": torch.ones(4, 2, 2)}, r"embeddings must have shape \[N, D\] .*, got \[4, 2, 2\]"),
-    ({"labels": [0, 1]}, r"labels must have shape \[4\], got \[2\]"),
-    ({"labels": torch.zeros(4, 1, dtype=torch.int64)}, r"labels must have shape \[4\], got \[4, 1\]"),
-    ({"labels": ["a", "a", "b", "b"]}, r"labels must be integers, got <U1; .* numpy.unique\(labels"),
-    ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels must be integers, got float64"),
-    ({"labels": torch.zeros(4, dtype=torch.bfloat16)}, "labels must be integers, got float32"),
-    ({"labels": [True, True, False, False]}, "labels must be integers, got bool"),
-    ({"labels": [2**70, 1, 1, 1]}, "labels must be integers, got integers beyond 64 bits"),
-    ({"labels": np.array([2**63, 1, 1, 1], dtype=np.uint64)}, "labels must fit in int64, got 9223372036854775808"),
-    ({"labels": [0, 1, 2, 3]}, "each of the 4 queries is the only one of its class"),
-    ({"gallery": torch.eye(4), "gallery_labels": [5, 5, 5, 5]}, "is of a class that the gallery does not have"),
-    ({"gallery": torch.eye(4)}, "gallery_labels must be given together with gallery"),
-    ({"gallery_labels": [1]}, "gallery must be given together with gallery_labels"),
-    ({"gallery": torch.eye(4), "gallery_labels": [1]}, r"gallery_labels must have shape \[4\], got \[1\]"),
-    ({"gallery": torch.ones(2, 3), "gallery_labels": [0, 1]}, "gallery must have 4 columns like the queries, got 3"),
-    ({"gallery": torch.ones(0, 4), "gallery_labels": []}, r"gallery must have shape .*, got \[0, 4\]"),
-    ({"recall_at": (0,)}, "each k of recall_at must be an integer of at least 1, got 0"),
-    ({"precision_at": (1.5,)}, "each k of precision_at must be an integer of at least 1, got 1.5"),
-    ({"map_at": 3}, "map_at must be a sequence of integers of at least 1, got 3"),
-    ({"ndcg_at": "8"}, "ndcg_at must be a sequence of integers of at least 1, got '8'"),
-    ({"distance": "l2"}, "unknown distance 'l2': valid: cosine, euclidean"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"embeddings": torch.full((4, 2), float("nan"))}, "embeddings must be finite, got NaN .* 4 of 4 rows"),
+        ({"embeddings": np.array([[1.0], [1.0], [np.inf], [1.0]])}, "embeddings must be finite, .* first in row 2"),
+        ({"embeddings": torch.ones(0, 2), "labels": []}, r"embeddings must have shape \[N, D\] .*, got \[0, 2\]"),
+        ({"embeddings": torch.ones(4, 2, 2)}, r"embeddings must have shape \[N, D\] .*, got \[4, 2, 2\]"),
+        ({"labels": [0, 1]}, r"labels must have shape \[4\], got \[2\]"),
+        ({"labels": torch.zeros(4, 1, dtype=torch.int64)}, r"labels must have shape \[4\], got \[4, 1\]"),
+        ({"labels": ["a", "a", "b", "b"]}, r"labels must be integers, got <U1; .* numpy.unique\(labels"),
+        ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels must be integers, got float64"),
+        ({"labels": torch.zeros(4, dtype=torch.bfloat16)}, "labels must be integers, got float32"),
+        ({"labels": [True, True, False, False]}, "labels must be integers, got bool"),
+        ({"labels": [2**70, 1, 1, 1]}, "labels must be integers, got integers beyond 64 bits"),
+        ({"labels": np.array([2**63, 1, 1, 1], dtype=np.uint64)}, "labels must fit in int64, got 9223372036854775808"),
+        ({"labels": [0, 1, 2, 3]}, "each of the 4 queries is the only one of its class"),
+        ({"gallery": torch.eye(4), "gallery_labels": [5, 5, 5, 5]}, "is of a class that the gallery does not have"),
+        ({"gallery": torch.eye(4)}, "gallery_labels must be given together with gallery"),
+        ({"gallery_labels": [1]}, "gallery must be given together with gallery_labels"),
+        ({"gallery": torch.eye(4), "gallery_labels": [1]}, r"gallery_labels must have shape \[4\], got \[1\]"),
+        (
+            {"gallery": torch.ones(2, 3), "gallery_labels": [0, 1]},
+            "gallery must have 4 columns like the queries, got 3",
+        ),
+        ({"gallery": torch.ones(0, 4), "gallery_labels": []}, r"gallery must have shape .*, got \[0, 4\]"),
+        ({"recall_at": (0,)}, "each k of recall_at must be an integer of at least 1, got 0"),
+        ({"precision_at": (1.5,)}, "each k of precision_at must be an integer of at least 1, got 1.5"),
+        ({"map_at": 3}, "map_at must be a sequence of integers of at least 1, got 3"),
+        ({"ndcg_at": "8"}, "ndcg_at must be a sequence of integers of at least 1, got '8'"),
+        ({"distance": "l2"}, "unknown distance 'l2': valid: cosine, euclidean"),
+    ],
+)
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         retrieval_scores(**{**GOOD, **arguments})
 
 
-@pytest.mark.parametrize("hits, num_true, message", [
-    ([1, 0], [1, 1], r"hits must have shape \[Q, L\] .*, got \[2\]"),
-    ([[1, 2]], [1], "hits must be true or false"),
-    ([[1, 0]], [1, 1], r"num_true must have shape \[1\], got \[2\]"),
-    ([[0, 0], [1, 1]], [1, 1], "got 1 for the 2 hits of row 1"),
-    ([[0, 0]], [-1], "got -1 for the 0 hits of row 0"),
-    ([[0, 0]], [0], "num_true must be positive for at least one query"),
-])
+@pytest.mark.parametrize(
+    "hits, num_true, message",
+    [
+        ([1, 0], [1, 1], r"hits must have shape \[Q, L\] .*, got \[2\]"),
+        ([[1, 2]], [1], "hits must be true or false"),
+        ([[1, 0]], [1, 1], r"num_true must have shape \[1\], got \[2\]"),
+        ([[0, 0], [1, 1]], [1, 1], "got 1 for the 2 hits of row 1"),
+        ([[0, 0]], [-1], "got -1 for the 0 hits of row 0"),
+        ([[0, 0]], [0], "num_true must be positive for at least one query"),
+    ],
+)
 def test_bad_rankings_are_named(hits, num_true, message):
     with pytest.raises(ValueError, match=message):
         ranking_scores(hits, num_true)
 
 
 def test_a_perfect_ranking_scores_exactly_one():
-    scores = ranking_scores(torch.ones(1, 9, dtype=torch.bool), torch.tensor([9]), precision_at=(9,), map_at=(9,),
-                            ndcg_at=(1, 5, 9, 50))
+    scores = ranking_scores(
+        torch.ones(1, 9, dtype=torch.bool), torch.tensor([9]), precision_at=(9,), map_at=(9,), ndcg_at=(1, 5, 9, 50)
+    )
     assert set(scores.values()) == {0.0, 1.0}
     assert scores["queries_without_match"] == 0.0

@@ -206,10 +206,13 @@ def test_nothing_reads_a_value_back_to_the_host():
     assert not called & (waiting | {"__bool__", "__int__", "__float__", "__index__"})
 
 
-@pytest.mark.parametrize("build", [
-    lambda w: MultiProxyAnchor(4, 6, proxies_per_class=3, weighting=w),
-    lambda w: ProxyNCA(4, 6, weighting=w),
-])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda w: MultiProxyAnchor(4, 6, proxies_per_class=3, weighting=w),
+        lambda w: ProxyNCA(4, 6, weighting=w),
+    ],
+)
 def test_other_losses_take_the_weighting(build):
     torch.manual_seed(0)
     weighting = InformativeSampleWeights(4, 6, memory_size=20, volume=2.0).double()

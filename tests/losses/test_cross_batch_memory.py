@@ -59,6 +59,17 @@ def test_during_the_warm_up_it_is_the_plain_loss_and_stores_nothing():
     torch.testing.assert_close(loss(*given[3]), expected)
 
 
+def test_the_memory_term_alone_for_a_method_with_its_own_batch_term():
+    plain = Contrastive(neg_margin=1.3)
+    whole, memory_only = (CrossBatchMemory(plain, size=10, warmup_steps=1) for _ in range(2))
+    for x, y in batches(4):
+        torch.testing.assert_close(whole(x, y), plain(x, y) + memory_only.memory_loss(x, y), rtol=0, atol=0)
+        assert (memory_only.steps, memory_only.fill) == (whole.steps, whole.fill)
+    assert torch.equal(whole.memory, memory_only.memory)
+    assert memory_only.eval().memory_loss(x, y) > 0
+    assert memory_only.steps == 4
+
+
 def test_evaluation_neither_stores_nor_counts():
     loss = CrossBatchMemory(Contrastive(neg_margin=1.3), size=10, warmup_steps=0)
     first, second = batches(2)

@@ -58,10 +58,13 @@ def problem(seed=0, *, classes=3, dim=4, samples=7, steps=4):
     return mu, sigma, 5 * randn(samples, dim), torch.arange(samples) % (classes - 1), randn(steps, classes, dim)
 
 
-@pytest.mark.parametrize("options", [
-    {"tau": 0.01, "alpha": 32.0, "margin": 0.1, "sigma_min": 1e-5},
-    {"tau": 1.0, "alpha": 2.0, "margin": 0.3, "sigma_min": 0.5},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tau": 0.01, "alpha": 32.0, "margin": 0.1, "sigma_min": 1e-5},
+        {"tau": 1.0, "alpha": 2.0, "margin": 0.3, "sigma_min": 0.5},
+    ],
+)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_newton_steps_equal_autograd(seed, options):
     mu, sigma, embeddings, labels, noise = problem(seed)
@@ -152,7 +155,8 @@ def test_without_newton_steps_mu_and_sigma_get_the_reparametrised_gradient_and_t
     torch.manual_seed(0)
     loss = VariationalProxyAnchor(3, 4, newton_steps=0).double()
     assert {name for name, p in loss.named_parameters() if p.requires_grad} == {
-        "bank.vectors", "bank.deviation_before_softplus"
+        "bank.vectors",
+        "bank.deviation_before_softplus",
     }
     assert torch.allclose(loss.sigma, torch.ones(3, 4, dtype=torch.float64))
     embeddings, labels = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 0])
@@ -309,10 +313,15 @@ def test_under_autocast_state_and_loss_stay_float32():
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("options, named", [
-    ({"tau": 0.0}, "tau"), ({"newton_steps": -1}, "newton_steps"), ({"sigma_min": 0.0}, "sigma_min"),
-    ({"alpha": -1.0}, "alpha"),
-])
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"tau": 0.0}, "tau"),
+        ({"newton_steps": -1}, "newton_steps"),
+        ({"sigma_min": 0.0}, "sigma_min"),
+        ({"alpha": -1.0}, "alpha"),
+    ],
+)
 def test_impossible_options_are_refused_by_name(options, named):
     with pytest.raises(ValueError, match=f"{named} must be .* got"):
         VariationalProxyAnchor(3, 4, **options)

@@ -24,8 +24,13 @@ def plain(pool, existing, k, valid):
 
 
 @given(
-    classes=st.integers(1, 4), size=st.integers(1, 6), dim=st.integers(1, 3), held=st.integers(0, 3),
-    k=st.integers(1, 8), grid=st.booleans(), seed=st.integers(0, 10_000),
+    classes=st.integers(1, 4),
+    size=st.integers(1, 6),
+    dim=st.integers(1, 3),
+    held=st.integers(0, 3),
+    k=st.integers(1, 8),
+    grid=st.booleans(),
+    seed=st.integers(0, 10_000),
 )
 def test_equal_to_the_plain_version(classes, size, dim, held, k, grid, seed):
     torch.manual_seed(seed)

@@ -75,10 +75,13 @@ def test_balanced_batches_are_balanced_and_fair(sizes, classes, images, seed):
         assert own.max() - own.min() <= max(1, -(-images // sizes[label]))
 
 
-@pytest.mark.parametrize("make", [
-    lambda: RandomSampler(23, batch_size=4, seed=9),
-    lambda: BalancedSampler(np.repeat(np.arange(6), 5), batch_size=8, images_per_class=2, seed=9),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomSampler(23, batch_size=4, seed=9),
+        lambda: BalancedSampler(np.repeat(np.arange(6), 5), batch_size=8, images_per_class=2, seed=9),
+    ],
+)
 def test_a_restored_sampler_continues(make):
     whole, first = make(), make()
     expected = [whole.next_batch().tolist() for _ in range(20)]

@@ -134,8 +134,9 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     if content.startswith(b"PK\x03\x04"):
-        raise DataError(f"{str(path)!r} is a spreadsheet or an archive; save the sheet as 'CSV UTF-8', "
-                        "or unpack the archive")
+        raise DataError(
+            f"{str(path)!r} is a spreadsheet or an archive; save the sheet as 'CSV UTF-8', or unpack the archive"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,12 @@ class PairLoss(nn.Module):
     (sample, reference) pair counts: they are a method's proxies, class representatives or a memory of past batches.
     A subclass turns :class:`Pairs` into a loss (:meth:`from_pairs`). Everything is computed in float32 or better,
     whatever autocast says; a loss can be differentiated once.
+
+    ``representatives`` says what the class representatives of PROFS are to a loss: its anchors; anchors with as many
+    negative pairs as positive ones, for a loss that weighs easy and hard pairs alike; or the positives of its anchors.
     """
+
+    representatives: ClassVar[Literal["anchors", "balanced anchors", "positives"]] = "anchors"
 
     def __init__(self, *, normalisation: Normalisation = "l2") -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,9 @@ from nearkin.losses._class_similarity import (
     class_similarity_slope,
     proxy_spread,
 )
+from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
-
-if TYPE_CHECKING:
-    from nearkin.losses._informative import InformativeSampleWeights
 
 
 class ProxyLoss(nn.Module):
@@ -64,6 +62,10 @@ class ProxyLoss(nn.Module):
     def num_classes(self) -> int:
         return self.bank.classes
 
+    @property
+    def proxies_per_class(self) -> int:
+        return self.bank.per_class
+
     def value_and_slope(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
     ) -> tuple[Tensor, Tensor]:
@@ -83,7 +85,8 @@ class ProxyLoss(nn.Module):
             if self.weighting is not None:
                 weights = self.weighting.weights(similarities, labels)
                 if self.training:
-                    self.weighting.update(unit, labels, similarities, self.own_similarities)
+                    linear = self.bank.per_class == 1
+                    self.weighting.update(unit, labels, similarities, self.own_similarities, linear=linear)
             return self.value_and_slope(similarities, labels, weights)
 
         with full_precision(embeddings.device.type):

@@ -35,6 +35,8 @@ class Angular(PairLoss):
         tensor(0.0181)
     """
 
+    representatives = "positives"
+
     def __init__(self, *, alpha: float = 45.0, normalisation: Normalisation = "l2") -> None:
         super().__init__(normalisation=normalisation)
         if not 0 < alpha <= 60:

@@ -36,6 +36,8 @@ class Contrastive(PairLoss):
         tensor(1.4142)
     """
 
+    representatives = "balanced anchors"
+
     def __init__(
         self,
         *,

@@ -31,6 +31,8 @@ class CosineContrastive(PairLoss):
         tensor(0.5333)
     """
 
+    representatives = "balanced anchors"
+
     def __init__(self, *, margin: float = 0.5, normalisation: Normalisation = "l2") -> None:
         super().__init__(normalisation=normalisation)
         self.margin = margin

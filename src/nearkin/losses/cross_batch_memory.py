@@ -60,10 +60,18 @@ class CrossBatchMemory(nn.Module):
         self.register_buffer("memory_labels", torch.zeros(size, dtype=torch.int64))
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        self._check_columns(embeddings)
         loss: Tensor = self.pair_loss(embeddings, labels)
+        return loss + self.memory_loss(embeddings, labels)
+
+    def memory_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The term of the memory alone; in training mode it also counts the step and stores the batch.
+
+        For a method that chooses the pairs within the batch itself: it calls this once per step instead of the module.
+        """
+        self._check_columns(embeddings)
+        loss = at_least_float32(embeddings).new_zeros(())
         if self.fill:
-            loss = loss + self.pair_loss(embeddings, labels, self.memory[: self.fill], self.memory_labels[: self.fill])
+            loss = self.pair_loss(embeddings, labels, self.memory[: self.fill], self.memory_labels[: self.fill])
         if self.training:
             if self.steps >= self.warmup_steps:
                 self._store(embeddings.detach(), labels)

@@ -38,6 +38,8 @@ class Margin(PairLoss):
         tensor(0.4142, grad_fn=<DivBackward0>)
     """
 
+    representatives = "balanced anchors"
+
     def __init__(
         self,
         *,

@@ -73,8 +73,10 @@ class MomentumProxyAnchor(ProxyAnchor):
         if keys is not None:
             check_embeddings(keys, dim=self.bank.dim, name="keys")
             if keys.shape != embeddings.shape:
-                raise ValueError(f"keys must be the momentum network's embeddings of the same batch, "
-                                 f"{list(embeddings.shape)}, got {list(keys.shape)}")
+                raise ValueError(
+                    f"keys must be the momentum network's embeddings of the same batch, "
+                    f"{list(embeddings.shape)}, got {list(keys.shape)}"
+                )
         loss = super().forward(*self._with_queue(embeddings, labels))
         if self.training:
             self._enqueue(embeddings if keys is None else keys, labels)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from nearkin.losses._anchor import SampleWeights, anchor_slope
 from nearkin.losses._class_similarity import ClassSimilarity
+from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
-
-if TYPE_CHECKING:
-    from nearkin.losses._informative import InformativeSampleWeights
 
 __all__ = ["MultiProxyAnchor"]
 

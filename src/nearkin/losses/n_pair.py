@@ -36,6 +36,8 @@ class NPair(PairLoss):
         tensor(0.3133)
     """
 
+    representatives = "positives"
+
     def from_pairs(self, pairs: Pairs) -> Tensor:
         negatives = log_sum_exp(pairs.similarity, pairs.negative, dim=1)
         return mean_where(F.softplus(negatives[:, None] - pairs.similarity), pairs.positive)

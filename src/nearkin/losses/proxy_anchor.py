@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from nearkin.losses._anchor import PositiveNorm, SampleWeights, anchor_slope
+from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
-
-if TYPE_CHECKING:
-    from nearkin.losses._informative import InformativeSampleWeights
 
 __all__ = ["ProxyAnchor"]
 

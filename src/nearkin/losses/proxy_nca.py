@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from nearkin.losses._anchor import SampleWeights
+from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.numerics import log_sum_exp_
-
-if TYPE_CHECKING:
-    from nearkin.losses._informative import InformativeSampleWeights
 
 __all__ = ["ProxyNCA"]
 

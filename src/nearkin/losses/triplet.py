@@ -38,6 +38,8 @@ class Triplet(PairLoss):
         tensor(0.2000)
     """
 
+    representatives = "balanced anchors"
+
     def __init__(
         self,
         *,

@@ -11,13 +11,26 @@ from nearkin.errors import DataError
 
 def read_toy(root):
     names = (root / "list.txt").read_text().split()
-    return ImageTable.build("toy", [root / n for n in names], [n[0] for n in names],
-                            splits=["train" if n[0] < "c" else "test" for n in names], ids=names)
+    return ImageTable.build(
+        "toy",
+        [root / n for n in names],
+        [n[0] for n in names],
+        splits=["train" if n[0] < "c" else "test" for n in names],
+        ids=names,
+    )
 
 
-TOY = Benchmark(name="toy", title="Toy Set", home="https://example.org/toy", layout="\nToySet/\n  list.txt\n",
-                counts={"train": (3, 2), "test": (2, 1)}, reader=read_toy, folders=("ToySet", "toy"),
-                inner_folders=("raw",), missing=needs("list.txt"))
+TOY = Benchmark(
+    name="toy",
+    title="Toy Set",
+    home="https://example.org/toy",
+    layout="\nToySet/\n  list.txt\n",
+    counts={"train": (3, 2), "test": (2, 1)},
+    reader=read_toy,
+    folders=("ToySet", "toy"),
+    inner_folders=("raw",),
+    missing=needs("list.txt"),
+)
 
 
 def put(folder, text="a1 a2 b1 c1 c2"):
@@ -30,11 +43,14 @@ def test_the_published_counts_pass(tmp_path):
     assert len(TOY.read(put(tmp_path))) == 5
 
 
-@pytest.mark.parametrize("text, message", [
-    ("a1 b1 c1 c2", "train has 2 images of 2 classes, published are 3 of 2"),
-    ("a1 a2 a3 c1 c2", "train has 3 images of 1 classes, published are 3 of 2"),
-    ("a1 a2 b1", "test has 0 images of 0 classes, published are 2 of 1"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a1 b1 c1 c2", "train has 2 images of 2 classes, published are 3 of 2"),
+        ("a1 a2 a3 c1 c2", "train has 3 images of 1 classes, published are 3 of 2"),
+        ("a1 a2 b1", "test has 0 images of 0 classes, published are 2 of 1"),
+    ],
+)
 def test_other_counts_are_an_error_unless_told_otherwise(tmp_path, text, message):
     put(tmp_path, text)
     with pytest.raises(DataError, match=message) as caught:

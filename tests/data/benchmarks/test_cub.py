@@ -42,8 +42,10 @@ def test_first_hundred_classes_train_the_rest_test(root):
     assert table.class_names == tuple(CLASSES.values())
     assert table.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert table.splits.tolist() == ["train"] * 4 + ["test"] * 4
-    assert table.ids[:2] == ("001.Black_footed_Albatross/Black_footed_Albatross_0.webp",
-                             "001.Black_footed_Albatross/Black_footed_Albatross_1.jpg")
+    assert table.ids[:2] == (
+        "001.Black_footed_Albatross/Black_footed_Albatross_0.webp",
+        "001.Black_footed_Albatross/Black_footed_Albatross_1.jpg",
+    )
     assert all(Image.open(path).size == (8, 6) for path in table.images)
 
 
@@ -76,15 +78,18 @@ def test_missing_images_are_counted_and_listed(root):
         CUB.read(root, check_counts=False)
 
 
-@pytest.mark.parametrize("file, line, message", [
-    ("images.txt", "9", r"images.txt line 9: expected 'id image_name', got '9'"),
-    ("images.txt", "x a/b.jpg", r"images.txt line 9: id must be a whole number, got 'x'"),
-    ("images.txt", "1 a/b.jpg", r"images.txt line 9: number 1 occurs twice"),
-    ("images.txt", "9 a/b.jpg", r"1 images in images.txt have no line in image_class_labels.txt:\n  9 a/b.jpg"),
-    ("image_class_labels.txt", "9 1", r"image_class_labels.txt line 9: image 9 is not in images.txt"),
-    ("image_class_labels.txt", "8 300", r"image_class_labels.txt line 9: class 300 is not in classes.txt"),
-    ("image_class_labels.txt", "8 -1", r"image_class_labels.txt line 9: class_id must be a whole number, got '-1'"),
-])
+@pytest.mark.parametrize(
+    "file, line, message",
+    [
+        ("images.txt", "9", r"images.txt line 9: expected 'id image_name', got '9'"),
+        ("images.txt", "x a/b.jpg", r"images.txt line 9: id must be a whole number, got 'x'"),
+        ("images.txt", "1 a/b.jpg", r"images.txt line 9: number 1 occurs twice"),
+        ("images.txt", "9 a/b.jpg", r"1 images in images.txt have no line in image_class_labels.txt:\n  9 a/b.jpg"),
+        ("image_class_labels.txt", "9 1", r"image_class_labels.txt line 9: image 9 is not in images.txt"),
+        ("image_class_labels.txt", "8 300", r"image_class_labels.txt line 9: class 300 is not in classes.txt"),
+        ("image_class_labels.txt", "8 -1", r"image_class_labels.txt line 9: class_id must be a whole number, got '-1'"),
+    ],
+)
 def test_malformed_lines_are_named(root, file, line, message):
     with open(root / file, "a") as lines:
         lines.write(line + "\n")

@@ -170,9 +170,7 @@ def test_a_glyph_wider_or_taller_than_the_image_is_made_to_fit(shape: tuple[int,
     assert image.max() > 200
 
 
-def test_second_read_comes_from_the_cache(
-    table: ImageTable, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_read_comes_from_the_cache(table: ImageTable, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glyphs, "glyph_classes", lambda: pytest.fail("drawn again"))
     monkeypatch.setenv("NEARKIN_CACHE", str(cache))
     assert_same(read_benchmark("glyphs", None), table)
@@ -187,12 +185,14 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     middle = len(whole) // 4
-    path.write_bytes({
-        "empty": b"",
-        "truncated": whole[: len(whole) // 2],
-        "flipped": whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :],
-        "foreign": b"not an archive",
-    }[damage])
+    path.write_bytes(
+        {
+            "empty": b"",
+            "truncated": whole[: len(whole) // 2],
+            "flipped": whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :],
+            "foreign": b"not an archive",
+        }[damage]
+    )
     assert_same(read_glyphs(cache_dir=tmp_path), drawn)
     assert [kept.name for kept in tmp_path.iterdir()] == [path.name]
     monkeypatch.setattr(glyphs, "glyph_classes", lambda: pytest.fail("the cache was not repaired"))

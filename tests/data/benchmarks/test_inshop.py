@@ -47,15 +47,18 @@ def test_counts(tmp_path):
         INSHOP.read(build(tmp_path))
 
 
-@pytest.mark.parametrize("text, message", [
-    ("", r"line 2: the header 'image_name item_id evaluation_status' is missing"),
-    ("x\n", r"line 1: the number of images must be a whole number, got 'x'"),
-    ("4\n" + "   ".join(ROWS[0]), r"line 2: the header"),
-    (partition(ROWS, announced=52712), r"announces 52,712 images but lists 4"),
-    (partition([*ROWS, ("img/a.jpg", "id_1")]), r"line 7: expected 'image_name item_id .*', got 'img/a.jpg"),
-    (partition([*ROWS, ("img/a.jpg", "id_1", "test")]), r"line 7: evaluation_status must be .*, got 'test'"),
-    (partition([*ROWS, ("img/MEN/a.jpg", "id_1", "train")]), r"1 of the 5 images .*\n  MEN/a.jpg"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", r"line 2: the header 'image_name item_id evaluation_status' is missing"),
+        ("x\n", r"line 1: the number of images must be a whole number, got 'x'"),
+        ("4\n" + "   ".join(ROWS[0]), r"line 2: the header"),
+        (partition(ROWS, announced=52712), r"announces 52,712 images but lists 4"),
+        (partition([*ROWS, ("img/a.jpg", "id_1")]), r"line 7: expected 'image_name item_id .*', got 'img/a.jpg"),
+        (partition([*ROWS, ("img/a.jpg", "id_1", "test")]), r"line 7: evaluation_status must be .*, got 'test'"),
+        (partition([*ROWS, ("img/MEN/a.jpg", "id_1", "train")]), r"1 of the 5 images .*\n  MEN/a.jpg"),
+    ],
+)
 def test_malformed_lists(tmp_path, text, message):
     build(tmp_path)
     (tmp_path / "Eval" / "list_eval_partition.txt").write_text(text)

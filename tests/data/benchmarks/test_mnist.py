@@ -23,15 +23,28 @@ def idx(array):
 
 def build(root, *, mark="-", compress=False, ending=None):
     root.mkdir(parents=True, exist_ok=True)
-    for name, array in {f"train-images{mark}idx3-ubyte": TRAIN, f"train-labels{mark}idx1-ubyte": TRAIN_LABELS,
-                        f"t10k-images{mark}idx3-ubyte": TEST, f"t10k-labels{mark}idx1-ubyte": TEST_LABELS}.items():
+    for name, array in {
+        f"train-images{mark}idx3-ubyte": TRAIN,
+        f"train-labels{mark}idx1-ubyte": TRAIN_LABELS,
+        f"t10k-images{mark}idx3-ubyte": TEST,
+        f"t10k-labels{mark}idx1-ubyte": TEST_LABELS,
+    }.items():
         ending = (".gz" if compress else "") if ending is None else ending
         (root / (name + ending)).write_bytes(gzip.compress(idx(array)) if compress else idx(array))
     return root
 
 
-@pytest.mark.parametrize("layout", [{}, {"compress": True}, {"mark": "."}, {"mark": ".", "compress": True},
-                                    {"ending": ".gz"}, {"compress": True, "ending": ""}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"compress": True},
+        {"mark": "."},
+        {"mark": ".", "compress": True},
+        {"ending": ".gz"},
+        {"compress": True, "ending": ""},
+    ],
+)
 @pytest.mark.parametrize("folder", ["MNIST", "mnist", "MNIST/raw"])
 def test_every_spelling_of_the_files(tmp_path, layout, folder):
     build(tmp_path / folder, **layout)
@@ -68,17 +81,20 @@ def test_missing_files_are_named(tmp_path):
         MNIST.read(tmp_path)
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"", "not an idx file .* got nothing"),
-    (idx(TRAIN_LABELS), "must start with 00000803, got 00000801"),
-    (b"\x89PNG\r\n", "must start with 00000803, got 89504e47"),
-    (idx(TRAIN)[:10], "is cut short: its header has 16 bytes, got 10"),
-    (idx(TRAIN)[:-1], r"must have 9,408 bytes after its header \(12 × 28 × 28\), got 9,407: download it again"),
-    (idx(TRAIN) + b"x", "must have 9,408 bytes .* got 9,409"),
-    (gzip.compress(idx(TRAIN))[:-20], "cannot read train-images-idx3-ubyte: "),
-    (gzip.compress(idx(TRAIN))[:30] + b"\0" * 50, "cannot read train-images-idx3-ubyte: "),
-    (struct.pack(">4I", 2051, 2**32 - 1, 2**32 - 1, 2**32 - 1), "must have 79,228,162,458,924,105,385,300,"),
-])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "not an idx file .* got nothing"),
+        (idx(TRAIN_LABELS), "must start with 00000803, got 00000801"),
+        (b"\x89PNG\r\n", "must start with 00000803, got 89504e47"),
+        (idx(TRAIN)[:10], "is cut short: its header has 16 bytes, got 10"),
+        (idx(TRAIN)[:-1], r"must have 9,408 bytes after its header \(12 × 28 × 28\), got 9,407: download it again"),
+        (idx(TRAIN) + b"x", "must have 9,408 bytes .* got 9,409"),
+        (gzip.compress(idx(TRAIN))[:-20], "cannot read train-images-idx3-ubyte: "),
+        (gzip.compress(idx(TRAIN))[:30] + b"\0" * 50, "cannot read train-images-idx3-ubyte: "),
+        (struct.pack(">4I", 2051, 2**32 - 1, 2**32 - 1, 2**32 - 1), "must have 79,228,162,458,924,105,385,300,"),
+    ],
+)
 def test_damaged_images(tmp_path, content, message):
     (build(tmp_path) / "train-images-idx3-ubyte").write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:

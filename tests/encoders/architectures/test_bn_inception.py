@@ -56,8 +56,10 @@ def reference(state, x):
         if stride == 2:
             x = torch.cat([three, double, F.max_pool2d(x, 3, 2, ceil_mode=True)], 1)
         else:
-            pooled = F.max_pool2d(x, 3, 1, 1) if name == "5b" else F.conv2d(
-                F.pad(x, (1, 1, 1, 1)), torch.full((x.shape[1], 1, 3, 3), 1 / 9), groups=x.shape[1]
+            pooled = (
+                F.max_pool2d(x, 3, 1, 1)
+                if name == "5b"
+                else F.conv2d(F.pad(x, (1, 1, 1, 1)), torch.full((x.shape[1], 1, 3, 3), 1 / 9), groups=x.shape[1])
             )
             x = torch.cat([conv(x, f"{block}_1x1"), three, double, conv(pooled, f"{block}_pool_proj")], 1)
     return x

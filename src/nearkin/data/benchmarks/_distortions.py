@@ -23,6 +23,7 @@ NOISE = 0.2
 EM_SHARE = 0.75
 WIDEST_SHARE = 0.9
 OVERSAMPLING = 2
+CONTRAST = 4
 
 
 def drawing_size(size: int) -> int:
@@ -73,10 +74,9 @@ def _thicken(glyph: Image.Image, *, radius: float, amount: float) -> Image.Image
     padded.paste(glyph, (margin, margin))
     if amount == 0.0:
         return padded
-    cut = 255 * (1.0 - 0.75 * amount)
-    steepness = 4.0
-    contrast = np.clip(127.5 + steepness * (np.arange(256) - cut), 0, 255).astype(np.uint8)
-    return ImageChops.lighter(padded, padded.filter(ImageFilter.GaussianBlur(radius)).point(contrast.tolist()))
+    blurred = padded.filter(ImageFilter.GaussianBlur(radius))
+    cut = Image.new("L", padded.size, round(255 * (1.0 - 0.75 * amount)))
+    return ImageChops.lighter(padded, ImageChops.subtract(blurred, cut, scale=1 / CONTRAST, offset=127))
 
 
 def _linear_map(angle: float, shear: float, stretch: float, zoom: float) -> NDArray[np.float64]:

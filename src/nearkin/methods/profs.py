@@ -1,0 +1,209 @@
+"""PROFS: alternating projections, each holding one image per class as its representative."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nearkin.errors import RecipeError
+from nearkin.losses._pair import PairLoss, Pairs
+from nearkin.losses.cross_batch_memory import CrossBatchMemory
+from nearkin.methods._pull import ProximalPull
+from nearkin.methods.plain import Plain
+from nearkin.numerics import full_precision
+from nearkin.samplers.class_representatives import ClassRepresentativeSampler
+
+if TYPE_CHECKING:
+    from nearkin.data.loader import Batch
+    from nearkin.recipe import Recipe
+    from nearkin.samplers import BatchSampler
+    from nearkin.training import TrainingState
+
+__all__ = ["Profs", "representative_loss"]
+
+_EVENTS_KEPT = 256
+_ROWS_LISTED = 1000
+
+
+class Profs(Plain):
+    r"""Projections onto feasible sets (Can et al., PROFS, algorithm 1).
+
+    For M steps one and the same image of each class represents it, and the network is trained to put the other images
+    near the representative of their class and far from those of the others: an approximate projection of the weights
+    onto the set that satisfies these constraints, so a term :math:`\frac{\lambda}{2}\lVert\theta-\theta^{(k)}\rVert^2`
+    holds them near :math:`\theta^{(k)}`, the weights when the representatives were drawn. Then others are drawn. With
+    M = 1 this is the sampling of N-pair training, with an endless M it is training with proxies that are images.
+
+    Batches come from :class:`~nearkin.samplers.class_representatives.ClassRepresentativeSampler`:
+    ``training.batch_size`` and ``training.images_per_class`` apply to them, ``training.sampler`` has no say.
+
+    A pair loss sees only pairs that contain a representative (:func:`representative_loss`). A cross-batch memory adds
+    its memory term to that, over the whole batch. A loss that has proxies gets the whole batch: the method then changes
+    the batches, which matters with hard negative classes, and adds the pull.
+
+    Args:
+        steps_per_projection: M; None for ``ceil(occurrences · I · C / B)``, 0 for one endless projection.
+        occurrences: ρ, how often a class is to be in a batch before its representative changes (section 5.4).
+        pull: λ of the proximal term (section 5.2).
+        hard_negative_classes: hard negative class mining (HNCM): fill a batch with the classes whose representatives
+            lie nearest to that of a first class.
+        hard_pairs: for contrastive, triplet and margin losses keep of each representative's negative pairs only the
+            hardest, as many as it has positive pairs (section 5.3).
+    """
+
+    def __init__(
+        self,
+        *,
+        steps_per_projection: int | None = None,
+        occurrences: int = 6,
+        pull: float = 1e-3,
+        hard_negative_classes: bool = False,
+        hard_pairs: bool = True,
+    ) -> None:
+        if steps_per_projection is not None and steps_per_projection < 0:
+            raise RecipeError(
+                f"method.steps_per_projection must be at least 1, or 0 for one endless projection, "
+                f"got {steps_per_projection}"
+            )
+        if occurrences < 1:
+            raise RecipeError(f"method.occurrences must be at least 1, got {occurrences}")
+        if not pull >= 0:
+            raise RecipeError(f"method.pull must be at least 0, got {pull}")
+        self.steps_per_projection = steps_per_projection
+        self.occurrences = occurrences
+        self.pull = pull
+        self.hard_negative_classes = hard_negative_classes
+        self.hard_pairs = hard_pairs
+        self.events: list[dict[str, Any]] = []
+        """The last draws of representatives: the step, how many, and their training rows unless they are very many."""
+        self._reference = ProximalPull()
+        self._batches: ClassRepresentativeSampler | None = None
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        cls(**recipe.method.options)
+        batch, images = recipe.training.batch_size, recipe.training.images_per_class
+        if images < 2:
+            raise RecipeError(
+                f"PROFS needs training.images_per_class of at least 2, a representative and an example of each class, "
+                f"got {images}"
+            )
+        if batch % images:
+            raise RecipeError(
+                f"PROFS needs training.batch_size ({batch}) to be a multiple of training.images_per_class ({images})"
+            )
+        if batch < 2 * images:
+            raise RecipeError(
+                f"PROFS needs two classes in a batch, or nothing is negative: training.batch_size must be at least "
+                f"{2 * images}, twice training.images_per_class, got {batch}"
+            )
+
+    def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
+        training = state.recipe.training
+        classes = int(state.labels.max()) + 1
+        known = torch.zeros(classes, state.encoder.dim, device=state.device) if self.hard_negative_classes else None
+        self._batches = ClassRepresentativeSampler(
+            state.labels,
+            batch_size=training.batch_size,
+            images_per_class=training.images_per_class,
+            steps_per_projection=self.steps_per_projection,
+            occurrences=self.occurrences,
+            embeddings=known,
+            seed=training.seed,
+        )
+        return self._batches
+
+    @property
+    def batches(self) -> ClassRepresentativeSampler:
+        assert self._batches is not None, "sampler comes first"
+        return self._batches
+
+    def start(self, state: TrainingState) -> None:
+        self._begin_projection(state)
+        if self.batches.embeddings is not None:
+            rows = state.protocol.train_rows[self.batches.representatives(0)]
+            self.batches.embeddings.copy_(state.embed(rows))
+
+    def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
+        count = self.batches.num_representatives
+        self.batches.refresh(labels[:count], embeddings[:count].detach())
+        objective = state.objective
+        if isinstance(objective, PairLoss):
+            return representative_loss(objective, embeddings, labels, count, hard_pairs=self.hard_pairs)
+        if isinstance(objective, CrossBatchMemory):
+            inner = objective.pair_loss
+            value = representative_loss(inner, embeddings, labels, count, hard_pairs=self.hard_pairs)
+            return value + objective.memory_loss(embeddings, labels)
+        return super().loss(state, embeddings, labels, batch)
+
+    def adjust_gradients(self, state: TrainingState) -> None:
+        self._reference.add_to_gradients(state.encoder.parameters(), self.pull)
+
+    def after_step(self, state: TrainingState) -> None:
+        steps = self.batches.steps_per_projection
+        if steps and state.step % steps == 0:
+            self._begin_projection(state)
+
+    def _begin_projection(self, state: TrainingState) -> None:
+        self._reference.remember(state.encoder.parameters())
+        classes = len(self.batches.rows)
+        event: dict[str, Any] = {"step": state.step, "kind": "representatives", "count": classes}
+        if classes <= _ROWS_LISTED:
+            projection = self.batches.projection_of(state.step)
+            event["rows"] = self.batches.representatives(projection).tolist()
+        self.events = [*self.events[1 - _EVENTS_KEPT :], event]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reference": self._reference.state_dict(), "events": self.events}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reference.load_state_dict(state["reference"])
+        self.events = list(state["events"])
+
+
+def representative_loss(
+    loss: PairLoss, embeddings: Tensor, labels: Tensor, num_representatives: int, *, hard_pairs: bool = True
+) -> Tensor:
+    """A pair loss over the pairs of a batch that contain a representative: its first ``num_representatives`` rows.
+
+    Representatives are the anchors, compared with every other row of the batch, other representatives included:
+    equation (4.6) within a batch, and the lifted structure loss without its terms between two examples. A loss whose
+    ``representatives`` are ``"positives"`` (N-pair, angular) is anchored at the examples instead, and its positives and
+    negatives are representatives. Where they are ``"balanced anchors"`` (contrastive, triplet, margin) ``hard_pairs``
+    keeps, of a representative's negative pairs, as many as it has positive ones: those at the smallest distance.
+
+    Args:
+        loss: any pair loss.
+        embeddings: ``[N, D]``, representatives first; every class has as many rows.
+        labels: ``[N]``.
+        num_representatives: how many rows are representatives, each of another class.
+        hard_pairs: whether to balance the losses that ask for it.
+
+    Example:
+        >>> from nearkin.losses import NPair
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> representative_loss(NPair(), x, torch.tensor([0, 1, 0, 1]), 2)
+        tensor(0.3133)
+    """
+    heads, head_labels = embeddings[:num_representatives], labels[:num_representatives]
+    with full_precision(embeddings.device.type):
+        if loss.representatives == "positives":
+            tails, tail_labels = embeddings[num_representatives:], labels[num_representatives:]
+            return loss.from_pairs(loss.pairs(tails, tail_labels, heads, head_labels))
+        pairs = loss.pairs(heads, head_labels, embeddings, labels)
+        pairs = replace(pairs, positive=pairs.positive.clone().fill_diagonal_(False))
+        if hard_pairs and loss.representatives == "balanced anchors":
+            pairs = _balanced(pairs, len(labels) // num_representatives - 1)
+        return loss.from_pairs(pairs)
+
+
+def _balanced(pairs: Pairs, positives: int) -> Pairs:
+    """Of each anchor's negative pairs only the ``positives`` hardest, chosen without asking the device how many."""
+    with torch.no_grad():
+        distance = pairs.squared_distance().masked_fill_(~pairs.negative, float("inf"))
+        hardest = distance.topk(positives, dim=1, largest=False).indices
+        kept = torch.zeros_like(pairs.negative).scatter_(1, hardest, True)
+    return replace(pairs, negative=pairs.negative & kept)

@@ -1,0 +1,173 @@
+"""Class representatives: one image per class, held for many batches, and batches built around some of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.samplers.stream import FairStream
+
+
+class ClassRepresentativeSampler:
+    """The batches of PROFS: representatives of some classes, then examples of the same classes.
+
+    One image of every class represents it for ``steps_per_projection`` batches (a projection); then each class is
+    represented by another, all its images in shuffled rounds and none twice in a row. A batch has
+    ``batch_size / images_per_class`` classes (all, where there are fewer). Its first ``num_representatives`` rows are
+    their representatives; then come, class by class in the same order, ``images_per_class - 1`` examples of each. An
+    example is never the representative, unless a class has no other image; a class with too few images repeats them.
+
+    Classes come in shuffled rounds, and batch number b is a function of b alone. With hard negative class mining
+    (``embeddings`` given) only the first class of a batch comes from the rounds, and the others are those whose
+    representatives lie nearest to its own, by their last known embeddings: one product and one selection over the
+    classes. The trainer hands the embeddings of a batch's representatives back through :meth:`refresh`, so no batch
+    may be drawn ahead of that.
+
+    Args:
+        labels: the class of every row, 0, 1, ….
+        batch_size: B, a multiple of ``images_per_class``.
+        images_per_class: I, at least 2: the representative and its examples.
+        steps_per_projection: M; None for ``ceil(occurrences · I · C / B)``, 0 for one endless projection.
+        occurrences: ρ, how often a class is to be in a batch before its representative changes (section 5.4).
+        embeddings: ``[C, D]``, the last known embedding of every class's representative; turns mining on. Kept as it
+            is and written to.
+        seed: decides everything random.
+
+    Example:
+        >>> labels = np.array([0, 0, 0, 1, 1, 2, 2, 3])
+        >>> sampler = ClassRepresentativeSampler(labels, batch_size=4, images_per_class=2, seed=0)
+        >>> sampler.steps_per_projection, sampler.num_representatives
+        (12, 2)
+        >>> rows = sampler.next_batch()
+        >>> labels[rows[:2]].tolist() == labels[rows[2:]].tolist(), set(rows[:2]) < set(sampler.representatives(0))
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        labels: NDArray[np.int64],
+        *,
+        batch_size: int,
+        images_per_class: int,
+        steps_per_projection: int | None = None,
+        occurrences: int = 6,
+        embeddings: Tensor | None = None,
+        seed: int,
+    ) -> None:
+        if images_per_class < 2:
+            raise ValueError(
+                f"images_per_class must be at least 2 (a representative and an example), got {images_per_class}"
+            )
+        if batch_size < images_per_class or batch_size % images_per_class:
+            raise ValueError(f"batch_size ({batch_size}) must be a multiple of images_per_class ({images_per_class})")
+        if steps_per_projection is not None and steps_per_projection < 0:
+            raise ValueError(f"steps_per_projection must be at least 0 (endless), got {steps_per_projection}")
+        if occurrences < 1:
+            raise ValueError(f"occurrences must be at least 1, got {occurrences}")
+        order = np.argsort(labels, kind="stable")
+        _, starts = np.unique(labels[order], return_index=True)
+        self.rows = np.split(order.astype(np.int64), starts[1:])
+        classes = len(self.rows)
+        if embeddings is not None and len(embeddings) != classes:
+            raise ValueError(f"embeddings must have a row for each of the {classes} classes, got {len(embeddings)}")
+        self.classes_per_batch = min(batch_size // images_per_class, classes)
+        self.batch_size = self.classes_per_batch * images_per_class
+        self.steps_per_projection = (
+            -(-occurrences * classes // self.classes_per_batch)
+            if steps_per_projection is None
+            else steps_per_projection
+        )
+        self.embeddings = embeddings
+        self.lookahead = 4 if embeddings is None else 0
+        self.drawn = 0
+        self._count = len(labels)
+        self._turns = np.zeros(classes, dtype=np.int64)
+        at_once = 1 if embeddings is not None else self.classes_per_batch
+        self._classes = FairStream(classes, at_once, seed=seed, stream=(0,))
+        self._rounds = [FairStream(len(rows), len(rows), seed=seed, stream=(1, c)) for c, rows in enumerate(self.rows)]
+        self._examples = [
+            FairStream(max(1, len(rows) - 1), images_per_class - 1, seed=seed, stream=(2, c))
+            for c, rows in enumerate(self.rows)
+        ]
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return max(1, self._count // self.batch_size)
+
+    @property
+    def num_representatives(self) -> int:
+        """How many rows at the head of a batch are representatives."""
+        return self.classes_per_batch
+
+    def projection_of(self, number: int) -> int:
+        """The projection that batch ``number`` belongs to."""
+        return number // self.steps_per_projection if self.steps_per_projection else 0
+
+    def representatives(self, projection: int) -> NDArray[np.int64]:
+        """The row that represents each class in a projection, ``[C]``."""
+        places = [self._representative(c, projection) for c in range(len(self.rows))]
+        return np.array([rows[place] for rows, place in zip(self.rows, places, strict=True)], dtype=np.int64)
+
+    def next_batch(self) -> NDArray[np.int64]:
+        projection = self.projection_of(self.drawn)
+        classes = self._classes[self.drawn]
+        if self.embeddings is None:
+            turns = self._classes.round_of(self.drawn)
+        else:
+            classes = self._nearest(self.embeddings, int(classes[0]))
+            turns = self._turns[classes]
+            self._turns[classes] += 1
+        self.drawn += 1
+        representatives, examples = [], []
+        for c, turn in zip(classes.tolist(), turns.tolist(), strict=True):
+            place = self._representative(c, projection)
+            representatives.append(self.rows[c][place])
+            examples.append(self.rows[c][self._others(c, place, turn)])
+        return np.concatenate([np.array(representatives, dtype=np.int64), *examples])
+
+    @torch.no_grad()
+    def refresh(self, classes: Tensor, embeddings: Tensor) -> None:
+        """Take the newest embeddings of these classes' representatives, ``[n]`` and ``[n, D]``."""
+        if self.embeddings is not None:
+            self.embeddings.index_copy_(0, classes, embeddings.to(self.embeddings.dtype))
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.embeddings is None:
+            return {"drawn": self.drawn}
+        # The embeddings are not copied: a loader asks for the state when it draws a batch, and the state of the run is
+        # written after the step that learned from it, which has refreshed them.
+        return {"drawn": self.drawn, "turns": torch.from_numpy(self._turns.copy()), "embeddings": self.embeddings}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.drawn = int(state["drawn"])
+        if self.embeddings is not None:
+            self._turns = state["turns"].numpy().copy()
+            self.embeddings.copy_(state["embeddings"])
+
+    def _nearest(self, known: Tensor, first: int) -> NDArray[np.int64]:
+        """``first`` and the classes nearest to it; only their numbers leave the device."""
+        # ‖a‖² − ‖a − b‖² = 2 a·b − ‖b‖²: the larger, the nearer.
+        closeness = torch.mv(known, known[first]).mul_(2.0).sub_(torch.linalg.vector_norm(known, dim=1).square_())
+        closeness[first] = float("inf")
+        nearest: NDArray[np.int64] = closeness.topk(self.classes_per_batch).indices.cpu().numpy()
+        return nearest
+
+    def _representative(self, c: int, projection: int) -> int:
+        """Which image of class ``c`` represents it: each once per round, and none twice in a row at a seam."""
+        rounds = self._rounds[c]
+        if rounds.count <= 2:
+            return int(rounds[0][projection % rounds.count])
+        turn, place = divmod(projection, rounds.count)
+        # The last of a round never takes part in a change of places, so it is known without the rounds before.
+        if turn and place < 2 and rounds[turn - 1][-1] == rounds[turn][0]:
+            place = 1 - place
+        return int(rounds[turn][place])
+
+    def _others(self, c: int, representative: int, turn: int) -> NDArray[np.int64]:
+        """The examples of a class's turn: fair among its other images, the last standing in for the representative."""
+        places = self._examples[c][turn]
+        return np.where(places == representative, len(self.rows[c]) - 1, places)
