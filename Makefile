@@ -12,11 +12,14 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --con
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
 
+# One thread per process: the suite's tensors are small, and the processes already share the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: lint
-	$(BIN)/python -m pytest -m "not gpu and ($(if $(NEARKIN_DATA),slow or real_data,slow and not real_data) or not slow and not real_data)"
+	$(PYTEST) -m "not gpu and ($(if $(NEARKIN_DATA),slow or real_data,slow and not real_data) or not slow and not real_data)"
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check .
