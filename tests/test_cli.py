@@ -79,6 +79,20 @@ def test_evaluate_on_the_runs_own_classes_and_on_others(nearkin, trained, photos
     assert "MAP@R" in out
 
 
+def test_a_run_with_a_model_of_transformers_needs_its_folder_only_for_the_shape(nearkin, photos, tmp_path):
+    from transformers import ResNetConfig, ResNetModel
+
+    tiny = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    ResNetModel(tiny).save_pretrained(tmp_path / "tiny")
+    options = [f"encoder.backbone=hf:{tmp_path / 'tiny'}", *QUICK[1:]]
+    code, _, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *options)
+    assert code == 0, err
+    (tmp_path / "tiny" / "model.safetensors").unlink()
+    code, out, err = nearkin("evaluate", tmp_path / "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["scores"] == json.loads((tmp_path / "run" / "scores.json").read_text())["test"]
+
+
 def test_embed_writes_one_row_per_readable_image(nearkin, trained, photos, tmp_path):
     (photos / "kiwi" / "broken.jpg").write_text("not an image")
     code, out, err = nearkin("embed", trained, photos, "-o", tmp_path / "e.npz")

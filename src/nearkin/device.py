@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,6 +19,8 @@ def pick_device(name: str = "auto") -> torch.device:
     >>> pick_device("cpu")
     device(type='cpu')
     """
+    # Says that torch's own backward thread has just made itself at home on the GPU; nothing a person could act on.
+    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")

@@ -135,7 +135,10 @@ def build_state(recipe: Recipe, data: OpenedImages) -> TrainingState:
 
 
 def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
-    """The encoder of a recipe; without ``pretrained`` no weight file is looked for, as a checkpoint will fill it."""
+    """The encoder of a recipe; without ``pretrained`` no weights are looked for, as a checkpoint will fill it."""
+    options = dict(section.options)
+    if not pretrained and ":" in section.backbone:
+        options["pretrained"] = False
     return build_encoder(
         section.backbone,
         dim=section.dim,
@@ -144,7 +147,7 @@ def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder
         weights=section.weights if pretrained else None,
         freeze_batch_norm=section.freeze_batch_norm,
         channels_last=section.channels_last,
-        options=section.options,
+        options=options,
     )
 
 

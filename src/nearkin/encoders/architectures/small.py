@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nearkin.encoders.backbone import Backbone, initialise_convolutions
 from nearkin.encoders.preprocessing import HALF
 
 
-class ConvBlock(nn.Module):
-    """Convolution, batch-norm, ReLU; where the shape stays the same, the input is added before the ReLU."""
-
-    def __init__(self, inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(outputs)
-        self.has_shortcut = stride == 1 and inputs == outputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        branch = self.bn(self.conv(x))
-        return F.relu(branch + x if self.has_shortcut else branch)
-
-
 class Small(Backbone):
-    """Six convolutions, 0.4 million parameters, 192 channels on a map of an eighth of the side.
+    """A 5×5 convolution that halves the map, two 3×3 ones each followed by max pooling, and a last 3×3.
 
-    Large maps near the input are slow on a CPU, so the first convolution steps by four at once. The map is not halved
-    once more at the end: on Glyphs-like images that cost more R@1 on unseen classes than the time was worth.
+    Max pooling between the stages, rather than strides, is what makes so small a network forgive shifts: on Glyphs it
+    is worth more than residual blocks of the same cost.
+
+    Args:
+        width: channels of the first stage; the others have twice and four times as many.
 
     Example:
         >>> import torch
         >>> Small()(torch.zeros(1, 3, 48, 48)).shape
-        torch.Size([1, 192, 6, 6])
+        torch.Size([1, 128, 6, 6])
     """
 
-    def __init__(self) -> None:
-        super().__init__(out_channels=192, input_size=48, preprocessing=HALF)
-        self.blocks = nn.Sequential(
-            ConvBlock(3, 48, kernel=7, stride=4),
-            ConvBlock(48, 48),
-            ConvBlock(48, 96, stride=2),
-            ConvBlock(96, 96),
-            ConvBlock(96, 96),
-            ConvBlock(96, 192),
+    def __init__(self, *, width: int = 32) -> None:
+        super().__init__(out_channels=4 * width, input_size=48, preprocessing=HALF)
+        self.layers = nn.Sequential(
+            *_stage(3, width, kernel=5, stride=2),
+            *_stage(width, 2 * width),
+            nn.MaxPool2d(2),
+            *_stage(2 * width, 4 * width),
+            nn.MaxPool2d(2),
+            *_stage(4 * width, 4 * width),
         )
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.blocks(images)  # type: ignore[no-any-return]
+        return self.layers(images)  # type: ignore[no-any-return]
+
+
+def _stage(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    ]
 
 
 BACKBONES = {"small": Small}
