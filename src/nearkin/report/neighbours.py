@@ -20,7 +20,7 @@ from nearkin.run_folder import RunFolder
 
 RIGHT, WRONG, PLAIN = "#1a9850", "#d73027", "#444444"
 GALLERY_LIMIT = 3000
-"""A picture need not rank a whole large gallery; beyond this many images a sample stands for it."""
+"""A picture need not rank a whole large gallery; beyond this many images some whole classes stand for it."""
 
 
 def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8, seed: int = 0) -> Path | None:
@@ -36,8 +36,7 @@ def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8,
         return None
     rng = np.random.Generator(np.random.Philox(seed))
     pool = test.query if test.gallery is None else np.union1d(test.query, test.gallery)
-    if len(pool) > GALLERY_LIMIT:
-        pool = np.sort(rng.choice(pool, GALLERY_LIMIT, replace=False))
+    pool = _whole_classes(pool, data.table.labels, rng)
     torch.manual_seed(recipe.training.seed)  # as when the run was built: the encoder before its first step
     encoders = {
         "before training": encoder_from(recipe.encoder).to(trained.device),
@@ -64,6 +63,17 @@ def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8,
     return file
 
 
+def _whole_classes(rows: NDArray[np.int64], labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """All rows, or the rows of as many classes as fit below the limit."""
+    if len(rows) <= GALLERY_LIMIT:
+        return rows
+    classes, sizes = np.unique(labels[rows], return_counts=True)
+    order = rng.permutation(len(classes))
+    fits = np.cumsum(sizes[order]) <= GALLERY_LIMIT
+    fits[:2] = True
+    return rows[np.isin(labels[rows], classes[order[fits]])]
+
+
 def _choose_queries(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """One query from each of ``count`` classes that have something to be found."""
     classes, sizes = np.unique(labels, return_counts=True)
@@ -84,7 +94,7 @@ def _figure(
     columns = 1 + next(iter(found.values())).shape[1]
     rows = len(places) * len(found)
     figure = Figure(figsize=(1.05 * columns + 1.6, 1.18 * rows + 0.9), layout="constrained")
-    figure.suptitle("Nearest neighbours among classes never seen in training (green: same class, red: another)")
+    figure.suptitle("Nearest neighbours among classes never seen in training\n(green: same class, red: another)")
     grid = figure.subplots(rows, columns, squeeze=False)
     for q, place in enumerate(places.tolist()):
         name = data.table.class_names[int(labels[place])]
