@@ -58,7 +58,8 @@ class NPair(PairLoss):
 
     def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
         anchors, positives, exists = _first_two(labels)
-        queries, references = self._normalised(embeddings[torch.cat([anchors, positives])]).chunk(2)
+        chosen = embeddings.index_select(0, torch.cat([anchors, positives]))
+        queries, references = self._normalised(chosen).chunk(2)
         positive = torch.diag(exists)
         negative = (exists[:, None] & exists) ^ positive
         return Pairs(queries, references, queries @ references.T, positive, negative, within_batch=False)
@@ -70,9 +71,12 @@ def _first_two(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     There are at most N/2 of them; so many are returned, because a number that depends on the labels would have to be
     read back from the device.
     """
-    same = labels[:, None] == labels
-    earlier = same.tril(-1).sum(dim=1)
-    second = same & (earlier == 1)
-    anchor = (earlier == 0) & second.any(dim=1)
-    anchors = anchor.byte().argsort(descending=True, stable=True)[: max(1, len(labels) // 2)]
-    return anchors, second[anchors].byte().argmax(dim=1), anchor[anchors]
+    if len(labels) < 2:
+        return torch.zeros_like(labels), torch.zeros_like(labels), torch.zeros_like(labels, dtype=torch.bool)
+    ordered, order = labels.sort(stable=True)
+    repeats = ordered[1:] == ordered[:-1]
+    # A second sample repeats its neighbour's label, and that neighbour repeats nobody's.
+    second = repeats.clone()
+    second[1:] &= ~repeats[:-1]
+    found = second.byte().argsort(descending=True, stable=True)[: len(labels) // 2]
+    return order[found], order[found + 1], second[found]
