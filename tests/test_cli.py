@@ -181,6 +181,8 @@ def test_help_teaches(nearkin):
     assert code == 0
     for word in ("train", "evaluate", "embed", "datasets", "losses", "Exit codes"):
         assert word in out
+    assert nearkin("--version")[1].startswith("nearkin 0.")
     _, out, _ = nearkin("train", "--help")
+    assert "NEARKIN_DATA" in out
     assert "--resume" in out
     assert "one folder per kind" in " ".join(out.split())

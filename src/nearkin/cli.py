@@ -33,7 +33,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show progress also when the output is piped.")]
 DataRoot = Annotated[
-    Path | None, typer.Option("--data-root", help="Folder that holds the benchmarks. [default: $NEARKIN_DATA]")
+    Path | None, typer.Option("--data-root", help="Folder that holds the benchmarks. Default: $NEARKIN_DATA.")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
 
@@ -54,6 +54,23 @@ def main() -> None:
         sys.exit(0)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from nearkin import __version__
+
+        print(f"nearkin {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What goes for every command."""
+
+
 @app.command()
 def train(
     arguments: Annotated[
@@ -70,7 +87,7 @@ def train(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for the run. [default: runs/<data>-<objective>-<hash>]"),
+        typer.Option("--output", "-o", help="Folder for the run. Default: runs/<data>-<objective>-<hash>."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in a folder that holds a run.")] = False,
