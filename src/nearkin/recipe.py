@@ -45,7 +45,7 @@ class DataSection:
     unreadable_tolerance: float = 0.01
     """A larger share of unreadable files stops the run before training."""
     workers: int | None = None
-    """Threads that prepare batches; default: the number of cores, at most 16."""
+    """Threads that decode images and prepare batches; default: every core to decode, up to four for batches."""
 
 
 @dataclass(frozen=True)

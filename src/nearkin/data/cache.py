@@ -100,7 +100,7 @@ def open_images(
     if isinstance(table.images, np.ndarray):
         return OpenedImages(table, ArrayImages(table.images))
 
-    reader = _Reader(shorter_side, max_pixels, workers or _usable_cores(), progress)
+    reader = _Reader(shorter_side, max_pixels, workers or usable_cores(), progress)
     paths = [Path(image) for image in table.images]
     if cache_dir is None:
         held, unreadable = _hold(paths, reader, memory_budget)
@@ -326,6 +326,7 @@ def _in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> I
                 future.cancel()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """The cores this process may use, at most 16."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST_WORKERS)

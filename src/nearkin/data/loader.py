@@ -7,7 +7,6 @@ of threads nor an interruption changes what a batch looks like.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.data.cache import Images
+from nearkin.data.cache import Images, usable_cores
 from nearkin.data.transforms import Transform
 from nearkin.samplers import BatchSampler
 
@@ -35,7 +34,9 @@ class Batch:
 
 
 def default_workers() -> int:
-    return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    """Four threads, or fewer cores: beyond that they wait for the interpreter (16 cores: 2,700 images/s with four
+    threads, 2,000 with sixteen)."""
+    return min(4, usable_cores())
 
 
 class TrainingLoader:
