@@ -57,3 +57,10 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_table_of_losses_is_the_catalogue():
+    from nearkin.report.tables import loss_rows, losses_page
+
+    page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    assert page == losses_page(loss_rows()), "run: nearkin losses --markdown > docs/losses.md"

@@ -214,13 +214,19 @@ def datasets(data_root: DataRoot = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def losses(as_json: Json = False) -> None:
+def losses(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+) -> None:
     """List the losses, with their options and defaults: names for a recipe's objective.name."""
-    from nearkin import losses as package
+    from nearkin.report.tables import loss_rows, losses_page
 
-    rows = [_loss_row(name, loss, package) for name, loss in package.catalogue().items()]
+    rows = loss_rows()
     if as_json:
         print(json.dumps(rows))
+        return
+    if markdown:
+        print(losses_page(rows), end="")
         return
     table = Table(title="Losses", title_justify="left")
     for column in ("name", "kind", "what it is", "options"):
@@ -286,12 +292,6 @@ def _availability(row: Any) -> dict[str, Any]:
         "found": found,
         "problem": row.problem,
     }
-
-
-def _loss_row(name: str, loss: type, package: Any) -> dict[str, Any]:
-    summary = (loss.__doc__ or "").strip().splitlines()[0]
-    options = {key: str(parameter.default) for key, parameter in package.options(loss).items()}
-    return {"name": name, "class": loss.__name__, "kind": package.kind(loss), "summary": summary, "options": options}
 
 
 def _escape(text: str) -> str:

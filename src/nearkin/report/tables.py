@@ -8,6 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from nearkin import losses
+
 
 def score_table(scores: dict[str, Any]) -> Group:
     """A run's scores before and after training, with the protocol, selection rule, seed and hardware they hold for."""
@@ -34,3 +36,41 @@ def metric_table(title: str, columns: dict[str, dict[str, Any] | None], caption:
         cells = [f"{100 * scores[metric]:.1f}" if metric in scores else "–" for scores in present.values()]
         table.add_row(metric, *cells)
     return Group(Text(title, style="bold"), table, Text(caption, style="dim"))
+
+
+def loss_rows() -> list[dict[str, Any]]:
+    """Every loss of the catalogue: its name in recipes, class, kind, first line of its docstring, options.
+
+    >>> next(row["class"] for row in loss_rows() if row["name"] == "proxy_anchor")
+    'ProxyAnchor'
+    """
+    rows = []
+    for name, loss in losses.catalogue().items():
+        summary = (loss.__doc__ or "").strip().splitlines()[0]
+        options = {
+            key: "required" if parameter.default is parameter.empty else str(parameter.default)
+            for key, parameter in losses.options(loss).items()
+        }
+        rows.append(
+            {"name": name, "class": loss.__name__, "kind": losses.kind(loss), "summary": summary, "options": options}
+        )
+    return rows
+
+
+def losses_page(rows: list[dict[str, Any]]) -> str:
+    """The table of losses as Markdown: what ``docs/losses.md`` holds."""
+    lines = [
+        "# Losses",
+        "",
+        "Read off the files in `src/nearkin/losses/` by `nearkin losses --markdown > docs/losses.md`. Proxy losses are",
+        "`Loss(num_classes, dim, *, …)`, called `loss(embeddings, labels)`; pair losses are `Loss(*, …)`, called",
+        "`loss(embeddings, labels, references=None, reference_labels=None)`; a wrapper takes a pair loss.",
+        "",
+        "| name in recipes | class | kind | what it is | options |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        options = ", ".join(f"`{key}={value}`" for key, value in row["options"].items()) or "–"
+        summary = row["summary"].replace("|", "\\|")
+        lines.append(f"| `{row['name']}` | `{row['class']}` | {row['kind']} | {summary} | {options} |")
+    return "\n".join(lines) + "\n"
