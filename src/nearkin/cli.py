@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import nearkin
 from nearkin.errors import NearkinError, RecipeError
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def main() -> None:
 
 def _version(asked: bool) -> None:
     if asked:
-        from nearkin import __version__
-
-        print(f"nearkin {__version__}")
+        print(f"nearkin {nearkin.__version__}")
         raise typer.Exit
 
 
