@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nearkin import checkpoint
+from nearkin.errors import RecipeError
+from nearkin.run_folder import RunFolder
+from nearkin.training import fit
+
+MOCO = (
+    "method.name=momentum",
+    "objective.name=momentum_proxy_anchor",
+    "objective.queue_size=20",
+    "objective.momentum=0.9",
+)
+
+
+class Silent:
+    def on_step(self, state, loss, images):
+        pass
+
+    def on_evaluation(self, state, row):
+        pass
+
+
+def test_the_follower_is_a_moving_average_and_fills_the_queue(tiny, tmp_path):
+    state = tiny(*MOCO, "training.max_steps=4")
+    average = [p.detach().clone() for p in state.encoder.parameters()]
+    queued = []
+
+    class Watch(Silent):
+        def on_step(self, state, loss, images):
+            for mean, parameter in zip(average, state.encoder.parameters(), strict=True):
+                mean.mul_(0.9).add_(parameter.detach(), alpha=0.1)
+            for mean, weight in zip(average, state.method._follower.parameters(), strict=True):
+                torch.testing.assert_close(mean, weight)
+            queued.append(state.objective.fill)
+
+    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Watch())
+    assert queued == [8, 16, 20, 20]
+    assert not any(p.requires_grad for p in state.method._follower.parameters())
+
+
+def test_the_queue_holds_what_the_follower_saw(tiny):
+    from nearkin.data.loader import TrainingLoader
+    from nearkin.training import HealthCheck, _Rows, train_step
+
+    state = tiny(*MOCO)
+    rows = _Rows(state.data.images, state.protocol.train_rows)
+    with TrainingLoader(rows, state.labels, state.transform, state.sampler, seed=0, workers=1) as loader:
+        batch = next(iter(loader))
+    with torch.no_grad():
+        before = state.encoder.eval()(batch.images)
+    state.method.start(state)
+    train_step(state, batch, HealthCheck(state))
+    queue = state.objective.queue[:8]
+    torch.testing.assert_close(queue, torch.nn.functional.normalize(before))
+    assert state.objective.queue_labels[:8].tolist() == batch.labels.tolist()
+
+
+def test_interrupted_with_a_half_filled_queue_it_goes_on_bit_for_bit(tiny, tmp_path):
+    whole = tiny(*MOCO, "training.max_steps=6")
+    fit(whole, RunFolder.begun(tmp_path / "whole", whole.recipe), Silent())
+
+    class Stop(Exception):
+        pass
+
+    class StopAt(Silent):
+        def on_step(self, state, loss, images):
+            if state.step == 2:
+                checkpoint.save_last(state, folder)
+                raise Stop
+
+    folder = RunFolder.begun(tmp_path / "broken", whole.recipe)
+    with pytest.raises(Stop):
+        fit(tiny(*MOCO, "training.max_steps=6"), folder, StopAt())
+    resumed = tiny(*MOCO, "training.max_steps=6")
+    checkpoint.load_last(resumed, folder)
+    fit(resumed, folder, Silent())
+    for module in ("encoder", "objective"):
+        a, b = getattr(whole, module).state_dict(), getattr(resumed, module).state_dict()
+        assert all(torch.equal(a[key], b[key]) for key in a), module
+    a, b = whole.method.state_dict()["follower"], resumed.method.state_dict()["follower"]
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_loss_without_a_queue_is_refused(tiny):
+    with pytest.raises(RecipeError, match="proxy_anchor has no queue"):
+        tiny("method.name=momentum", "objective.name=proxy_anchor")
