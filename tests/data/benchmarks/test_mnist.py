@@ -30,7 +30,7 @@ def build(root, *, mark="-", compress=False, ending=None):
         f"t10k-labels{mark}idx1-ubyte": TEST_LABELS,
     }.items():
         ending = (".gz" if compress else "") if ending is None else ending
-        (root / (name + ending)).write_bytes(gzip.compress(idx(array)) if compress else idx(array))
+        (root / (name + ending)).write_bytes(gzip.compress(idx(array), mtime=0) if compress else idx(array))
     return root
 
 
@@ -90,8 +90,8 @@ def test_missing_files_are_named(tmp_path):
         (idx(TRAIN)[:10], "is cut short: its header has 16 bytes, got 10"),
         (idx(TRAIN)[:-1], r"must have 9,408 bytes after its header \(12 × 28 × 28\), got 9,407: download it again"),
         (idx(TRAIN) + b"x", "must have 9,408 bytes .* got 9,409"),
-        (gzip.compress(idx(TRAIN))[:-20], "cannot read train-images-idx3-ubyte: "),
-        (gzip.compress(idx(TRAIN))[:30] + b"\0" * 50, "cannot read train-images-idx3-ubyte: "),
+        (gzip.compress(idx(TRAIN), mtime=0)[:-20], "cannot read train-images-idx3-ubyte: "),
+        (gzip.compress(idx(TRAIN), mtime=0)[:30] + b"\0" * 50, "cannot read train-images-idx3-ubyte: "),
         (struct.pack(">4I", 2051, 2**32 - 1, 2**32 - 1, 2**32 - 1), "must have 79,228,162,458,924,105,385,300,"),
     ],
 )
