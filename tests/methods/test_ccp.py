@@ -253,6 +253,8 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         (["objective.name=proxy_anchor", "method.anchors=samples"], "needs a pair loss"),
         (["method.pool_size=2", "method.proxies_per_class=3"], "pool_size must be at least"),
         (["protocol.name=conventional"], "by the scores of the test classes"),
+        (["method.patience=0"], "method.patience must be at least 1"),
+        (["method.steps_per_problem=0"], "method.steps_per_problem must be at least 1"),
     ],
 )
 def test_products_that_make_no_sense_are_refused(tiny, overrides, said):

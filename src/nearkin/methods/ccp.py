@@ -99,6 +99,7 @@ class Ccp(Plain):
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         name, options = recipe.objective.name, recipe.method.options
+        cls(**options)  # refuses values that are out of range, before any image is read
         kind = losses.kind(losses.catalogue()[name])
         if kind == "wrapper":
             raise RecipeError(
