@@ -75,6 +75,13 @@ def test_evaluate_on_the_runs_own_classes_and_on_others(nearkin, trained, photos
     assert own["classes"] == 2
     _, out, _ = nearkin("evaluate", trained, "--data", photos, "--json")
     assert json.loads(out)["classes"] == 6
+    only_test = photos.parent / "elsewhere"
+    (only_test / "test").mkdir(parents=True)
+    for kind in ("kiwi", "rote Ente"):
+        (photos / kind).rename(only_test / "test" / kind)
+    code, out, err = nearkin("evaluate", trained, "--data", only_test, "--json")
+    assert code == 0, err
+    assert json.loads(out)["classes"] == 2
     _, out, _ = nearkin("evaluate", trained, "--checkpoint", "last")
     assert "MAP@R" in out
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,7 @@ def evaluate_run(
         part = protocol.test
     if part is None:
         raise DataError(f"{table.name!r} has no test classes: give others with --data")
-    distance: Literal["cosine", "euclidean"] = "cosine" if run.encoder.normalisation == "l2" else "euclidean"
-    scores = protocol.score(part, lambda rows: _embed(run, opened, rows), distance=distance, final=True)
+    scores = protocol.score(part, lambda rows: _embed(run, opened, rows), distance=run.encoder.distance, final=True)
     rows = part.query
     return {
         "run": str(path),

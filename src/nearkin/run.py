@@ -88,6 +88,7 @@ def build_state(recipe: Recipe, data: OpenedImages) -> TrainingState:
     dtype = autocast_dtype(training.precision, device)
     method_class = methods.catalogue()[recipe.method.name]
     protocol = Protocol(recipe.protocol, data.table)
+    protocol.check_trainable()
     labels = data.table.take(protocol.train_rows).training_labels()
     torch.manual_seed(training.seed)
     encoder = encoder_from(recipe.encoder)
@@ -263,6 +264,7 @@ def _final_scores(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
         "method": state.recipe.method.name,
         "protocol": protocol.section.name,
         "selection": protocol.selection_rule,
+        "test_classes": protocol.test_classes,
         "seed": state.recipe.training.seed,
         "hardware": describe_hardware(state.device),
         "recipe": state.recipe.fingerprint(),

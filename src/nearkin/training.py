@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -105,8 +105,7 @@ class TrainingState:
         return torch.from_numpy(np.stack(crops)).to(self.device)
 
     def score(self, part: EvaluationSet, *, final: bool = False) -> dict[str, float]:
-        distance: Literal["cosine", "euclidean"] = "cosine" if self.encoder.normalisation == "l2" else "euclidean"
-        return self.protocol.score(part, self.embed, distance=distance, final=final)
+        return self.protocol.score(part, self.embed, distance=self.encoder.distance, final=final)
 
     def image_ids(self, batch: Batch) -> list[str]:
         return [self.table.ids[row] for row in self.protocol.train_rows[batch.rows].tolist()]

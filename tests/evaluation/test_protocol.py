@@ -86,6 +86,26 @@ def test_too_few_classes_say_what_to_do(classes):
         Protocol(ProtocolSection(), table(classes=classes))
 
 
+def test_other_data_may_have_no_training_classes():
+    protocol = Protocol(ProtocolSection(), table(splits="test"))
+    assert len(protocol.test.query) == 40
+    with pytest.raises(DataError, match="leaves 0 classes to train on"):
+        protocol.check_trainable()
+
+
+def test_a_split_by_image_is_not_called_unseen():
+    by_image = Protocol(ProtocolSection(), table(splits=["train", "train", "test", "test"] * 10))
+    assert by_image.test_classes == "classes also seen in training"
+    assert Protocol(ProtocolSection(), table()).test_classes == "classes never seen in training"
+
+
+def test_nothing_to_be_found_is_said_before_any_work():
+    data = table(classes=10, per_class=1, splits=["train"] * 5 + ["test"] * 5)
+    protocol = Protocol(ProtocolSection(), data)
+    with pytest.raises(DataError, match="test classes need two images or more"):
+        protocol.score(protocol.test, lambda rows: pytest.fail("embedded for nothing"), distance="cosine")
+
+
 def test_clustering_only_at_the_end_and_when_asked():
     data = table(splits=["train"] * 20 + ["test"] * 20)
     embedding = torch.nn.functional.one_hot(torch.from_numpy(data.labels)).float()

@@ -30,9 +30,10 @@ def test_the_picture_shows_right_and_wrong_before_and_after(photos, tmp_path, mo
     shown = []
     genuine = neighbours._figure
 
-    def spy(data, pool, places, labels, found):
+    def spy(data, pool, places, labels, found, title):
         shown.append((pool, places, labels, found))
-        return genuine(data, pool, places, labels, found)
+        assert "classes never seen in training" in title
+        return genuine(data, pool, places, labels, found, title)
 
     monkeypatch.setattr(neighbours, "_figure", spy)
     file = draw_neighbours(folder, queries=3, neighbours=8)

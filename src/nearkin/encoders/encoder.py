@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,11 @@ class Encoder(nn.Module):
     @property
     def preprocessing(self) -> Preprocessing:
         return self.backbone.preprocessing
+
+    @property
+    def distance(self) -> Literal["cosine", "euclidean"]:
+        """How its embeddings are compared: on the sphere by angle, in the ball by distance, where length counts."""
+        return "cosine" if self.normalisation == "l2" else "euclidean"
 
     @property
     def input_size(self) -> int:

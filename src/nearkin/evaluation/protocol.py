@@ -52,11 +52,23 @@ class Protocol:
             self.validation = EvaluationSet(held_out) if len(held_out) else None
         self.train_rows = train
         self.test = _test_set(table)
-        if len(np.unique(table.labels[train])) < 2:
+
+    def check_trainable(self) -> None:
+        """Training needs two classes; scoring a trained encoder on other data does not."""
+        classes = len(np.unique(self.table.labels[self.train_rows]))
+        if classes < 2:
             raise DataError(
-                f"{table.name!r} leaves {len(np.unique(table.labels[train]))} classes to train on; at least 2 are "
-                f"needed. Add classes, or lower protocol.test_share ({section.test_share})."
+                f"{self.table.name!r} leaves {classes} classes to train on; at least 2 are needed. Add classes, or "
+                f"lower protocol.test_share ({self.section.test_share})."
             )
+
+    @property
+    def test_classes(self) -> str:
+        """In words, whether training has seen the classes that are scored, as it has where a split is by image."""
+        if self.test is None:
+            return "no test classes"
+        seen = np.isin(self.table.labels[self.test.query], self.table.labels[self.train_rows]).any()
+        return "classes also seen in training" if seen else "classes never seen in training"
 
     @property
     def selects_on(self) -> Literal["validation", "test", "last"]:
@@ -84,6 +96,12 @@ class Protocol:
     ) -> dict[str, float]:
         """Retrieval scores of a part, and clustering scores too when ``final`` and the recipe asks for them."""
         section = self.section
+        references = part.query if part.gallery is None else part.gallery
+        if not _has_a_match(self.table.labels, part):
+            raise DataError(
+                f"no image of the {len(part.query)} to be scored in {self.table.name!r} has another of its class among "
+                f"the {len(references)} it is searched in: test classes need two images or more"
+            )
         ranks: dict[str, Any] = {
             "recall_at": section.recall_at,
             "precision_at": section.precision_at,
@@ -129,6 +147,12 @@ def _choose_classes(
         return np.empty(0, dtype=np.int64)
     chosen = np.random.Generator(np.random.Philox(seed)).choice(eligible, wanted, replace=False)
     return rows[np.isin(table.labels[rows], chosen)]
+
+
+def _has_a_match(labels: NDArray[np.int64], part: EvaluationSet) -> bool:
+    if part.gallery is not None:
+        return bool(np.isin(labels[part.query], labels[part.gallery]).any())
+    return len(np.unique(labels[part.query])) < len(part.query)
 
 
 def _test_set(table: ImageTable) -> EvaluationSet | None:

@@ -31,7 +31,8 @@ def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8,
     trained = load_run(folder.path)
     recipe = trained.recipe
     data = open_data(recipe.data)
-    test = Protocol(recipe.protocol, data.table).test
+    protocol = Protocol(recipe.protocol, data.table)
+    test = protocol.test
     if test is None:
         return None
     rng = np.random.Generator(np.random.Philox(seed))
@@ -50,11 +51,12 @@ def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8,
 
     def found(encoder: Encoder) -> NDArray[np.int64]:
         embeddings = embed_images(encoder, data.images, trained.transform, rows=pool, device=trained.device)
-        order, _ = nearest(embeddings, k=shown)
+        order, _ = nearest(embeddings, k=shown, distance=encoder.distance)
         indices: NDArray[np.int64] = order.cpu().numpy()[places]
         return indices
 
-    figure = _figure(data, pool, places, labels, {name: found(encoder) for name, encoder in encoders.items()})
+    title = f"Nearest neighbours among {protocol.test_classes}\n(green: same class, red: another)"
+    figure = _figure(data, pool, places, labels, {name: found(encoder) for name, encoder in encoders.items()}, title)
     file = folder.path / "neighbours.png"
     with warnings.catch_warnings():
         # A class name may hold characters that the figure's font lacks; a box in a caption is no reason for noise.
@@ -88,20 +90,21 @@ def _figure(
     places: NDArray[np.int64],
     labels: NDArray[np.int64],
     found: dict[str, NDArray[np.int64]],
+    title: str,
 ) -> Any:
     from matplotlib.figure import Figure
 
     columns = 1 + next(iter(found.values())).shape[1]
     rows = len(places) * len(found)
     figure = Figure(figsize=(1.05 * columns + 1.6, 1.18 * rows + 0.9), layout="constrained")
-    figure.suptitle("Nearest neighbours among classes never seen in training\n(green: same class, red: another)")
+    figure.suptitle(title)
     grid = figure.subplots(rows, columns, squeeze=False)
     for q, place in enumerate(places.tolist()):
         name = data.table.class_names[int(labels[place])]
-        for r, (title, order) in enumerate(found.items()):
+        for r, (moment, order) in enumerate(found.items()):
             axes = grid[len(found) * q + r]
             _show(axes[0], data.images[int(pool[place])], PLAIN)
-            axes[0].set_ylabel(title.replace(" ", "\n"), rotation=0, ha="right", va="center", fontsize=8)
+            axes[0].set_ylabel(moment.replace(" ", "\n"), rotation=0, ha="right", va="center", fontsize=8)
             if r == 0:
                 axes[0].set_title(_shorten(name), fontsize=8)
             for axis, neighbour in zip(axes[1:], order[q].tolist(), strict=True):

@@ -20,7 +20,7 @@ def score_table(scores: dict[str, Any]) -> Group:
     columns: dict[str, dict[str, Any] | None] = {"untrained": scores["untrained"], "trained": scores["test"]}
     if scores["protocol"] == "conventional":
         columns["last epoch"] = scores["last"]
-    return metric_table(f"{scores['data']}: {scores['objective']}, classes never seen in training", columns, caption)
+    return metric_table(f"{scores['data']}: {scores['objective']}, {scores['test_classes']}", columns, caption)
 
 
 def metric_table(title: str, columns: dict[str, dict[str, Any] | None], caption: str) -> Group:
