@@ -1,0 +1,30 @@
+"""The command line: parse, call, print. One file per group of commands, each adding its own to the application."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+# The order here is the order in which --help lists the commands.
+from nearkin.cli._app import app, escape
+
+from nearkin.cli.training import embed, evaluate, train  # isort: skip
+from nearkin.cli.listing import datasets, losses, recipes  # isort: skip
+from nearkin.errors import NearkinError
+
+__all__ = ["app", "datasets", "embed", "evaluate", "losses", "main", "recipes", "train"]
+
+
+def main() -> None:
+    """Run the command line; errors a person can put right are printed without a traceback."""
+    try:
+        app()
+    except NearkinError as error:
+        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)

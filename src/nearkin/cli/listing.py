@@ -1,0 +1,92 @@
+"""Commands that list what there is: datasets, losses, recipes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearkin.cli._app import DataRoot, Json, app
+
+__all__ = ["datasets", "losses", "recipes"]
+
+
+@app.command()
+def datasets(data_root: DataRoot = None, as_json: Json = False) -> None:
+    """List the benchmarks and what is found of them under the data root."""
+    from nearkin.data.benchmarks import survey
+    from nearkin.data.source import data_root as root_of
+
+    root = root_of(data_root)
+    rows = survey(root or Path("data"))
+    if as_json:
+        print(json.dumps([_availability(row) for row in rows]))
+        return
+    where = f"under {root}" if root else "(no data root given)"
+    table = Table(title=f"Benchmarks {where}", title_justify="left")
+    for column in ("name", "title", "images (classes)", "found"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        known = _availability(row)
+        counts = ", ".join(f"{split} {n:,} ({c:,})" for split, (n, c) in known["counts"].items())
+        table.add_row(known["name"], known["title"], counts, known["problem"] or known["found"] or "–")
+    Console().print(table)
+    Console().print("Put data sets below one folder and name it with --data-root or NEARKIN_DATA.")
+
+
+@app.command()
+def losses(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+) -> None:
+    """List the losses, with their options and defaults: names for a recipe's objective.name."""
+    from nearkin.report.tables import loss_rows, losses_page
+
+    rows = loss_rows()
+    if as_json:
+        print(json.dumps(rows))
+        return
+    if markdown:
+        print(losses_page(rows), end="")
+        return
+    table = Table(title="Losses", title_justify="left")
+    for column in ("name", "kind", "what it is", "options"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["name"], row["kind"], row["summary"], ", ".join(f"{k}={v}" for k, v in row["options"].items())
+        )
+    Console().print(table)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that come with nearkin."""
+    from nearkin.recipe import recipes_folder
+
+    folder = recipes_folder()
+    table = Table(title="Recipes", title_justify="left")
+    table.add_column("name", overflow="fold")
+    table.add_column("what it does", overflow="fold")
+    for file in sorted(folder.rglob("*.yaml")):
+        first = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        table.add_row(str(file.relative_to(folder).with_suffix("")), first)
+    Console().print(table)
+
+
+def _availability(row: Any) -> dict[str, Any]:
+    benchmark = row.benchmark
+    found = "comes with nearkin" if benchmark.embedded else (str(row.path) if row.path else None)
+    counts = {split: list(pair) for split, pair in benchmark.counts.items()}
+    return {
+        "name": benchmark.name,
+        "title": benchmark.title,
+        "counts": counts,
+        "home": benchmark.home,
+        "found": found,
+        "problem": row.problem,
+    }
