@@ -28,6 +28,7 @@ def save_last(state: TrainingState, folder: RunFolder) -> None:
         "history": state.history,
         "best": state.best,
         "seconds": state.seconds,
+        "step_seconds": state.step_seconds,
         "recent_losses": state.recent_losses,
         "encoder": state.encoder.state_dict(),
         "objective": state.objective.state_dict(),
@@ -39,6 +40,7 @@ def save_last(state: TrainingState, folder: RunFolder) -> None:
         "random": _random_states(),
     }
     _write(folder.last_checkpoint, content)
+    folder.write_events(state.method.events)
     for file in folder.checkpoints.glob("best-*.pt"):
         if state.best is None or file != _best_file(folder, state.best["step"]):
             file.unlink()
@@ -65,6 +67,7 @@ def load_last(state: TrainingState, folder: RunFolder) -> None:
     state.history = content["history"]
     state.best = content["best"]
     state.seconds = content["seconds"]
+    state.step_seconds = content["step_seconds"]
     state.recent_losses = content["recent_losses"]
     torch.set_rng_state(content["random"]["cpu"])
     if torch.cuda.is_available() and content["random"]["cuda"]:

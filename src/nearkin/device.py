@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -58,3 +59,13 @@ def describe_hardware(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     cores = os.cpu_count() or 1
     return f"{device.type.upper()}, {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"
+
+
+def peak_process_memory() -> int:
+    """The most bytes of memory that this process has held, or 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

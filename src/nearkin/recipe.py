@@ -126,6 +126,8 @@ class ProtocolSection:
     precision_at: tuple[int, ...] = ()
     map_at: tuple[int, ...] = ()
     ndcg_at: tuple[int, ...] = (8,)
+    covering: bool = False
+    """Measure the covering radius and the distance between classes at every evaluation, not only at the end."""
     clustering: bool = False
     """Also report NMI and F1 at the end."""
 

@@ -14,7 +14,7 @@ from nearkin.data.cache import OpenedImages, cache_root, open_images
 from nearkin.data.source import read_source
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform, transform_from
-from nearkin.device import autocast_dtype, describe_hardware, pick_device
+from nearkin.device import autocast_dtype, describe_hardware, peak_process_memory, pick_device
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import Protocol
@@ -271,8 +271,23 @@ def _final_scores(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
         "steps": state.step,
         "epochs": round(state.epoch, 4),
         "seconds": round(state.seconds, 1),
+        "cost": _cost(state),
         "untrained": state.untrained,
         "test": test,
         "best": state.best if protocol.selects_on != "last" else last,
         "last": last,
+    }
+
+
+def _cost(state: TrainingState) -> dict[str, float]:
+    """What a training step took, and the most memory that was held: the device's, or on a CPU the process's."""
+    seconds = max(state.step_seconds, 1e-9)
+    if state.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(state.device)
+    else:
+        peak = peak_process_memory()
+    return {
+        "step_ms": round(1e3 * seconds / max(state.step, 1), 3),
+        "images_per_second": round(state.step * state.recipe.training.batch_size / seconds, 1),
+        "peak_mib": round(peak / 2**20, 1),
     }

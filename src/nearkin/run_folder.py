@@ -48,6 +48,7 @@ class RunFolder:
         self.recipe_file = self.path / "recipe.yaml"
         self.environment_file = self.path / "environment.json"
         self.evaluations_file = self.path / "evaluations.csv"
+        self.events_file = self.path / "events.json"
         self.scores_file = self.path / "scores.json"
         self.encoder_file = self.path / "encoder.safetensors"
         self.checkpoints = self.path / "checkpoints"
@@ -88,7 +89,13 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what an earlier run left, and nothing else that lies in the folder."""
-        for file in (self.scores_file, self.environment_file, self.evaluations_file, self.encoder_file):
+        for file in (
+            self.scores_file,
+            self.environment_file,
+            self.evaluations_file,
+            self.events_file,
+            self.encoder_file,
+        ):
             file.unlink(missing_ok=True)
         if self.checkpoints.is_dir():
             for file in self.checkpoints.glob("*.pt"):
@@ -121,6 +128,24 @@ class RunFolder:
         writer.writeheader()
         writer.writerows(history)
         write_atomically(self.evaluations_file, text.getvalue().encode())
+
+    def write_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """What the method did and when, such as CCP's new sub-problems; nothing for a method without events."""
+        if events:
+            write_atomically(self.events_file, json.dumps(events).encode())
+
+    def events(self) -> list[dict[str, Any]]:
+        if not self.events_file.exists():
+            return []
+        loaded: list[dict[str, Any]] = json.loads(self.events_file.read_text(encoding="utf-8"))
+        return loaded
+
+    def evaluations(self) -> list[dict[str, float | None]]:
+        """The rows of ``evaluations.csv``; what a row leaves out is None."""
+        if not self.evaluations_file.exists():
+            return []
+        with open(self.evaluations_file, newline="", encoding="utf-8") as file:
+            return [{key: float(text) if text else None for key, text in row.items()} for row in csv.DictReader(file)]
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
         write_atomically(self.scores_file, json.dumps(scores, indent=2, ensure_ascii=False).encode())

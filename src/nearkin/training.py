@@ -68,6 +68,9 @@ class TrainingState:
     history: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     seconds: float = 0.0
+    """Time taken so far, evaluations and checkpoints included."""
+    step_seconds: float = 0.0
+    """Time taken by training steps alone, waiting for their images included."""
     recent_losses: list[float] = field(default_factory=list)
     loader: TrainingLoader | None = None
 
@@ -146,6 +149,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     ):
         state.loader = loader
         batches = iter(loader)
+        stepping = time.monotonic()
         while state.step < state.total_steps:
             batch = next(batches)
             loss = train_step(state, batch, health)
@@ -154,17 +158,14 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
             done = False
             if state.step % state.sampler.batches_per_epoch == 0:
                 _end_epoch(state)
-            if _evaluation_due(state):
+            due = _evaluation_due(state)
+            if due or stop.requested or time.monotonic() - written > 60 * training.checkpoint_minutes:
                 health.settle()
-                done = evaluate(state, folder, observer)
-            if (
-                _evaluation_due(state)
-                or stop.requested
-                or time.monotonic() - written > 60 * training.checkpoint_minutes
-            ):
-                health.settle()
+                state.step_seconds += time.monotonic() - stepping
+                if due:
+                    done = evaluate(state, folder, observer)
                 checkpoint.save_last(state, folder)
-                written = time.monotonic()
+                written = stepping = time.monotonic()
             if done:
                 break
             if stop.requested and state.step < state.total_steps:

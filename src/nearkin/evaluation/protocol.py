@@ -13,6 +13,7 @@ from torch import Tensor
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 from nearkin.evaluation.clustering import clustering_scores
+from nearkin.evaluation.covering import covering_radius
 from nearkin.evaluation.retrieval import retrieval_scores
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Protocol:
     def score(
         self, part: EvaluationSet, embed: Embed, *, distance: Literal["cosine", "euclidean"], final: bool = False
     ) -> dict[str, float]:
-        """Retrieval scores of a part, and clustering scores too when ``final`` and the recipe asks for them."""
+        """Retrieval scores of a part; when ``final``, covering radius too, and clustering where the recipe asks."""
         section = self.section
         references = part.query if part.gallery is None else part.gallery
         if not _has_a_match(self.table.labels, part):
@@ -114,6 +115,8 @@ class Protocol:
             scores = retrieval_scores(query, labels, **ranks)
         else:
             scores = retrieval_scores(query, labels, embed(part.gallery), self.table.labels[part.gallery], **ranks)
+        if final or section.covering:
+            scores |= covering_radius(query, labels)
         if final and section.clustering:
             scores |= clustering_scores(query, labels)
         return scores

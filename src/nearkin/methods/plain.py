@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -27,6 +28,9 @@ class Plain:
     >>> Plain().state_dict()
     {}
     """
+
+    events: Sequence[Mapping[str, Any]] = ()
+    """What the method did and when; left in the run folder as ``events.json``."""
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
