@@ -25,7 +25,7 @@ LEVELS = (
     ("checkpoint",),
     ("training",),
     ("run", "progress"),
-    ("evaluate", "own_photos"),
+    ("evaluate", "own_photos", "side_by_side", "study", "comparison"),
     ("report",),
     ("cli",),
     ("__main__",),

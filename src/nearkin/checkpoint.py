@@ -27,6 +27,7 @@ def save_last(state: TrainingState, folder: RunFolder) -> None:
         "untrained": state.untrained,
         "history": state.history,
         "best": state.best,
+        "ended": state.ended,
         "seconds": state.seconds,
         "step_seconds": state.step_seconds,
         "recent_losses": state.recent_losses,
@@ -42,19 +43,19 @@ def save_last(state: TrainingState, folder: RunFolder) -> None:
     _write(folder.last_checkpoint, content)
     folder.write_events(state.method.events)
     for file in folder.checkpoints.glob("best-*.pt"):
-        if state.best is None or file != _best_file(folder, state.best["step"]):
+        if state.best is None or file != best_file(folder, state.best["step"]):
             file.unlink()
 
 
 def save_best(state: TrainingState, folder: RunFolder) -> None:
     """Write the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own."""
     content = {"format": FORMAT, "step": state.step, "encoder": state.encoder.state_dict()}
-    _write(_best_file(folder, state.step), content | {"objective": state.objective.state_dict()})
+    _write(best_file(folder, state.step), content | {"objective": state.objective.state_dict()})
 
 
 def load_last(state: TrainingState, folder: RunFolder) -> None:
     """Put a freshly built state back to where ``last.pt`` was written."""
-    content = _read(folder.last_checkpoint)
+    content = read(folder.last_checkpoint)
     state.encoder.load_state_dict(content["encoder"])
     state.objective.load_state_dict(content["objective"])
     state.method.load_state_dict(content["method"])
@@ -66,6 +67,7 @@ def load_last(state: TrainingState, folder: RunFolder) -> None:
     state.untrained = content["untrained"]
     state.history = content["history"]
     state.best = content["best"]
+    state.ended = content.get("ended", False)
     state.seconds = content["seconds"]
     state.step_seconds = content["step_seconds"]
     state.recent_losses = content["recent_losses"]
@@ -77,7 +79,7 @@ def load_last(state: TrainingState, folder: RunFolder) -> None:
 def load_best(state: TrainingState, folder: RunFolder) -> None:
     """Put the encoder and objective back to the best evaluation."""
     if state.best is not None:
-        content = _read(_best_file(folder, state.best["step"]))
+        content = read(best_file(folder, state.best["step"]))
         state.encoder.load_state_dict(content["encoder"])
         state.objective.load_state_dict(content["objective"])
 
@@ -87,9 +89,9 @@ def encoder_weights(folder: RunFolder, which: str = "best") -> dict[str, torch.T
     if which == "best" and folder.encoder_file.exists():
         return safetensors.torch.load_file(folder.encoder_file)
     if folder.last_checkpoint.exists():
-        content = _read(folder.last_checkpoint)
+        content = read(folder.last_checkpoint)
         if which == "best" and content["best"] is not None:
-            content = _read(_best_file(folder, content["best"]["step"]))
+            content = read(best_file(folder, content["best"]["step"]))
         weights: dict[str, torch.Tensor] = content["encoder"]
         return weights
     raise DataError(
@@ -104,7 +106,8 @@ def save_encoder(state: TrainingState, folder: RunFolder) -> None:
     write_atomically(folder.encoder_file, safetensors.torch.save(tensors))
 
 
-def _best_file(folder: RunFolder, step: int) -> Path:
+def best_file(folder: RunFolder, step: int) -> Path:
+    """Where the weights of the best evaluation lie, which was after ``step`` steps."""
     return folder.checkpoints / f"best-{step:08d}.pt"
 
 
@@ -119,7 +122,8 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """What a checkpoint file holds, on the host; no code in it is run."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -342,6 +342,20 @@ def _check_values(recipe: Recipe) -> None:
     for name, (value, low) in at_least.items():
         if value < low:
             raise RecipeError(f"{name} must be at least {low}, got {value}")
+    measured = {"P@R", "MAP@R"} | {
+        f"{metric}@{k}"
+        for metric, ranks in (
+            ("R", protocol.recall_at),
+            ("P", protocol.precision_at),
+            ("MAP", protocol.map_at),
+            ("nDCG", protocol.ndcg_at),
+        )
+        for k in ranks
+    }
+    if protocol.select_by is not None and protocol.select_by not in measured:
+        raise RecipeError(
+            f"protocol.select_by must be a score that is measured, {did_you_mean(protocol.select_by, measured)}"
+        )
     for name, share in (("test_share", protocol.test_share), ("validation_share", protocol.validation_share)):
         if not 0 <= share < 1:
             raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")

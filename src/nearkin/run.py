@@ -200,6 +200,12 @@ def _admit(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) 
     autocast_dtype(recipe.training.precision, device)
     methods.catalogue()[recipe.method.name].check(recipe)
     transform_of(recipe.data)
+    try:
+        build_objective(
+            recipe.objective, num_classes=2, dim=2, num_images=4, normalisation=recipe.encoder.normalisation
+        )
+    except ValueError as error:
+        raise RecipeError(f"objective.{error}") from error
     weights = recipe.encoder.weights
     if weights not in (None, "imagenet") and not Path(weights).is_file():
         raise DataError(

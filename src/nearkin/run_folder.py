@@ -100,6 +100,9 @@ class RunFolder:
         if self.checkpoints.is_dir():
             for file in self.checkpoints.glob("*.pt"):
                 file.unlink()
+        for file in (self.path / "plots").glob("*.*"):
+            if file.suffix in (".png", ".pdf", ".svg"):
+                file.unlink()
         self.recipe_file.unlink(missing_ok=True)
 
     def recipe(self) -> Recipe:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -67,6 +67,8 @@ class TrainingState:
     """Scores of the test classes before the first step."""
     history: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
+    ended: bool = False
+    """Whether the method has ended the training before its last step."""
     seconds: float = 0.0
     """Time taken so far, evaluations and checkpoints included."""
     step_seconds: float = 0.0
@@ -150,12 +152,11 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
         state.loader = loader
         batches = iter(loader)
         stepping = time.monotonic()
-        while state.step < state.total_steps:
+        while state.step < state.total_steps and not state.ended:
             batch = next(batches)
             loss = train_step(state, batch, health)
             state.seconds = before + time.monotonic() - began
             observer.on_step(state, loss, len(batch.rows))
-            done = False
             if state.step % state.sampler.batches_per_epoch == 0:
                 _end_epoch(state)
             due = _evaluation_due(state)
@@ -163,12 +164,10 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
                 health.settle()
                 state.step_seconds += time.monotonic() - stepping
                 if due:
-                    done = evaluate(state, folder, observer)
+                    state.ended = evaluate(state, folder, observer)
                 checkpoint.save_last(state, folder)
                 written = stepping = time.monotonic()
-            if done:
-                break
-            if stop.requested and state.step < state.total_steps:
+            if stop.requested and state.step < state.total_steps and not state.ended:
                 raise InterruptedRunError(
                     f"interrupted after step {state.step} of {state.total_steps}; everything is in {folder.path}. "
                     f"Continue with the same command and --resume"
@@ -188,7 +187,12 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
     labels = batch.labels.to(state.device, non_blocking=True)
     with autocast(state.device, state.dtype):
         embeddings = state.encoder(images)
-    loss = state.method.loss(state, embeddings, labels, batch)
+    try:
+        loss = state.method.loss(state, embeddings, labels, batch)
+    except ValueError:
+        if bool(embeddings.isfinite().all()):
+            raise
+        health.diverged(batch, f"the embeddings are not finite at step {state.step}")
     state.optimiser.zero_grad(set_to_none=True)
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     state.scaler.unscale_(state.optimiser)
@@ -216,7 +220,9 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     if isinstance(state.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and state.step and scores:
         state.scheduler.step(selected)
     # An untrained network is not a result: only evaluations after the first step compete for the best.
-    if state.step and (state.best is None or not scores or selected > state.best[state.protocol.select_by]):
+    # A score that is not a number gives way to whatever comes later, and never replaces one that is.
+    best = math.nan if state.best is None else state.best.get(state.protocol.select_by, math.nan)
+    if state.step and (state.best is None or math.isnan(best) or selected > best):
         state.best = dict(row)
         checkpoint.save_best(state, folder)
     folder.write_evaluations(state.history)
@@ -262,10 +268,13 @@ class HealthCheck:
             self.state.recent_losses.append(loss)
             return
         listing = ", ".join(f"{name} {norm:.3g}" for name, norm in zip(names, norms, strict=True)) or "none"
+        self.diverged(batch, f"the loss became {loss} at step {step}. Gradient norms: {listing}")
+
+    def diverged(self, batch: Batch, what: str) -> NoReturn:
         ids = self.state.image_ids(batch)
         shown = ", ".join(ids[:8]) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
         raise TrainingError(
-            f"the loss became {loss} at step {step}. Gradient norms: {listing}. Images of the batch: {shown}. "
+            f"{what}. Images of the batch: {shown}. "
             f"The last good checkpoint is untouched. A smaller training.learning_rate, training.clip=norm or "
             f"training.precision=float32 usually helps."
         )

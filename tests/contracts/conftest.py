@@ -14,6 +14,10 @@ from nearkin.losses import Contrastive, catalogue, kind, options
 _SMALL = {"size": 32, "warmup_steps": 1, "memory_size": 40, "queue_size": 20, "proxies_per_class": 3}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden curves anew instead of comparing")
+
+
 @dataclass(frozen=True)
 class LossMember:
     """One loss of the catalogue."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional as F
 
@@ -15,15 +17,18 @@ def test_equals_torch():
     torch.testing.assert_close(slope, torch.autograd.grad(expected, s)[0], rtol=1e-12, atol=1e-12)
 
 
-def test_target_takes_the_place_of_the_own_similarity():
+def test_margin_on_the_angle():
     torch.manual_seed(0)
-    s, labels = torch.randn(5, 7, dtype=torch.float64, requires_grad=True), torch.tensor([0, 6, 2, 2, 1])
-    rows = torch.arange(5)
-    logits = s.clone()
-    logits[rows, labels] = s[rows, labels] ** 3
+    angle = torch.tensor([0.3, 1.0, 2.9], dtype=torch.float64)  # the last is beyond π − m
+    s = torch.rand(3, 7, dtype=torch.float64)
+    labels, rows = torch.tensor([0, 6, 2]), torch.arange(3)
+    s[rows, labels] = angle.cos()
+    s.requires_grad_()
+    own = s[rows, labels]
+    target = torch.where(angle < math.pi - 0.5, (own.arccos() + 0.5).cos(), own - 0.5 * math.sin(0.5))
+    logits = s.scatter(1, labels[:, None], target[:, None])
     expected = F.cross_entropy(2.0 * logits, labels)
-    own = s.detach()[rows, labels]
-    value, slope = cross_entropy_slope(s.detach(), labels, scale=2.0, target=own**3, target_slope=3 * own**2)
+    value, slope = cross_entropy_slope(s.detach(), labels, scale=2.0, margin=0.5, on_angle=True)
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(slope, torch.autograd.grad(expected, s)[0], rtol=1e-12, atol=1e-12)
 

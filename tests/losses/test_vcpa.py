@@ -1,6 +1,7 @@
 """VCPA: the Newton steps against autograd, and what the loss does with their result."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import normalize
 
-from nearkin.losses import ProxyAnchor, VariationalProxyAnchor
+from nearkin.losses import MultiProxyAnchor, ProxyAnchor, VariationalProxyAnchor
 from nearkin.losses.vcpa import newton_update
 
 
@@ -48,14 +49,15 @@ def newton_by_autograd(mu, sigma, embeddings, labels, noise, *, tau, alpha, marg
     return mu, sigma
 
 
-def problem(seed=0, *, classes=3, dim=4, samples=7, steps=4):
+def problem(seed=0, *, classes=3, dim=4, samples=7, steps=4, per_class=None):
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    mu, sigma = randn(classes, dim), randn(classes, dim).exp()
-    return mu, sigma, 5 * randn(samples, dim), torch.arange(samples) % (classes - 1), randn(steps, classes, dim)
+    shape = (classes, dim) if per_class is None else (classes, per_class, dim)
+    mu, sigma = randn(*shape), randn(*shape).exp()
+    return mu, sigma, 5 * randn(samples, dim), torch.arange(samples) % (classes - 1), randn(steps, *shape)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,163 @@ def test_a_heavier_kl_holds_the_proxies_back():
     ]
     assert moves == sorted(moves, reverse=True)
     assert moves[-1] < 1e-6 < moves[0]
+
+
+def shares_by_loops(proxies, u, kind, gamma):
+    """``a[c][i][k]`` of the similarities to the K proxies of a class, and the similarities."""
+    classes, per_class, _ = proxies.shape
+    shares, similarities = [], []
+    for c in range(classes):
+        rows = [[float(x @ p / p.norm()) for p in proxies[c]] for x in u]
+        similarities.append(rows)
+        if kind == "mean":
+            shares.append([[1 / per_class] * per_class for _ in rows])
+        elif kind == "max":
+            shares.append([[float(s == max(row)) for s in row] for row in rows])
+        else:
+            powers = [[math.exp(s / gamma) for s in row] for row in rows]
+            shares.append([[x / sum(row) for x in row] for row in powers])
+    return shares, similarities
+
+
+def slope_and_curvature_by_loops(proxies, u, labels, *, alpha, margin, kind, gamma):
+    """g and H of every proxy ``[C, K, D]``, from the formulas, one number at a time."""
+    classes, per_class, dim = proxies.shape
+    shares, similarities = shares_by_loops(proxies, u, kind, gamma)
+    g, h = torch.zeros_like(proxies), torch.zeros_like(proxies)
+    for c in range(classes):
+        whole = [
+            sum(a * s for a, s in zip(*rows, strict=True)) for rows in zip(shares[c], similarities[c], strict=True)
+        ]
+        powers = {+1: {}, -1: {}}
+        for i, y in enumerate(labels.tolist()):
+            sign = +1 if y == c else -1
+            powers[sign][i] = math.exp(alpha * (margin - sign * whole[i]))
+        for k in range(per_class):
+            length = float(proxies[c, k].norm())
+            for d in range(dim):
+                for sign, of_samples in powers.items():
+                    total = 1 + sum(of_samples.values())
+                    terms = [(power / total, shares[c][i][k], float(u[i, d])) for i, power in of_samples.items()]
+                    first = sum(w * a * x for w, a, x in terms)
+                    second = sum(w * a**2 * x**2 for w, a, x in terms)
+                    g[c, k, d] -= sign * alpha / (classes * length) * first
+                    h[c, k, d] += alpha**2 / (classes * length**2) * (second - first**2)
+    return g, h
+
+
+KINDS = ["softmax", "max", "mean"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_proxies_newton_steps_equal_loops(kind):
+    mu, sigma, embeddings, labels, noise = problem(per_class=3, steps=3)
+    options = {"alpha": 8.0, "margin": 0.1, "gamma": 0.2}
+    result = newton_update(mu, sigma, embeddings, labels, noise, tau=0.05, class_similarity=kind, **options)
+    mean, deviation = mu.clone(), sigma.clone()
+    for epsilon in noise:
+        draw = mean + deviation * epsilon
+        g, h = slope_and_curvature_by_loops(draw, normalize(embeddings), labels, kind=kind, **options)
+        at = list(itertools.product(*map(range, mu.shape)))
+        new = {}
+        for c in at:
+            m, s, e, m0, s0 = (float(t[c]) for t in (mean, deviation, epsilon, mu, sigma))
+            step = (0.05 * (m - m0) / s0**2 + float(g[c])) / (0.05 / s0**2 + float(h[c]))
+            slope = 0.05 * (s / s0**2 - 1 / s) + e * float(g[c])
+            bend = 0.05 * (1 / s0**2 + 1 / s**2) + e**2 * float(h[c])
+            new[c] = (m - step, max(s - slope / bend, 1e-5))
+        for c in at:
+            mean[c], deviation[c] = new[c]
+    torch.testing.assert_close(result[0], mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(result[1], deviation, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_proxies_slope_and_curvature_are_autograds_with_lengths_and_shares_held(kind):
+    mu, sigma, embeddings, labels, noise = problem(per_class=3)
+    u, draw = normalize(embeddings), mu + sigma * noise[0]
+    lengths = draw.norm(dim=2)
+    shares = torch.tensor(shares_by_loops(draw, u, kind, 0.2)[0], dtype=torch.float64)
+
+    def objective(proxies):
+        by_proxy = torch.einsum("nd,ckd->cnk", u, proxies) / lengths[:, None]
+        return proxy_anchor((by_proxy * shares).sum(2).T, labels, alpha=8.0, margin=0.1)
+
+    gradient = torch.autograd.functional.jacobian(objective, draw)
+    hessian = torch.autograd.functional.hessian(objective, draw).reshape(draw.numel(), -1).diagonal().view_as(draw)
+    g, h = slope_and_curvature_by_loops(draw, u, labels, alpha=8.0, margin=0.1, kind=kind, gamma=0.2)
+    torch.testing.assert_close(g, gradient, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(h, hessian, rtol=1e-9, atol=1e-9)
+    # And the step itself, where the KL outweighs H: μ moves by −g σ²/τ.
+    tau = 1e7
+    options = {"alpha": 8.0, "margin": 0.1, "class_similarity": kind, "gamma": 0.2}
+    moved, _ = newton_update(mu, sigma, embeddings, labels, noise[:1], tau=tau, **options)
+    torch.testing.assert_close((mu - moved) * tau / sigma.square(), gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_one_of_one_proxies_is_the_plain_update():
+    mu, sigma, embeddings, labels, noise = problem()
+    plain = newton_update(mu, sigma, embeddings, labels, noise)
+    for kind in KINDS:
+        options = {"class_similarity": kind, "gamma": 0.3}
+        one = newton_update(mu.unsqueeze(1), sigma.unsqueeze(1), embeddings, labels, noise.unsqueeze(2), **options)
+        for ours, theirs in zip(one, plain, strict=True):
+            torch.testing.assert_close(ours.squeeze(1), theirs, rtol=0, atol=1e-12)
+    # Proxies that are alike stay alike, whatever their class has learned.
+    three = [part.unsqueeze(axis).repeat_interleave(3, axis) for part, axis in ((mu, 1), (sigma, 1), (noise, 2))]
+    alike = newton_update(three[0], three[1], embeddings, labels, three[2], class_similarity="mean")
+    assert torch.equal(alike[0][:, 0], alike[0][:, 2])
+    with pytest.raises(ValueError, match=r"noise must have shape \[steps, 3, 3, 4\], as mu has, got \[3, 4\]"):
+        newton_update(three[0], three[1], embeddings, labels, noise)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_newton_steps_and_noise_several_proxies_are_mpa_on_mu(kind):
+    torch.manual_seed(0)
+    options = {"proxies_per_class": 3, "class_similarity": kind, "gamma": 0.3}
+    loss = VariationalProxyAnchor(6, 4, newton_steps=0, **options).double()
+    plain = MultiProxyAnchor(6, 4, tau=0.0, **options).double()
+    with torch.no_grad():
+        loss.bank.vectors.copy_(plain.bank.vectors)
+        loss.bank.deviation_before_softplus.fill_(-60.0)
+    # Every class is in the batch: MPA divides by the classes that are, VCPA by all.
+    embeddings, labels = torch.randn(9, 4, dtype=torch.float64, requires_grad=True), torch.arange(9) % 6
+    ours, theirs = loss(embeddings, labels), plain(embeddings, labels)
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-9)
+    gradients = torch.autograd.grad(ours, (embeddings, loss.bank.vectors))
+    expected = torch.autograd.grad(theirs, (embeddings, plain.bank.vectors))
+    for gradient, expected_gradient in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
+
+
+def test_several_proxies_train_draw_and_report_by_proxy():
+    torch.manual_seed(0)
+    loss = VariationalProxyAnchor(4, 5, proxies_per_class=3, newton_steps=2, tau=0.1).double()
+    assert loss.mu.shape == loss.sigma.shape == (4, 3, 5)
+    embeddings, labels = torch.randn(8, 5, dtype=torch.float64), torch.arange(8) % 4
+    twin = copy.deepcopy(loss)
+    noise = torch.stack([twin.bank.noise() for _ in range(2)])
+    mu, sigma = newton_update(twin.mu, twin.sigma, embeddings, labels, noise, tau=0.1)
+    unit = normalize(mu + sigma * twin.bank.noise(), dim=2)
+    by_proxy = torch.einsum("nd,ckd->nck", normalize(embeddings), unit)
+    similarities = ((by_proxy / 0.1).softmax(2) * by_proxy).sum(2)
+    expected = proxy_anchor(similarities, labels, alpha=32.0, margin=0.1)
+    assert loss(embeddings, labels).item() == pytest.approx(expected.item(), abs=1e-9)
+    assert torch.equal(loss.mu, mu)
+    assert torch.equal(loss.sigma, sigma)
+    assert loss.uncertainty(draws=10).shape == (4, 3)
+    assert loss.similarity_weights(embeddings, labels).shape == (8, 4)
+
+
+def test_several_proxies_find_the_modes_of_a_class():
+    torch.manual_seed(0)
+    loss = VariationalProxyAnchor(2, 16, proxies_per_class=2, tau=8.0, gamma=0.1)
+    modes = torch.eye(16)[:4]
+    for _ in range(60):
+        drawn = torch.randint(4, (24,))
+        loss(modes[drawn] + 0.05 * torch.randn(24, 16), drawn // 2)
+    by_proxy = normalize(modes) @ normalize(loss.mu.flatten(0, 1)).T
+    assert by_proxy.argmax(1).tolist() in ([0, 1, 2, 3], [1, 0, 2, 3], [0, 1, 3, 2], [1, 0, 3, 2])
 
 
 def test_without_newton_steps_and_noise_it_is_proxy_anchor_on_mu():
@@ -248,13 +407,14 @@ def test_it_learns_an_easy_problem():
     assert loss.class_similarities(centres).argmax(dim=1).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("per_class", [1, 3])
 @pytest.mark.parametrize("newton_steps", [0, 3])
-def test_resuming_continues_the_stream_bit_for_bit(newton_steps, tmp_path):
-    loss = VariationalProxyAnchor(4, 3, newton_steps=newton_steps)
+def test_resuming_continues_the_stream_bit_for_bit(newton_steps, per_class, tmp_path):
+    loss = VariationalProxyAnchor(4, 3, newton_steps=newton_steps, proxies_per_class=per_class)
     embeddings, labels = torch.randn(6, 3), torch.arange(6) % 4
     loss(embeddings, labels)
     torch.save(loss.state_dict(), tmp_path / "state.pt")
-    resumed = VariationalProxyAnchor(4, 3, newton_steps=newton_steps)
+    resumed = VariationalProxyAnchor(4, 3, newton_steps=newton_steps, proxies_per_class=per_class)
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     twin = copy.deepcopy(loss)
     for _ in range(3):
@@ -320,6 +480,9 @@ def test_under_autocast_state_and_loss_stay_float32():
         ({"newton_steps": -1}, "newton_steps"),
         ({"sigma_min": 0.0}, "sigma_min"),
         ({"alpha": -1.0}, "alpha"),
+        ({"proxies_per_class": 0}, "proxies_per_class"),
+        ({"gamma": 0.0}, "gamma"),
+        ({"class_similarity": "median"}, "class_similarity"),
     ],
 )
 def test_impossible_options_are_refused_by_name(options, named):

@@ -10,10 +10,12 @@ from rich.console import Console
 from nearkin.cli._app import app, escape
 
 from nearkin.cli.training import embed, evaluate, train  # isort: skip
+from nearkin.cli.plot import plot  # isort: skip
+from nearkin.cli.compare import compare  # isort: skip
 from nearkin.cli.listing import datasets, losses, recipes  # isort: skip
 from nearkin.errors import NearkinError
 
-__all__ = ["app", "datasets", "embed", "evaluate", "losses", "main", "recipes", "train"]
+__all__ = ["app", "compare", "datasets", "embed", "evaluate", "losses", "main", "plot", "recipes", "train"]
 
 
 def main() -> None:

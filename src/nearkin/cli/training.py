@@ -38,6 +38,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in a folder that holds a run.")] = False,
+    picture: Annotated[bool, typer.Option("--picture/--no-picture", help="Draw nearest neighbours at the end.")] = True,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -66,7 +67,7 @@ def train(
     with ConsoleObserver(progress) as observer:
         observers = Observers(observer, TensorBoardObserver(folder)) if recipe.training.tensorboard else observer
         scores = run(recipe, folder, observers, resume=resume, overwrite=overwrite, progress=observer.decoding)
-    picture = draw_neighbours(folder)
+    drawn = draw_neighbours(folder) if picture else None
     if as_json:
         print(json.dumps({"run": str(folder.path), **scores}))
         return
@@ -75,7 +76,7 @@ def train(
         console.print("No classes were kept for testing, so there is no score.")
     else:
         console.print(score_table(scores))
-    console.print(f"Run folder: {folder.path}" + (f", neighbours: {picture}" if picture else ""), soft_wrap=True)
+    console.print(f"Run folder: {folder.path}" + (f", neighbours: {drawn}" if drawn else ""), soft_wrap=True)
     console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
 
 

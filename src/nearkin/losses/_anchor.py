@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nearkin.losses._fused import kernels_for
 from nearkin.numerics import log_sum_exp_
 
 PositiveNorm = Literal["present", "all"]
@@ -62,6 +63,11 @@ def anchor_slope(
 
     Positives are N entries, one per sample: they are gathered and summed by class. Only the negatives need ``[N, C]``.
     """
+    kernels = kernels_for(similarities)
+    if kernels is not None and weights is None:
+        present, _ = _norms(similarities, labels, positive_norm, None)
+        loss, slope = kernels.anchor(similarities, labels, alpha=alpha, margin=margin, present=present)
+        return loss, slope
     column = labels[:, None]
     pull_norm, push_norm = _norms(similarities, labels, positive_norm, weights)
     pull_scale: float | Tensor = alpha if weights is None else alpha * weights.positive

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nearkin.losses._fused import kernels_for
+
 ClassSimilarity = Literal["softmax", "max", "mean"]
 SlopeByProxy = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -86,6 +88,10 @@ def proxy_spread(vectors: Tensor, norms: Tensor, *, tau: float) -> tuple[Tensor,
     """
     classes, per_class, _ = vectors.shape
     weight = tau / max(1, classes * per_class * (per_class - 1))
+    kernels = kernels_for(vectors)
+    if kernels is not None:
+        fused: tuple[Tensor, Tensor] = kernels.proxy_spread(vectors, norms, weight=weight)
+        return fused
     lengths = norms[:, :, None] * norms[:, None, :]
     cosine = torch.bmm(vectors, vectors.mT).div_(lengths)
     distance = torch.rsub(cosine, 2.0, alpha=2.0).clamp_min_(0.0).sqrt_()

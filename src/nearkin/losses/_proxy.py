@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from nearkin.losses._class_similarity import (
     class_similarity_slope,
     proxy_spread,
 )
+from nearkin.losses._fused import kernels_for
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
@@ -35,6 +35,10 @@ class ProxyLoss(nn.Module):
         tau: weight of the regulariser that keeps a class's proxies together.
         weighting: weighs the pairs by how informative they are; see :class:`InformativeSampleWeights`.
     """
+
+    takes_lengths = False
+    """Whether :meth:`value_and_slope` also takes ``lengths [num_classes]``, by which the similarities are still to be
+    divided; the derivative is then for what was given. It saves the fused path two passes."""
 
     def __init__(
         self,
@@ -78,22 +82,23 @@ class ProxyLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         self._check(embeddings, labels)
-        labels = labels.long()
-
-        def objective(unit: Tensor, similarities: Tensor) -> tuple[Tensor, Tensor]:
-            weights = None
-            if self.weighting is not None:
-                weights = self.weighting.weights(similarities, labels)
-                if self.training:
-                    linear = self.bank.per_class == 1
-                    self.weighting.update(unit, labels, similarities, self.own_similarities, linear=linear)
-            return self.value_and_slope(similarities, labels, weights)
-
         with full_precision(embeddings.device.type):
             embeddings, vectors = self._same_dtype(embeddings)
-            return _ProxyObjective.apply(  # type: ignore[no-any-return, no-untyped-call]
-                embeddings, vectors, self.class_similarity, self.gamma, self.tau, objective
-            )
+            fused = kernels_for(vectors) is not None and embeddings.requires_grad == vectors.requires_grad
+            function = _FusedProxyObjective if fused else _ProxyObjective
+            return function.apply(embeddings, vectors, labels.long(), self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def weigh_and_measure(
+        self, unit: Tensor, similarities: Tensor, labels: Tensor, **lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`value_and_slope` with the pairs weighed, where the loss has a weighting; part of the forward pass."""
+        weights = None
+        if self.weighting is not None:
+            weights = self.weighting.weights(similarities, labels)
+            if self.training:
+                linear = self.bank.per_class == 1
+                self.weighting.update(unit, labels, similarities, self.own_similarities, linear=linear)
+        return self.value_and_slope(similarities, labels, weights, **lengths)
 
     def class_similarities(self, embeddings: Tensor) -> Tensor:
         """Similarity of every sample to every class, ``[N, num_classes]``, differentiable."""
@@ -152,25 +157,17 @@ class _ProxyObjective(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        embeddings: Tensor,
-        vectors: Tensor,
-        kind: ClassSimilarity,
-        gamma: float,
-        tau: float,
-        objective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    ) -> Tensor:
+    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: ProxyLoss) -> Tensor:
         norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
         unit = embeddings / norms
         proxy_norms = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
         by_proxy = (unit @ vectors.flatten(0, 1).T).view(-1, *proxy_norms.shape).div_(proxy_norms)
-        similarities, slope_by_proxy = class_similarity_slope(by_proxy, kind, gamma=gamma)
-        loss, slope = objective(unit, similarities)
+        similarities, slope_by_proxy = class_similarity_slope(by_proxy, loss.class_similarity, gamma=loss.gamma)
+        value, slope = loss.weigh_and_measure(unit, similarities, labels)
         pull = None
-        if tau and vectors.shape[1] > 1:
-            spread, pull = proxy_spread(vectors, proxy_norms, tau=tau)
-            loss = loss + spread
+        if loss.tau and vectors.shape[1] > 1:
+            spread, pull = proxy_spread(vectors, proxy_norms, tau=loss.tau)
+            value = value + spread
         if any(ctx.needs_input_grad):
             slope, by_proxy = slope_by_proxy(slope)
             product = by_proxy.mul_(slope.div_(proxy_norms))
@@ -179,7 +176,7 @@ class _ProxyObjective(torch.autograd.Function):
             if pull is not None:
                 pull.diagonal(dim1=1, dim2=2).sub_(radial)
             ctx.save_for_backward(vectors, unit, norms, slope.flatten(1), along, radial, pull)
-        return loss
+        return value
 
     @staticmethod
     @once_differentiable
@@ -196,4 +193,60 @@ class _ProxyObjective(torch.autograd.Function):
                     for_vectors.addcmul_(vectors, (radial * gradient).unsqueeze(2), value=-1.0)
                 else:
                     for_vectors.baddbmm_(pull * gradient, vectors)
-        return for_embeddings, for_vectors, None, None, None, None
+        return for_embeddings, for_vectors, None, None
+
+
+class _FusedProxyObjective(torch.autograd.Function):
+    """:class:`_ProxyObjective` with fused kernels in place of the operations between its matrix products.
+
+    The radial parts are taken off the gradients themselves, which one pass does for embeddings and proxies together, so
+    the similarities are not needed after their derivative is known: with several proxies per class it overwrites them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: ProxyLoss) -> Tensor:
+        kernels = kernels_for(vectors)
+        assert kernels is not None
+        vectors = vectors.contiguous()
+        flat = vectors.view(-1, vectors.shape[2])
+        unit, norms, flat_norms = kernels.units_and_lengths(embeddings, flat, NORM_FLOOR)
+        proxy_norms = flat_norms.view(vectors.shape[:2])
+        products = unit @ flat.T
+        needs_gradient = any(ctx.needs_input_grad)
+        if vectors.shape[1] == 1:
+            if loss.takes_lengths and loss.weighting is None:
+                value, slope = loss.weigh_and_measure(unit, products, labels, lengths=flat_norms)
+            else:
+                value, slope = loss.weigh_and_measure(unit, products.div_(flat_norms), labels)
+                if needs_gradient:
+                    slope.div_(flat_norms)
+        else:
+            by_proxy = products.view(-1, *proxy_norms.shape)
+            how: dict[str, Any] = {"kind": loss.class_similarity, "gamma": loss.gamma}
+            similarities = kernels.class_similarity(by_proxy, proxy_norms, **how)
+            value, slope = loss.weigh_and_measure(unit, similarities, labels)
+            if needs_gradient:
+                kernels.slope_by_proxy(by_proxy, proxy_norms, similarities, slope, **how)
+                slope = products
+        pull = None
+        if loss.tau and vectors.shape[1] > 1:
+            spread, pull = proxy_spread(vectors, proxy_norms, tau=loss.tau)
+            value = value + spread
+        if needs_gradient:
+            ctx.save_for_backward(vectors, unit, norms, proxy_norms, slope, pull)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        vectors, unit, norms, proxy_norms, slope, pull = ctx.saved_tensors
+        kernels = kernels_for(vectors)
+        assert kernels is not None
+        flat = vectors.view(-1, vectors.shape[2])
+        with full_precision(unit.device.type):
+            for_embeddings, for_vectors = slope @ flat, slope.T @ unit
+            kernels.remove_radial_(for_embeddings, for_vectors, unit, flat, norms, proxy_norms, gradient)
+            for_vectors = for_vectors.view_as(vectors)
+            if pull is not None:
+                for_vectors.baddbmm_(pull * gradient, vectors)
+        return for_embeddings, for_vectors, None, None

@@ -12,6 +12,7 @@ from nearkin.numerics import l2_normalise
 from nearkin.proxies import ProxyBank
 
 _DRAWS_AT_ONCE = 2**24
+_SOFTPLUS_INVERSE_OF_1 = math.log(math.expm1(1.0))
 
 
 class VariationalBank(ProxyBank):
@@ -45,8 +46,7 @@ class VariationalBank(ProxyBank):
         self.trainable = trainable
         self.vectors = nn.Parameter(torch.zeros_like(self.vectors), requires_grad=trainable)
         if trainable:
-            softplus_inverse_of_1 = math.log(math.expm1(1.0))
-            self.deviation_before_softplus = nn.Parameter(torch.full_like(self.vectors, softplus_inverse_of_1))
+            self.deviation_before_softplus = nn.Parameter(torch.full_like(self.vectors, _SOFTPLUS_INVERSE_OF_1))
         else:
             self.register_buffer("deviation", torch.ones_like(self.vectors, requires_grad=False))
         self._generator = torch.Generator().manual_seed(_new_seed(generator))
@@ -61,6 +61,15 @@ class VariationalBank(ProxyBank):
         """Set μ and σ of a bank that is not trainable, from ``[classes, dim]`` or ``[classes, per_class, dim]``."""
         self.vectors.copy_(mu.view_as(self.vectors))
         self.deviation.copy_(sigma.view_as(self.vectors))
+
+    @torch.no_grad()
+    def restart(self, vectors: Tensor) -> None:
+        """Begin anew with means ``vectors`` and the prior's σ = 1."""
+        super().restart(vectors)
+        if self.trainable:
+            self.deviation_before_softplus.fill_(_SOFTPLUS_INVERSE_OF_1)
+        else:
+            self.deviation.fill_(1.0)
 
     def noise(self) -> Tensor:
         """Standard normal numbers, ``[classes, per_class, dim]``, the next ones of the stream."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from nearkin.losses._anchor import SampleWeights
@@ -39,6 +38,8 @@ class ArcFace(ProxyLoss):
         torch.Size([])
     """
 
+    takes_lengths = True
+
     def __init__(self, num_classes: int, dim: int, *, scale: float = 64.0, margin: float = 0.5) -> None:
         super().__init__(num_classes, dim)
         if not scale > 0:
@@ -49,13 +50,8 @@ class ArcFace(ProxyLoss):
         self.margin = margin
 
     def value_and_slope(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        cos_m, sin_m = math.cos(self.margin), math.sin(self.margin)
-        cosine = similarities.gather(1, labels[:, None]).squeeze(1).clamp_(-1.0, 1.0)
-        sine = (1.0 - cosine.square()).sqrt_()
-        before_turn = cosine >= -cos_m
-        target = torch.where(before_turn, cos_m * cosine - sin_m * sine, cosine - self.margin * sin_m)
-        cotangent = torch.where(sine > 0, cosine / sine, 0.0)
-        slope = torch.where(before_turn, cos_m + sin_m * cotangent, 1.0)
-        return cross_entropy_slope(similarities, labels, scale=self.scale, target=target, target_slope=slope)
+        return cross_entropy_slope(
+            similarities, labels, scale=self.scale, margin=self.margin, on_angle=True, lengths=lengths
+        )

@@ -32,6 +32,8 @@ class CosFace(ProxyLoss):
         torch.Size([])
     """
 
+    takes_lengths = True
+
     def __init__(self, num_classes: int, dim: int, *, scale: float = 64.0, margin: float = 0.35) -> None:
         super().__init__(num_classes, dim)
         if not scale > 0:
@@ -40,6 +42,6 @@ class CosFace(ProxyLoss):
         self.margin = margin
 
     def value_and_slope(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_slope(similarities, labels, scale=self.scale, margin=self.margin)
+        return cross_entropy_slope(similarities, labels, scale=self.scale, margin=self.margin, lengths=lengths)

@@ -32,6 +32,8 @@ class NormalizedSoftmax(ProxyLoss):
         torch.Size([])
     """
 
+    takes_lengths = True
+
     def __init__(self, num_classes: int, dim: int, *, temperature: float = 0.05) -> None:
         super().__init__(num_classes, dim)
         if not temperature > 0:
@@ -39,6 +41,6 @@ class NormalizedSoftmax(ProxyLoss):
         self.temperature = temperature
 
     def value_and_slope(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_slope(similarities, labels, scale=1.0 / self.temperature)
+        return cross_entropy_slope(similarities, labels, scale=1.0 / self.temperature, lengths=lengths)

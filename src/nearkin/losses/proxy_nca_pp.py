@@ -33,6 +33,8 @@ class ProxyNCAPlusPlus(ProxyLoss):
         torch.Size([])
     """
 
+    takes_lengths = True
+
     def __init__(self, num_classes: int, dim: int, *, temperature: float = 0.1) -> None:
         super().__init__(num_classes, dim)
         if not temperature > 0:
@@ -40,7 +42,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
         self.temperature = temperature
 
     def value_and_slope(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         # −d²/T = 2s/T − 2/T, and the constant cancels.
-        return cross_entropy_slope(similarities, labels, scale=2.0 / self.temperature)
+        return cross_entropy_slope(similarities, labels, scale=2.0 / self.temperature, lengths=lengths)

@@ -41,6 +41,8 @@ class SoftTriple(ProxyLoss):
         (torch.Size([]), torch.Size([10, 10, 8]))
     """
 
+    takes_lengths = True
+
     def __init__(
         self,
         num_classes: int,
@@ -59,6 +61,6 @@ class SoftTriple(ProxyLoss):
         self.margin = margin
 
     def value_and_slope(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_slope(similarities, labels, scale=self.scale, margin=self.margin)
+        return cross_entropy_slope(similarities, labels, scale=self.scale, margin=self.margin, lengths=lengths)

@@ -1,4 +1,4 @@
-"""VCPA: Proxy-Anchor with Gaussian proxies that a few Newton steps per batch carry forward."""
+"""VCPA: Proxy-Anchor, or MPA, with Gaussian proxies that a few Newton steps per batch carry forward."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from nearkin.inputs import check_embeddings, check_labels
 from nearkin.losses._anchor import SampleWeights, anchor_slope
+from nearkin.losses._class_similarity import ClassSimilarity, class_similarity
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.losses._variational import VariationalBank
 from nearkin.numerics import NORM_FLOOR, at_least_float32, l2_normalise
@@ -32,6 +33,10 @@ class VariationalProxyAnchor(ProxyLoss):
     the forward pass of training mode changes, not parameters of the optimiser. In eval mode nothing is updated and
     :math:`\hat p = \mu`.
 
+    With ``proxies_per_class`` K > 1, which the paper does not have, every class has K Gaussians, and a sample's
+    similarity to it is that of :class:`~nearkin.losses.MultiProxyAnchor`: MPA with variational proxies. All K start at
+    the same prior; it is the noise that sets them apart.
+
     ``newton_steps=0`` is the paper's setting for SOP and In-shop: μ and σ (through softplus) are ordinary parameters
     and move by one optimiser step per batch. The KL is then taken at the previous iterate, which is where its gradient
     is zero: it drops out, ``tau`` and ``sigma_min`` have no effect, and what remains of the method is the noise.
@@ -42,16 +47,20 @@ class VariationalProxyAnchor(ProxyLoss):
         tau: τ, weight of the KL: how strongly the proxies hold on to past batches. 0.01 on CUB, 0.001 on SOP and
             In-shop (section D.1). From the prior a Newton step is of the order of α/(C·dim·τ) of a proxy's length,
             0.06 with the paper's 100 classes and 512 dimensions. With few classes or dimensions τ must be larger: the
-            steps overshoot otherwise, and σ collapses around wrong proxies.
+            steps overshoot otherwise, and σ collapses around wrong proxies. K proxies share a class's step.
         newton_steps: M, Newton steps per batch (algorithm 1).
         sigma_min: floor of σ.
         alpha: scale α.
         margin: δ.
         stochastic: False takes :math:`\epsilon = 0` in the final draw (ablation I, section 4.6).
+        proxies_per_class: K.
+        class_similarity: how the similarities to a class's proxies make one: weighted by their softmax (``"softmax"``),
+            the largest (``"max"``) or their mean (``"mean"``).
+        gamma: γ, how sharply the nearest of a class's proxies is preferred.
         generator: seeds the loss's own stream of noise; torch's global generator by default. The stream's state is
             in ``state_dict``.
 
-    ``bank.vectors [C, 1, dim]`` is μ. :meth:`similarity_weights` explains the loss on the mean proxies.
+    ``bank.vectors [C, K, dim]`` is μ. :meth:`similarity_weights` explains the loss on the mean proxies.
 
     Example:
         >>> loss = VariationalProxyAnchor(num_classes=10, dim=8)
@@ -73,15 +82,22 @@ class VariationalProxyAnchor(ProxyLoss):
         alpha: float = 32.0,
         margin: float = 0.1,
         stochastic: bool = True,
+        proxies_per_class: int = 1,
+        class_similarity: ClassSimilarity = "softmax",
+        gamma: float = 0.1,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(num_classes, dim)
+        super().__init__(
+            num_classes, dim, proxies_per_class=proxies_per_class, class_similarity=class_similarity, gamma=gamma
+        )
         for name, value in (("tau", tau), ("sigma_min", sigma_min), ("alpha", alpha)):
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
         if newton_steps < 0:
             raise ValueError(f"newton_steps must be 0 or more, got {newton_steps}")
-        self.bank = VariationalBank(num_classes, 1, dim, trainable=newton_steps == 0, generator=generator)
+        self.bank = VariationalBank(
+            num_classes, proxies_per_class, dim, trainable=newton_steps == 0, generator=generator
+        )
         self.tau = tau
         self.newton_steps = newton_steps
         self.sigma_min = sigma_min
@@ -91,29 +107,46 @@ class VariationalProxyAnchor(ProxyLoss):
 
     @property
     def mu(self) -> Tensor:
-        """Means of the proxies, ``[num_classes, dim]``."""
+        """Means of the proxies, ``[num_classes, dim]``, or ``[num_classes, K, dim]`` where K > 1."""
         return self.bank.vectors.squeeze(1)
 
     @property
     def sigma(self) -> Tensor:
-        """Standard deviations of the proxies, ``[num_classes, dim]``."""
+        """Standard deviations of the proxies, shaped as :attr:`mu`."""
         return self.bank.sigma.squeeze(1)
 
     def uncertainty(self, draws: int = 1000) -> Tensor:
-        """σ̄ of every class ``[num_classes]`` (equation 30): large where a class is diverse or seldom seen."""
+        """σ̄ of every class ``[num_classes]`` (equation 30): large where a class is diverse or seldom seen.
+
+        With K > 1 it is that of every proxy, ``[num_classes, K]``: a proxy that no sample is near stays at the prior's.
+        """
         return self.bank.uncertainty(draws).squeeze(1)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         self._check(embeddings, labels)
         if self.training and self.newton_steps > 0:
             noise = (self.bank.noise().squeeze(1) for _ in range(self.newton_steps))
-            options = {"tau": self.tau, "alpha": self.alpha, "margin": self.margin, "sigma_min": self.sigma_min}
-            self.bank.assign(*newton_update(self.mu, self.sigma, embeddings, labels, noise, **options))
+            mu, sigma = newton_update(
+                self.mu,
+                self.sigma,
+                embeddings,
+                labels,
+                noise,
+                tau=self.tau,
+                alpha=self.alpha,
+                margin=self.margin,
+                sigma_min=self.sigma_min,
+                class_similarity=self.class_similarity,
+                gamma=self.gamma,
+            )
+            self.bank.assign(mu, sigma)
         proxies = self.bank.draw() if self.training and self.stochastic else self.bank.vectors
         with torch.autocast(embeddings.device.type, enabled=False):
-            unit, proxies = l2_normalise(at_least_float32(embeddings)), l2_normalise(proxies.squeeze(1))
+            unit, proxies = l2_normalise(at_least_float32(embeddings)), l2_normalise(proxies.flatten(0, 1))
             dtype = torch.promote_types(unit.dtype, proxies.dtype)
-            return self.from_similarities(unit.to(dtype) @ proxies.to(dtype).T, labels)
+            by_proxy = (unit.to(dtype) @ proxies.to(dtype).T).view(-1, self.num_classes, self.proxies_per_class)
+            similarities = class_similarity(by_proxy, self.class_similarity, gamma=self.gamma)
+            return self.from_similarities(similarities, labels)
 
     def value_and_slope(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
@@ -134,6 +167,8 @@ def newton_update(
     alpha: float = 32.0,
     margin: float = 0.1,
     sigma_min: float = 1e-5,
+    class_similarity: ClassSimilarity = "softmax",
+    gamma: float = 0.1,
 ) -> tuple[Tensor, Tensor]:
     r"""The Gaussians' Newton steps for one batch (VCPA, sections 2.2 and A.2), without side effects or gradients.
 
@@ -154,13 +189,20 @@ def newton_update(
         \sigma \leftarrow \max\Big(\sigma - \frac{\tau(\sigma/\sigma'^2 - 1/\sigma) + \epsilon g}
         {\tau(1/\sigma'^2 + 1/\sigma^2) + \epsilon^2 H},\ \sigma_\text{min}\Big)
 
+    With K proxies per class :math:`s_i = \sum_k a_{ik} s_{ik}`, where :math:`a_{ik}` says how much of sample i is
+    proxy k's: :math:`\mathrm{softmax}_k(s_{ik}/\gamma)`, 1 for the nearest proxy, or 1/K. In each step :math:`a` counts
+    as constant, as the lengths do, so that for proxy k :math:`G^\pm = \sum w^\pm_i a_{ik} u_i` and
+    :math:`Q^\pm = \sum w^\pm_i a_{ik}^2 u_i^2`.
+
     Args:
-        mu: means ``[classes, dim]``.
-        sigma: standard deviations ``[classes, dim]``.
+        mu: means ``[classes, dim]`` or ``[classes, K, dim]``.
+        sigma: standard deviations, shaped as ``mu``.
         embeddings: ``[N, dim]``, of any length.
         labels: ``[N]``.
-        noise: standard normal ``[steps, classes, dim]``, or anything that yields one ``[classes, dim]`` per step.
+        noise: standard normal ``[steps, *mu.shape]``, or anything that yields one array of ``mu``'s shape per step.
         tau: τ. alpha: α. margin: δ. sigma_min: floor of σ.
+        class_similarity: what :math:`a` is where K > 1: ``"softmax"``, ``"max"`` or ``"mean"``.
+        gamma: γ.
 
     Returns:
         The new ``mu`` and ``sigma``.
@@ -173,10 +215,11 @@ def newton_update(
         tensor([[-1.,  1.],
                 [ 1., -1.]])
     """
-    check_embeddings(embeddings, dim=mu.shape[1])
+    check_embeddings(embeddings, dim=mu.shape[-1])
     check_labels(labels, embeddings.shape[0], num_classes=mu.shape[0])
     with torch.no_grad(), torch.autocast(mu.device.type, enabled=False):
         classes, samples = mu.shape[0], embeddings.shape[0]
+        several = mu.ndim == 3 and mu.shape[1] > 1
         # A last row of zeros has similarity 0 to every proxy: its exponential is the 1 in 1 + Σ.
         u = F.pad(l2_normalise(at_least_float32(embeddings)).to(mu.dtype), (0, 0, 0, 1))
         u_squared = u.square()
@@ -184,22 +227,32 @@ def newton_update(
         exponent_at_0 = mu.new_full((2, classes, samples + 1), alpha * margin)  # positives, then negatives
         exponent_at_0[:, :, :samples].masked_fill_(torch.stack([~own, own]), float("-inf"))
         exponent_at_0[:, :, samples] = 0.0
-        sign = torch.arange(-1, 2, 2, dtype=mu.dtype, device=mu.device)[:, None, None]
+        if mu.ndim == 3 and not several:
+            exponent_at_0 = exponent_at_0.unsqueeze(2)
+        sign = torch.arange(-1, 2, 2, dtype=mu.dtype, device=mu.device).view(2, *[1] * (exponent_at_0.ndim - 1))
 
         kl_weight = tau * classes  # gradients and curvatures below are C times those of the formulas
         mu_before, precision = mu, kl_weight / sigma.square()
         for epsilon in noise:
             if epsilon.shape != mu.shape:
+                shape = ", ".join(map(str, mu.shape))
                 raise ValueError(
-                    f"noise must have shape [steps, {classes}, {mu.shape[1]}], as mu has, "
-                    f"got {list(epsilon.shape)} for a step"
+                    f"noise must have shape [steps, {shape}], as mu has, got {list(epsilon.shape)} for a step"
                 )
             proxies = torch.addcmul(mu, sigma, epsilon)
-            scale = alpha / torch.linalg.vector_norm(proxies, dim=1, keepdim=True).clamp_min(NORM_FLOOR)
-            weights = torch.addcmul(exponent_at_0, sign, (proxies @ u.T) * scale).softmax(dim=-1)
+            scale = alpha / torch.linalg.vector_norm(proxies, dim=-1, keepdim=True).clamp_min(NORM_FLOOR)
+            similarities = (proxies @ u.T) * scale  # times α
+            if several:
+                shares = _shares(similarities, class_similarity, alpha * gamma)
+                similarities = (shares * similarities).sum(1)
+            weights = torch.addcmul(exponent_at_0, sign, similarities).softmax(dim=-1)
+            squared_weights = weights.sum(0)
+            if several:
+                weights = weights.unsqueeze(2) * shares
+                squared_weights = squared_weights.unsqueeze(1) * shares.square()
             pull, push = (weights @ u).unbind(0)
             gradient = (push - pull) * scale
-            variance = (weights.sum(0) @ u_squared).addcmul_(pull, pull, value=-1).addcmul_(push, push, value=-1)
+            variance = (squared_weights @ u_squared).addcmul_(pull, pull, value=-1).addcmul_(push, push, value=-1)
             # Never negative but for rounding, which a short proxy would blow up.
             curvature = variance.clamp_min_(0.0) * scale.square()
 
@@ -211,3 +264,12 @@ def newton_update(
             mu = torch.addcdiv(mu, mu_gradient, precision + curvature, value=-1)
             sigma = torch.addcdiv(sigma, sigma_gradient, sigma_curvature, value=-1).clamp_min_(sigma_min)
         return mu, sigma
+
+
+def _shares(similarities: Tensor, kind: ClassSimilarity, temperature: float) -> Tensor:
+    """How much of each sample is each proxy's: ``[classes, K, samples]`` that sums to 1 over K."""
+    if kind == "mean":
+        return torch.full_like(similarities, 1 / similarities.shape[1])
+    if kind == "max":
+        return torch.zeros_like(similarities).scatter_(1, similarities.argmax(1, keepdim=True), 1.0)
+    return (similarities / temperature).softmax(1)

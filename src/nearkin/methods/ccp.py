@@ -44,7 +44,7 @@ class Ccp(Plain):
         patience: evaluations without improvement after which a sub-problem has converged.
         min_improvement: what counts as an improvement of the score that the protocol selects by.
         steps_per_problem: end every sub-problem after this many steps instead of by its scores.
-        stop_after: evaluations without a new best after which the whole training ends.
+        stop_after: evaluations on validation classes without a new best after which the whole training ends.
         anchors: ``"proxies"``, or ``"samples"`` for the MNIST study, where the chosen images themselves are embedded
             in every step.
         as_released: what the authors' code adds: no pull in the first sub-problem, and a tenth of the loss on pairs
@@ -74,6 +74,8 @@ class Ccp(Plain):
                 raise RecipeError(f"method.{name} must be at least 1, got {value}")
         if steps_per_problem is not None and steps_per_problem < 1:
             raise RecipeError(f"method.steps_per_problem must be at least 1, got {steps_per_problem}")
+        if not pull >= 0:
+            raise RecipeError(f"method.pull must be at least 0, got {pull}")
         self.proxies_per_class = proxies_per_class
         self.pool_size = pool_size
         self.pull = pull
@@ -113,6 +115,8 @@ class Ccp(Plain):
             )
         if kind == "proxy" and "proxies_per_class" in options:
             raise RecipeError(f"{name} owns its proxies: set objective.proxies_per_class, not method.proxies_per_class")
+        if kind == "proxy" and options.get("as_released"):
+            raise RecipeError(f"method.as_released adds a loss on pairs within the batch, which {name} has not")
         if kind == "proxy" and options.get("anchors") == "samples":
             raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
@@ -137,6 +141,11 @@ class Ccp(Plain):
         return self._bank
 
     def start(self, state: TrainingState) -> None:
+        if self.steps_per_problem is None and state.protocol.validation is None:
+            raise RecipeError(
+                "CCP ends its sub-problems by the scores of validation classes, and these data leave none to hold out: "
+                "set method.steps_per_problem"
+            )
         self._begin_problem(state, first=True)
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
@@ -177,7 +186,8 @@ class Ccp(Plain):
                 self.without_improvement += 1
             if self.without_improvement >= self.patience:
                 self._begin_problem(state)
-        return bool(scores) and self.without_best >= self.stop_after
+        # Scores of the test classes must not decide how long to train.
+        return state.protocol.selects_on == "validation" and self.without_best >= self.stop_after
 
     def _begin_problem(self, state: TrainingState, *, first: bool = False) -> None:
         parameters = list(state.encoder.parameters())
@@ -196,9 +206,10 @@ class Ccp(Plain):
         held = None if first else self._present(state, bank)
         picks = greedy_k_center(pool, held, bank.per_class, valid=torch.from_numpy(valid).to(pool.device))
         chosen = pool.gather(1, picks.unsqueeze(2).expand(-1, -1, pool.shape[2]))
-        bank.vectors.copy_(chosen)
+        bank.restart(chosen)
         self._anchor_rows = np.take_along_axis(rows, picks.cpu().numpy(), axis=1)
-        state.optimiser.state.pop(bank.vectors, None)
+        for parameter in bank.parameters():
+            state.optimiser.state.pop(parameter, None)
 
     def _present(self, state: TrainingState, bank: ProxyBank) -> Tensor:
         """The proxies the sub-problem ended with, as points of the embedding space."""

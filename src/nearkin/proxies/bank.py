@@ -44,5 +44,10 @@ class ProxyBank(nn.Module):
         """The proxies on the unit sphere, ``[classes · per_class, dim]``, class by class."""
         return l2_normalise(self.vectors.flatten(0, 1))
 
+    @torch.no_grad()
+    def restart(self, vectors: Tensor) -> None:
+        """Begin anew from ``vectors [classes, per_class, dim]``."""
+        self.vectors.copy_(vectors)
+
     def extra_repr(self) -> str:
         return f"classes={self.classes}, per_class={self.per_class}, dim={self.dim}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from nearkin.embedding import embed_images
 from nearkin.encoders import Encoder
 from nearkin.evaluation.neighbours import nearest
 from nearkin.evaluation.protocol import Protocol
+from nearkin.report.opened_run import whole_classes
 from nearkin.run import encoder_from, load_run, open_data
-from nearkin.run_folder import RunFolder
+from nearkin.run_folder import RunFolder, write_atomically
 
 RIGHT, WRONG, PLAIN = "#1a9850", "#d73027", "#444444"
 GALLERY_LIMIT = 3000
@@ -44,10 +46,8 @@ def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8,
         "after training": trained.encoder,
     }
     labels = data.table.labels[pool]
-    places = _choose_queries(labels, queries, rng)
-    # A class of five has four neighbours to find; a fifth would be wrong whatever the encoder does.
-    findable = min(int((labels == labels[place]).sum()) - 1 for place in places.tolist())
-    shown = max(1, min(neighbours, findable))
+    places = choose_queries(labels, queries, rng)
+    shown = min(neighbours, findable(labels, places))
 
     def found(encoder: Encoder) -> NDArray[np.int64]:
         embeddings = embed_images(encoder, data.images, trained.transform, rows=pool, device=trained.device)
@@ -58,30 +58,37 @@ def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8,
     title = f"Nearest neighbours among {protocol.test_classes}\n(green: same class, red: another)"
     figure = _figure(data, pool, places, labels, {name: found(encoder) for name, encoder in encoders.items()}, title)
     file = folder.path / "neighbours.png"
-    with warnings.catch_warnings():
-        # A class name may hold characters that the figure's font lacks; a box in a caption is no reason for noise.
-        warnings.filterwarnings("ignore", message=".*missing from font.*")
-        figure.savefig(file, dpi=110, facecolor="white")
+    save_figure(figure, file)
     return file
 
 
+def save_figure(figure: Any, file: Path, *, dpi: int = 110) -> None:
+    """Write a figure in the format that the file's name ends in; the same figure always gives the same bytes."""
+    kind = file.suffix.removeprefix(".")
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        # A class name may hold characters that the figure's font lacks; a box in a caption is no reason for noise.
+        warnings.filterwarnings("ignore", message=".*missing from font.*")
+        figure.savefig(content, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+    write_atomically(file, content.getvalue())
+
+
 def _whole_classes(rows: NDArray[np.int64], labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """All rows, or the rows of as many classes as fit below the limit."""
-    if len(rows) <= GALLERY_LIMIT:
-        return rows
-    classes, sizes = np.unique(labels[rows], return_counts=True)
-    order = rng.permutation(len(classes))
-    fits = np.cumsum(sizes[order]) <= GALLERY_LIMIT
-    fits[:2] = True
-    return rows[np.isin(labels[rows], classes[order[fits]])]
+    return whole_classes(rows, labels, rng, limit=GALLERY_LIMIT)
 
 
-def _choose_queries(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def choose_queries(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """One query from each of ``count`` classes that have something to be found."""
     classes, sizes = np.unique(labels, return_counts=True)
     classes = classes[sizes >= 2]
     chosen = rng.choice(classes, min(count, len(classes)), replace=False)
     return np.array([rng.choice(np.flatnonzero(labels == label)) for label in np.sort(chosen)], dtype=np.int64)
+
+
+def findable(labels: NDArray[np.int64], places: NDArray[np.int64]) -> int:
+    """How many neighbours to show: a class of five has four to find, and a fifth would be wrong in any case."""
+    return max(1, min(int((labels == labels[place]).sum()) - 1 for place in places.tolist()))
 
 
 def _figure(
@@ -103,26 +110,34 @@ def _figure(
         name = data.table.class_names[int(labels[place])]
         for r, (moment, order) in enumerate(found.items()):
             axes = grid[len(found) * q + r]
-            _show(axes[0], data.images[int(pool[place])], PLAIN)
+            show_image(axes[0], data.images[int(pool[place])], PLAIN)
             axes[0].set_ylabel(moment.replace(" ", "\n"), rotation=0, ha="right", va="center", fontsize=8)
             if r == 0:
-                axes[0].set_title(_shorten(name), fontsize=8)
+                axes[0].set_title(shorten(name), fontsize=8)
             for axis, neighbour in zip(axes[1:], order[q].tolist(), strict=True):
                 same = labels[neighbour] == labels[place]
-                _show(axis, data.images[int(pool[neighbour])], RIGHT if same else WRONG)
+                show_image(axis, data.images[int(pool[neighbour])], RIGHT if same else WRONG)
                 if not same:
-                    axis.set_xlabel(_shorten(data.table.class_names[int(labels[neighbour])]), fontsize=6)
+                    axis.set_xlabel(shorten(data.table.class_names[int(labels[neighbour])]), fontsize=6)
     return figure
 
 
-def _show(axis: Any, image: NDArray[np.uint8], colour: str) -> None:
-    axis.imshow(image, interpolation="nearest")
+def show_image(axis: Any, image: NDArray[np.uint8], colour: str) -> None:
+    """An image in a frame."""
+    axis.imshow(image, interpolation="antialiased")
     axis.set_xticks([])
     axis.set_yticks([])
     for side in axis.spines.values():
+        side.set_visible(True)
         side.set_color(colour)
         side.set_linewidth(2.5)
 
 
-def _shorten(name: str, length: int = 18) -> str:
-    return name if len(name) <= length else name[: length - 1] + "…"
+def shorten(name: str, length: int = 18) -> str:
+    """A name short enough for a caption, and safe there: matplotlib reads ``$`` as the start of a formula.
+
+    >>> shorten("a very long name of a class"), shorten("5 $")
+    ('a very long name …', '5 \\\\$')
+    """
+    short = name if len(name) <= length else name[: length - 1] + "…"
+    return short.replace("$", r"\$")

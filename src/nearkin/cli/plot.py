@@ -1,0 +1,80 @@
+"""The command that draws runs: plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.errors import DataError
+
+__all__ = ["plot"]
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders that share their data.")],
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            help="Pictures to draw, with commas between: curves, map, uncertainty, certainty, pairs, covering, "
+            "problems, similarity, neighbours. Default: all.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the pictures. Default for one run: RUN/plots.")
+    ] = None,
+    file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
+    classes: Annotated[int, typer.Option("--classes", help="Classes in a map of embeddings.")] = 12,
+    seed: Annotated[int, typer.Option("--seed", help="Decides which classes and images are shown.")] = 0,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Draw one run, or several on the same axes and side by side.
+
+    [bold]nearkin plot runs/a[/bold]  everything there is to see, into runs/a/plots
+
+    [bold]nearkin plot runs/a runs/b runs/c -o compared --only curves,neighbours[/bold]  three runs against each other
+
+    Curves of loss and scores (seeds of one recipe as a band), maps of the embeddings with the proxies, VCPA's
+    uncertainty, closest and farthest classes, CCP's covering radius and sub-problems, similarities to the proxies, and
+    nearest neighbours. What a run has nothing to show in is named with the reason.
+    """
+    from nearkin.progress import ConsoleObserver
+    from nearkin.report.plots import Look, Written, draw_plots
+
+    names = [name.strip() for name in (only or "").split(",") if name.strip()]
+    look = Look(checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root)
+    console, errors = Console(), Console(stderr=True)
+    written, missing = [], []
+    with ConsoleObserver(progress_console(verbose)) as observer:
+        for drawn in draw_plots(
+            runs,
+            only=names,
+            output=output,
+            file_format=file_format,
+            look=look,
+            progress=observer.decoding,
+        ):
+            if isinstance(drawn, Written):
+                written.append(str(drawn.file))
+                if not as_json:
+                    console.print(escape(str(drawn.file)), highlight=False, soft_wrap=True)
+                continue
+            of_run = str(drawn.run.folder.path) if drawn.run is not None and len(runs) > 1 else None
+            missing.append({"picture": drawn.name, "run": of_run, "reason": drawn.reason})
+            if not as_json:
+                place = f" of {of_run}" if of_run else ""
+                errors.print(escape(f"not drawn: {drawn.name}{place}: {drawn.reason}"), highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps({"written": written, "not_drawn": missing}))
+    if not written:
+        raise DataError("nothing was drawn: each picture's reason is above")

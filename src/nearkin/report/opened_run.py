@@ -1,0 +1,355 @@
+"""A run opened to be looked at: its weights, its data, its proxies, and embeddings of a part of its classes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nearkin.checkpoint import best_file, read
+from nearkin.data.benchmarks import benchmarks
+from nearkin.data.cache import OpenedImages
+from nearkin.embedding import embed_images
+from nearkin.errors import DataError
+from nearkin.evaluation.protocol import Protocol
+from nearkin.losses._variational import VariationalBank
+from nearkin.numerics import normalise
+from nearkin.objective import build_objective
+from nearkin.proxies import ProxyBank
+from nearkin.recipe import DataSection, Recipe
+from nearkin.run import Progress, TrainedRun, load_run, open_data
+from nearkin.run_folder import INDIFFERENT, RunFolder
+
+IMAGE_LIMIT = 3000
+"""A picture need not show a whole large data set; beyond this many images some whole classes stand for it."""
+
+
+class CannotDrawError(DataError):
+    """A picture that a run has nothing to show in; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What to look at: the same for every run that is opened."""
+
+    checkpoint: str = "best"
+    classes: int = 12
+    """Classes in a map of embeddings."""
+    seed: int = 0
+    """Decides which classes and images are shown, and how a map is begun."""
+    device: str | None = None
+    data_root: Path | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Embedded images: table rows and labels ``[N]``, embeddings ``[N, dim]`` on the CPU."""
+
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    embeddings: Tensor
+
+    def of_classes(self, classes: NDArray[np.int64]) -> Sample:
+        kept = np.isin(self.labels, classes)
+        return Sample(self.rows[kept], self.labels[kept], self.embeddings[torch.from_numpy(kept)])
+
+
+@dataclass(frozen=True)
+class Proxies:
+    """Proxies ``[C, K, dim]``, normalised as the encoder normalises, and the table's label of each class ``[C]``."""
+
+    vectors: Tensor
+    classes: NDArray[np.int64]
+
+    def of_classes(self, classes: NDArray[np.int64]) -> Tensor:
+        """``[len(classes), K, dim]``, in the order of ``classes``."""
+        return self.vectors[torch.from_numpy(np.searchsorted(self.classes, classes))]
+
+
+class OpenedRun:
+    """A run folder whose parts are loaded when they are first asked for.
+
+    Its recipe, evaluations and events need the folder alone, so a run whose data has moved still has its curves.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        look: Look | None = None,
+        *,
+        shelf: dict[DataSection, OpenedImages] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.look = look or Look()
+        self.folder = RunFolder.existing(path)
+        self.recipe: Recipe = self.folder.recipe()
+        self.name = self.folder.path.resolve().name
+        self.label = part_names(self.recipe)
+        """What the run is called in a picture with others."""
+        self.family = 0
+        """The same number for runs opened together whose recipes differ only in the seed."""
+        self._shelf = {} if shelf is None else shelf
+        self._progress = progress
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, float | None]]:
+        try:
+            rows = self.folder.evaluations()
+        except (ValueError, csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{self.folder.evaluations_file} cannot be read: {error}") from error
+        if not rows:
+            raise CannotDrawError(f"{self.folder.path} has no evaluation yet")
+        return rows
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        try:
+            return self.folder.events()
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.folder.events_file} cannot be read: {error}") from error
+
+    @property
+    def select_by(self) -> str:
+        protocol = self.recipe.protocol
+        return protocol.select_by or ("R@1" if protocol.name == "conventional" else "MAP@R")
+
+    @property
+    def best_evaluation(self) -> dict[str, float | None] | None:
+        """The evaluation that the protocol chooses; None where no score chooses one. The untrained network is none."""
+        scored = [row for row in self.evaluations if row["step"] and row.get(self.select_by) is not None]
+        return max(scored, key=lambda row: _or_lowest(row[self.select_by]), default=None)
+
+    @cached_property
+    def data(self) -> OpenedImages:
+        section = self.recipe.data
+        if self.look.data_root is not None:
+            section = replace(section, root=str(self.look.data_root))
+        if section not in self._shelf:
+            self._shelf[section] = open_data(section, progress=self._progress)
+        return self._shelf[section]
+
+    @cached_property
+    def protocol(self) -> Protocol:
+        return Protocol(self.recipe.protocol, self.data.table)
+
+    @cached_property
+    def trained(self) -> TrainedRun:
+        return load_run(self.folder.path, which=self.look.checkpoint, device=self.look.device)
+
+    @cached_property
+    def training_classes(self) -> NDArray[np.int64]:
+        """The table's label of each class that the objective numbers 0, 1, …"""
+        return np.unique(self.data.table.labels[self.protocol.train_rows])
+
+    @cached_property
+    def objective(self) -> nn.Module:
+        """The loss as the checkpoint holds it, on the CPU and in evaluation mode."""
+        encoder = self.trained.encoder
+        objective = build_objective(
+            self.recipe.objective,
+            num_classes=len(self.training_classes),
+            dim=encoder.dim,
+            num_images=len(self.protocol.train_rows),
+            normalisation=encoder.normalisation,
+        )
+        try:
+            objective.load_state_dict(self._checkpoint["objective"])
+        except RuntimeError as error:
+            raise DataError(
+                f"the objective that {self.folder.path} saved does not fit the data as it is now, "
+                f"{len(self.training_classes)} training classes and {len(self.protocol.train_rows)} images: "
+                f"were images or classes added or taken away since?"
+            ) from error
+        return objective.eval().requires_grad_(False)
+
+    @property
+    def bank(self) -> ProxyBank | None:
+        """The proxies that the loss itself owns."""
+        bank = getattr(self.objective, "bank", None)
+        return bank if isinstance(bank, ProxyBank) else None
+
+    @cached_property
+    def proxies(self) -> Proxies | None:
+        """The loss's proxies, or those of a method such as CCP; None where neither has any."""
+        encoder = self.trained.encoder
+        if self.bank is not None:
+            vectors: Tensor = self.bank.vectors
+        elif (own := self._method_state.get("bank")) is not None:
+            vectors = own["vectors"]
+            if self.recipe.method.options.get("anchors") == "samples":
+                rows = self.protocol.train_rows[self._method_state["anchor_rows"].numpy().ravel()]
+                vectors = self.embed(rows).view(*vectors.shape)
+        else:
+            return None
+        return Proxies(normalise(vectors.detach().float(), encoder.normalisation), self.training_classes)
+
+    def at_proxies(self) -> OpenedRun:
+        """This run, or the same at its last checkpoint where only that one has proxies: CCP's own are kept there."""
+        return self._at_last if self._only_last_has_proxies else self
+
+    @cached_property
+    def uncertainty(self) -> Tensor:
+        """σ̄ of every proxy, ``[C, K]``."""
+        bank = self.bank
+        if not isinstance(bank, VariationalBank):
+            raise CannotDrawError(f"the objective is {self.recipe.objective.name}; only vcpa has it")
+        return bank.uncertainty()
+
+    @cached_property
+    def step(self) -> int:
+        """The step of the weights that are shown."""
+        return int(self._checkpoint["step"])
+
+    @cached_property
+    def training_sample(self) -> Sample:
+        """Images of training classes, whole classes as far as they fit below the limit."""
+        return self._sample(self.protocol.train_rows)
+
+    @cached_property
+    def test_sample(self) -> Sample:
+        """Images of test classes, queries and gallery together."""
+        test = self.protocol.test
+        if test is None:
+            raise CannotDrawError("the run has no test classes")
+        return self._sample(test.query if test.gallery is None else np.union1d(test.query, test.gallery))
+
+    def embed(self, rows: NDArray[np.int64]) -> Tensor:
+        """Embeddings of table rows, ``[len(rows), dim]`` on the CPU."""
+        run = self.trained
+        return embed_images(
+            run.encoder,
+            self.data.images,
+            run.transform,
+            rows=rows,
+            batch_size=self.recipe.training.evaluation_batch_size,
+            workers=self.recipe.data.workers,
+            device=run.device,
+            dtype=run.dtype,
+        ).cpu()
+
+    def examples(self, label: int, count: int) -> list[NDArray[np.uint8]]:
+        """Some training images of a class."""
+        rows = self.protocol.train_rows[self.data.table.labels[self.protocol.train_rows] == label]
+        rng = np.random.Generator(np.random.Philox([self.look.seed, label]))
+        chosen = rng.choice(rows, min(count, len(rows)), replace=False)
+        return [self.data.images[row] for row in np.sort(chosen).tolist()]
+
+    def random(self) -> np.random.Generator:
+        """A fresh stream, the same for every run that is opened with the same seed."""
+        return np.random.Generator(np.random.Philox(self.look.seed))
+
+    def _sample(self, rows: NDArray[np.int64]) -> Sample:
+        labels = self.data.table.labels
+        rows = whole_classes(rows, labels, self.random(), limit=IMAGE_LIMIT, at_least=self.look.classes)
+        return Sample(rows, labels[rows], self.embed(rows))
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        if not self.folder.last_checkpoint.exists():
+            raise CannotDrawError(f"{self.folder.last_checkpoint} is missing, and with it the proxies")
+        return read(self.folder.last_checkpoint)
+
+    @cached_property
+    def _checkpoint(self) -> dict[str, Any]:
+        best = self._last["best"]
+        if self.look.checkpoint == "last" or best is None or best["step"] == self._last["step"]:
+            return self._last
+        return read(best_file(self.folder, best["step"]))
+
+    @property
+    def _method_state(self) -> dict[str, Any]:
+        """The method's state; only the last checkpoint has it."""
+        state: dict[str, Any] = self._last["method"]
+        return state if self._checkpoint["step"] == self._last["step"] else {}
+
+    @property
+    def _only_last_has_proxies(self) -> bool:
+        return self.bank is None and self._last["method"].get("bank") is not None and self.step != self._last["step"]
+
+    @cached_property
+    def _at_last(self) -> OpenedRun:
+        look = replace(self.look, checkpoint="last")
+        run = OpenedRun(self.folder.path, look, shelf=self._shelf, progress=self._progress)
+        run.label, run.family = self.label, self.family
+        return run
+
+
+def open_runs(
+    paths: Sequence[str | Path], look: Look | None = None, *, progress: Progress | None = None
+) -> list[OpenedRun]:
+    """Open runs that were trained on the same data, which is read once; labels and families tell them apart."""
+    shelf: dict[DataSection, OpenedImages] = {}
+    runs = [OpenedRun(path, look, shelf=shelf, progress=progress) for path in paths]
+    if len({_whose(run.recipe.data) for run in runs}) > 1:
+        listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
+        raise DataError(f"runs in one picture must share their data: {listing}. Plot them one by one")
+    labels = [run.label for run in runs]
+    names = [run.name for run in runs]
+    families = list(dict.fromkeys(_without_seed(run.recipe) for run in runs))
+    for run in runs:
+        run.family = families.index(_without_seed(run.recipe))
+        if labels.count(run.label) > 1:
+            name = run.name if names.count(run.name) == 1 else str(run.folder.path)
+            run.label += f" ({name})".replace("$", r"\$")  # matplotlib reads a bare $ as the start of a formula
+    return runs
+
+
+def part_names(recipe: Recipe) -> str:
+    """The loss and, unless it is plain training, the method."""
+    method = recipe.method.name
+    return recipe.objective.name if method == "plain" else f"{recipe.objective.name} with {method}"
+
+
+def whole_classes(
+    rows: NDArray[np.int64], labels: NDArray[np.int64], rng: np.random.Generator, *, limit: int, at_least: int = 2
+) -> NDArray[np.int64]:
+    """All rows, or those of as many classes, drawn by chance, as fit below ``limit``.
+
+    Where fewer than ``at_least`` whole classes fit, so many are taken and each is thinned.
+
+    >>> rows, labels = np.arange(12), np.repeat([0, 1, 2], 4)
+    >>> len(whole_classes(rows, labels, np.random.default_rng(0), limit=9))
+    8
+    >>> len(whole_classes(rows, labels, np.random.default_rng(0), limit=9, at_least=3))
+    9
+    """
+    if len(rows) <= limit:
+        return rows
+    classes, sizes = np.unique(labels[rows], return_counts=True)
+    order = rng.permutation(len(classes))
+    fitting = int((np.cumsum(sizes[order]) <= limit).sum())
+    at_least = min(at_least, len(classes))
+    chosen = rows[np.isin(labels[rows], classes[order[: max(fitting, at_least)]])]
+    if fitting >= at_least:
+        return chosen
+    share = max(1, limit // at_least)
+    shuffled = rng.permutation(chosen)
+    kept = [shuffled[labels[shuffled] == label][:share] for label in np.unique(labels[chosen])]
+    return np.sort(np.concatenate(kept))
+
+
+def _without_seed(recipe: Recipe) -> str:
+    """The recipe as text, less the seed and what decides nothing."""
+    mapping = recipe.as_mapping()
+    for key in ("training.seed", *INDIFFERENT):
+        section, name = key.split(".")
+        mapping[section].pop(name)
+    return json.dumps(mapping, sort_keys=True)
+
+
+def _whose(section: DataSection) -> str:
+    """What data a section names, however its path is written."""
+    return section.source if section.source in benchmarks() else str(Path(section.source).expanduser().resolve())
+
+
+def _or_lowest(score: float | None) -> float:
+    return -np.inf if score is None or np.isnan(score) else score

@@ -1,0 +1,122 @@
+"""Pictures of one run or of several, each family in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearkin.errors import NearkinError, RecipeError
+from nearkin.report.neighbours import save_figure
+from nearkin.report.opened_run import Look, OpenedRun, open_runs
+from nearkin.report.plots import (
+    certainty,
+    class_pairs,
+    curves,
+    embedding_map,
+    neighbour_rows,
+    similarity,
+    sub_problems,
+)
+from nearkin.report.plots._page import STYLE, Drawing, NotDrawn, Picture
+from nearkin.run import Progress
+from nearkin.suggest import did_you_mean
+
+__all__ = ["FAMILIES", "Look", "NotDrawn", "Written", "draw_plots"]
+
+FAMILIES: dict[str, Callable[[Sequence[OpenedRun]], Drawing]] = {
+    "curves": curves.draw,
+    "map": embedding_map.draw,
+    "uncertainty": certainty.draw_circles,
+    "certainty": certainty.draw_extremes,
+    "pairs": class_pairs.draw,
+    "covering": sub_problems.draw_covering,
+    "problems": sub_problems.draw_steps,
+    "similarity": similarity.draw,
+    "neighbours": neighbour_rows.draw,
+}
+"""The names that ``nearkin plot --only`` takes, in the order in which the pictures are drawn."""
+
+FORMATS = ("png", "pdf", "svg")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A picture that was written to ``file``."""
+
+    name: str
+    file: Path
+
+
+def draw_plots(
+    paths: Sequence[str | Path],
+    *,
+    only: Sequence[str] = (),
+    output: Path | None = None,
+    file_format: str = "png",
+    look: Look | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Written | NotDrawn]:
+    """Draw what there is to see in the runs at ``paths``, each picture as soon as the one before is written.
+
+    Pictures of one run go to ``RUN/plots``, those of several to ``output``, where the ones that show a single run carry
+    its name. What cannot be drawn comes back as :class:`NotDrawn` with the reason. Bad options and runs that do not
+    belong together raise at once, before anything is drawn.
+    """
+    for name in only:
+        if name not in FAMILIES:
+            raise RecipeError(f"unknown picture {name!r}: {did_you_mean(name, FAMILIES)}")
+    if file_format not in FORMATS:
+        raise RecipeError(f"the format must be one of {', '.join(FORMATS)}, got {file_format!r}")
+    look = look or Look()
+    if look.checkpoint not in ("best", "last"):
+        raise RecipeError(f"the checkpoint must be 'best' or 'last', got {look.checkpoint!r}")
+    if look.classes < 2:
+        raise RecipeError(f"a map needs at least 2 classes, got {look.classes}")
+    if look.seed < 0:
+        raise RecipeError(f"the seed must be 0 or more, got {look.seed}")
+    distinct = list({Path(path).expanduser().resolve(): Path(path) for path in reversed(paths)}.values())[::-1]
+    if len(distinct) > 1 and output is None:
+        raise RecipeError("several runs in one picture belong to none of them: say where to write with --output")
+    runs = open_runs(distinct, look, progress=progress)
+    folder = output or runs[0].folder.path / "plots"
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"{folder} is a file: give a folder with --output")
+    chosen = [name for name in FAMILIES if not only or name in only]
+    return _write(runs, chosen, folder, file_format)
+
+
+def _write(
+    runs: Sequence[OpenedRun], chosen: Sequence[str], folder: Path, file_format: str
+) -> Iterator[Written | NotDrawn]:
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in chosen:
+        drawings = _guarded(name, runs)
+        while True:
+            # Around each picture and not around the loop: between two of them the caller has its own settings.
+            with matplotlib.rc_context(STYLE):
+                drawn = next(drawings, None)
+                if isinstance(drawn, Picture):
+                    file = folder / f"{drawn.name}{_suffix(drawn.run, runs)}.{file_format}"
+                    save_figure(drawn.figure, file, dpi=150)
+            if drawn is None:
+                break
+            yield Written(drawn.name, file) if isinstance(drawn, Picture) else drawn
+
+
+def _guarded(name: str, runs: Sequence[OpenedRun]) -> Drawing:
+    """The family's pictures; what stops it as a whole is a reason, too."""
+    try:
+        yield from FAMILIES[name](runs)
+    except NearkinError as error:
+        yield NotDrawn(name, str(error))
+
+
+def _suffix(run: OpenedRun | None, runs: Sequence[OpenedRun]) -> str:
+    """What tells the pictures of single runs apart where there are several."""
+    if run is None or len(runs) == 1:
+        return ""
+    names = [other.name for other in runs]
+    return f"-{run.name}" if names.count(run.name) == 1 else f"-{run.name}-{runs.index(run) + 1}"

@@ -1,0 +1,94 @@
+"""The classes that lie closest together and farthest apart, with images of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.numerics import l2_normalise
+from nearkin.report.opened_run import CannotDrawError, OpenedRun
+from nearkin.report.plots._page import RUN_COLOURS, Drawing, class_name, head, image_row, number, one_by_one, run_title
+
+PAIRS_SHOWN = 3
+IMAGES_SHOWN = 6
+_BLOCK = 1024
+
+Pairs = list[tuple[int, int, float]]
+
+
+def draw(runs: Sequence[OpenedRun]) -> Drawing:
+    """``pairs``: by their proxies' cosine similarity, or by the classes' mean embeddings where there are none."""
+    yield from one_by_one("pairs", runs, lambda run: _draw(run.at_proxies()))
+
+
+def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
+    """The ``count`` closest and farthest pairs ``(i, j, cosine)``, ``i < j``, of the rows of ``vectors [C, D]``.
+
+    The similarities are taken block by block: all pairs of a data set with many classes are never held at once.
+
+    >>> vectors = torch.tensor([[1.0, 0.0], [2.0, 0.1], [-1.0, 0.0]])
+    >>> closest, farthest = extreme_pairs(vectors, 1)
+    >>> closest[0][:2], farthest[0][:2]
+    ((0, 1), (0, 2))
+    """
+    unit = l2_normalise(vectors.double())
+    number = len(unit)
+    closest: Pairs = []
+    farthest: Pairs = []
+    for start in range(0, number - 1, _BLOCK):
+        block = unit[start : start + _BLOCK] @ unit.T
+        later = torch.arange(number) > torch.arange(start, start + len(block))[:, None]
+        held = min(count, int(later.sum()))
+        for pairs, fill, largest in ((closest, -torch.inf, True), (farthest, torch.inf, False)):
+            values, places = block.masked_fill(~later, fill).flatten().topk(held, largest=largest)
+            rows, columns = places // number + start, places % number
+            pairs.extend(zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True))
+    closest.sort(key=lambda pair: (-pair[2], pair))
+    farthest.sort(key=lambda pair: (pair[2], pair))
+    return closest[:count], farthest[:count]
+
+
+def class_vectors(run: OpenedRun) -> tuple[NDArray[np.int64], Tensor, str]:
+    """Labels ``[C]`` and a vector ``[C, D]`` for each of the classes to compare, and what the vectors are."""
+    proxies = run.proxies
+    if proxies is not None:
+        several = proxies.vectors.shape[1] > 1
+        return proxies.classes, proxies.vectors.mean(1), "mean proxies" if several else "proxies"
+    sample = run.training_sample
+    classes, owner = np.unique(sample.labels, return_inverse=True)
+    places = torch.from_numpy(owner.reshape(-1))
+    sums = torch.zeros(len(classes), sample.embeddings.shape[1]).index_add_(0, places, sample.embeddings)
+    return classes, sums / places.bincount()[:, None], "mean embeddings"
+
+
+def _draw(run: OpenedRun) -> Any:
+    from matplotlib.figure import Figure
+
+    classes, vectors, what = class_vectors(run)
+    count = len(classes)
+    if count < 2:
+        raise CannotDrawError("a pair needs two training classes")
+    shown = min(PAIRS_SHOWN, count * (count - 1) // 2)
+    figure = Figure(figsize=(13.2, 2.1 * shown + 0.9), layout="constrained")
+    title = f"Closest and farthest of {count:,} training classes, by the cosine similarity of their {what}"
+    head(figure, title, run_title(run))
+    widths = [*IMAGES_SHOWN * [1.0], 0.1, *IMAGES_SHOWN * [1.0]]
+    grid = figure.add_gridspec(2 * shown, len(widths), width_ratios=widths)
+    for block, (title, pairs) in enumerate(zip(("closest", "farthest"), extreme_pairs(vectors, shown), strict=True)):
+        left = block * (IMAGES_SHOWN + 1)
+        for rank, (first, second, cosine) in enumerate(pairs):
+            for row, place in enumerate((first, second)):
+                places = [(2 * rank + row, left + column) for column in range(IMAGES_SHOWN)]
+                axes = [figure.add_subplot(grid[at]) for at in places]
+                label, colour = int(classes[place]), RUN_COLOURS[row]
+                image_row(axes, run.examples(label, IMAGES_SHOWN), colour)
+                name = class_name(run, label, 20)
+                axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, color=colour)
+                if row == 0:
+                    axes[0].set_title(f"{title}, similarity {number(cosine, 3)}", loc="left", fontsize=9)
+    return figure

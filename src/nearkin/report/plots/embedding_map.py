@@ -1,0 +1,180 @@
+"""Maps of the embedding space: images as points, proxies as stars, both put through the same projection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.errors import MissingExtraError, require
+from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample
+from nearkin.report.plots._page import Drawing, class_name, class_style, head, one_by_one, run_title
+
+_MOST_IN_LEGEND = 48
+
+
+@dataclass(frozen=True)
+class Map:
+    """Points ``[N, 2]`` of the images of some classes, and ``[classes, K, 2]`` of their proxies (K = 0: none)."""
+
+    classes: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    points: NDArray[np.float64]
+    proxies: NDArray[np.float64]
+    how: str
+    """The projection, in words."""
+
+
+_TRAINING_MAPS: WeakKeyDictionary[OpenedRun, Map] = WeakKeyDictionary()
+
+
+def draw(runs: Sequence[OpenedRun]) -> Drawing:
+    """``map-train`` with proxies where there are any, and ``map-test``."""
+    yield from one_by_one("map-train", runs, lambda run: _draw_training(run.at_proxies()))
+    yield from one_by_one("map-test", runs, _draw_test)
+
+
+def training_map(run: OpenedRun) -> Map:
+    """Some training classes and their proxies; the second call for a run costs nothing."""
+    if run not in _TRAINING_MAPS:
+        sample = run.training_sample
+        classes = choose_classes(run, sample)
+        proxies = None if run.proxies is None else run.proxies.of_classes(classes)
+        _TRAINING_MAPS[run] = _map(run, sample.of_classes(classes), classes, proxies)
+    return _TRAINING_MAPS[run]
+
+
+def choose_classes(run: OpenedRun, sample: Sample) -> NDArray[np.int64]:
+    """As many classes as the map is to show, the same for every run that shares the data and the seed."""
+    classes = np.unique(sample.labels)
+    chosen: NDArray[np.int64] = np.sort(
+        run.random().choice(classes, min(run.look.classes, len(classes)), replace=False)
+    )
+    return chosen
+
+
+def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
+    """Points ``[N, 2]`` for vectors ``[N, D]``, and how they were found.
+
+    Two dimensions are taken as they are. Otherwise t-SNE, or, without scikit-learn, the two principal components.
+
+    >>> project(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), seed=0)
+    (array([[1., 0.],
+           [0., 1.]]), 'the embedding itself')
+    """
+    x = vectors.double()
+    if x.shape[1] < 2:
+        x = torch.nn.functional.pad(x, (0, 2 - x.shape[1]))
+    if x.shape[1] == 2:
+        return x.numpy(), "the embedding itself"
+    if len(x) < 4:
+        return _principal_components(x), "by principal components"
+    try:
+        manifold = require("sklearn.manifold", "plot")
+    except MissingExtraError:
+        return _principal_components(x), "by principal components (t-SNE needs scikit-learn)"
+    tsne = manifold.TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init="pca", random_state=seed)
+    return np.asarray(tsne.fit_transform(x.float().numpy()), dtype=np.float64), "by t-SNE"
+
+
+def draw_points(axis: Any, found: Map, *, star: float = 190) -> None:
+    """Images as points, proxies as stars of the given area, a colour for each class."""
+    if found.how == "the embedding itself":
+        from matplotlib.patches import Circle
+
+        axis.add_patch(Circle((0, 0), 1.0, fill=False, color="#cccccc", lw=0.8))
+    size = float(np.clip(6000 / max(len(found.points), 1), 8, 28))
+    for index, label in enumerate(found.classes.tolist()):
+        style, own = class_style(index), found.points[found.labels == label]
+        axis.scatter(*own.T, s=size, c=style["color"], marker=style["marker"], alpha=0.65, lw=0)
+    for index, places in enumerate(found.proxies):
+        colour = class_style(index)["color"]
+        axis.scatter(
+            *places.T,
+            s=star if len(places) == 1 else star / 2,
+            c=colour,
+            marker="*",
+            edgecolors="black",
+            lw=0.9,
+            zorder=3,
+        )
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_aspect("equal", adjustable="datalim")
+    for side in axis.spines.values():
+        side.set_visible(True)
+        side.set_color("#bbbbbb")
+
+
+def class_legend(figure: Any, run: OpenedRun, found: Map) -> None:
+    """The classes' names beside the map, unless they are too many to be found there."""
+    from matplotlib.lines import Line2D
+
+    if len(found.classes) > _MOST_IN_LEGEND:
+        return
+    handles, names = [], []
+    for index, label in enumerate(found.classes.tolist()):
+        style = class_style(index)
+        handles.append(Line2D([], [], ls="none", marker=style["marker"], color=style["color"], markersize=6))
+        names.append(class_name(run, label))
+    if found.proxies.size:
+        handles.append(Line2D([], [], ls="none", marker="*", color="white", mec="black", markersize=11))
+        names.append("proxy")
+    # A name that begins with an underscore would be left out of the legend.
+    names = [f"\u200a{name}" if name.startswith("_") else name for name in names]
+    figure.legend(handles, names, loc="outside right center", ncols=1 + len(names) // 26)
+
+
+def _draw_training(run: OpenedRun) -> Any:
+    found = training_map(run)
+    per_class = found.proxies.shape[1]
+    proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
+    return _figure(run, found, f"Training classes{proxies}")
+
+
+def _draw_test(run: OpenedRun) -> Any:
+    sample = run.test_sample
+    classes = choose_classes(run, sample)
+    found = _map(run, sample.of_classes(classes), classes, None)
+    return _figure(run, found, f"Test: {run.protocol.test_classes}")
+
+
+def _map(run: OpenedRun, sample: Sample, classes: NDArray[np.int64], proxies: Tensor | None) -> Map:
+    if len(sample.rows) < 2:
+        raise CannotDrawError("a map needs at least two images")
+    everything = sample.embeddings if proxies is None else torch.cat([sample.embeddings, proxies.flatten(0, 1)])
+    points, how = project(everything, seed=run.look.seed)
+    images, stars = points[: len(sample.rows)], points[len(sample.rows) :]
+    per_class = 0 if proxies is None else proxies.shape[1]
+    return Map(classes, sample.labels, images, stars.reshape(len(classes), per_class, 2), how)
+
+
+def _figure(run: OpenedRun, found: Map, what: str) -> Any:
+    from matplotlib.figure import Figure
+
+    # Distances in a map are the same up and across, so a long map gets a low figure rather than empty margins.
+    wide, high = np.ptp(np.concatenate([found.points, found.proxies.reshape(-1, 2)]), axis=0)
+    height = float(np.clip(6.2 * high / max(wide, 1e-12), 3.6, 6.8))
+    figure = Figure(figsize=(7.8, height + 0.8), layout="constrained")
+    shown = f"{len(found.points):,} images of {len(found.classes)} classes"
+    head(figure, what, run_title(run), f"{shown}, {found.how}")
+    axis = figure.subplots()
+    draw_points(axis, found)
+    class_legend(figure, run, found)
+    return figure
+
+
+def _principal_components(x: Tensor) -> NDArray[np.float64]:
+    centred = x - x.mean(0)
+    left, values, right = torch.linalg.svd(centred, full_matrices=False)
+    kept = min(2, len(values))
+    # The sign of a component is arbitrary: the largest loading is made positive, so that a map is not mirrored at will.
+    signs = right[:kept].gather(1, right[:kept].abs().argmax(1, keepdim=True)).sign().T
+    points = left[:, :kept] * values[:kept] * signs
+    return torch.nn.functional.pad(points, (0, 2 - kept)).numpy()

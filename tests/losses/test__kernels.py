@@ -1,0 +1,92 @@
+"""The fused kernels against the plain functions that they stand in for.
+
+Where there is no GPU they run in Triton's interpreter, if Triton is installed.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+import nearkin.losses as losses
+from nearkin.losses import _anchor, _class_similarity, _cross_entropy, _kernels, _proxy
+
+pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+SINGLE = ("ProxyAnchor", "ProxyNCA", "ProxyNCAPlusPlus", "NormalizedSoftmax", "CosFace", "ArcFace")
+SEVERAL = ("SoftTriple", "MultiProxyAnchor", "DataWiseMultiProxyAnchor", "AllPairsMultiProxyAnchor")
+CASES = [(name, {}) for name in SINGLE]
+CASES += [("ProxyAnchor", {"positive_norm": "all"}), ("ProxyISA", {"memory_size": 50})]
+CASES += [(name, {"proxies_per_class": k}) for name in SEVERAL for k in (1, 3)]
+CASES += [("MultiProxyAnchor", {"proxies_per_class": 4, "class_similarity": kind}) for kind in ("max", "mean")]
+
+
+def step(loss, embeddings, labels, *, factor=3.0):
+    """Value and gradients, the loss being a part of something larger."""
+    embeddings = embeddings.clone().requires_grad_()
+    loss.zero_grad()
+    value = loss(embeddings, labels)
+    (factor * value).backward()
+    return value.detach(), embeddings.grad, loss.bank.vectors.grad
+
+
+@pytest.fixture
+def with_and_without(monkeypatch):
+    """Runs a step of a loss in plain PyTorch and with the kernels."""
+
+    def run(loss, embeddings, labels):
+        results = []
+        for kernels in (None, _kernels):
+            for module in (_proxy, _anchor, _class_similarity, _cross_entropy):
+                monkeypatch.setattr(module, "kernels_for", lambda x, kernels=kernels: kernels)
+            results.append(step(loss, embeddings, labels))
+        return results
+
+    return run
+
+
+def assert_equal(plain, fused):
+    for expected, found in zip(plain, fused, strict=True):
+        scale = expected.abs().max().clamp_min(1e-6)
+        torch.testing.assert_close(found / scale, expected / scale, atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name, options", CASES, ids=lambda part: str(part))
+@pytest.mark.parametrize("classes", [2, 45])
+def test_a_step_is_the_same_with_fused_kernels(with_and_without, name, options, classes):
+    torch.manual_seed(0)
+    loss = getattr(losses, name)(classes, 24, **options).to(DEVICE)
+    embeddings = 3 * torch.randn(70, 24, device=DEVICE)
+    labels = torch.randint(classes, (70,), device=DEVICE)
+    assert_equal(*with_and_without(loss, embeddings, labels))
+
+
+@pytest.mark.parametrize("name", ["ProxyAnchor", "CosFace", "ArcFace", "SoftTriple"])
+@pytest.mark.parametrize("length", [1e-6, 1e6])
+def test_extreme_lengths_and_coinciding_points(with_and_without, name, length):
+    torch.manual_seed(1)
+    loss = getattr(losses, name)(6, 8).to(DEVICE)
+    embeddings = torch.randn(5, 8, device=DEVICE) * length
+    with torch.no_grad():
+        loss.bank.vectors[0] = embeddings[0]  # coincides, and opposite
+        loss.bank.vectors[1] = -embeddings[0]
+    labels = torch.tensor([0, 1, 1, 5, 5], device=DEVICE)
+    plain, fused = with_and_without(loss, embeddings, labels)
+    assert all(bool(part.isfinite().all()) for part in fused)
+    if name != "ArcFace":  # where the angle is 0 its slope is a ratio of two roundings
+        assert_equal(plain[:1], fused[:1])
+
+
+def test_more_columns_than_a_program_takes_at_once(with_and_without):
+    torch.manual_seed(2)
+    classes = _kernels.ROW_BLOCK + 300
+    loss = losses.NormalizedSoftmax(classes, 8).to(DEVICE)
+    labels = torch.tensor([0, classes - 1, _kernels.ROW_BLOCK], device=DEVICE)
+    assert_equal(*with_and_without(loss, torch.randn(3, 8, device=DEVICE), labels))

@@ -1,0 +1,314 @@
+"""What the pictures show, checked against plain computations and values written by hand."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import matplotlib.colors
+import numpy as np
+import pytest
+import torch
+
+from nearkin.errors import MissingExtraError
+from nearkin.recipe import Recipe
+from nearkin.report.neighbours import RIGHT, WRONG, choose_queries
+from nearkin.report.opened_run import Look, OpenedRun, open_runs
+from nearkin.report.plots import certainty, class_pairs, curves, embedding_map, neighbour_rows, similarity, sub_problems
+from nearkin.report.plots._page import NotDrawn, Picture
+from nearkin.run import run
+from nearkin.run_folder import RunFolder
+
+
+class Silent:
+    def on_step(self, state, loss, images):
+        pass
+
+    def on_evaluation(self, state, row):
+        pass
+
+
+def written(path, rows=(), events=(), **training):
+    """A run folder with a recipe, evaluations and events that were not trained but written down."""
+    recipe = Recipe.from_mapping({"training": training, "protocol": {"name": "validation"}})
+    folder = RunFolder.begun(path, recipe)
+    if rows:
+        folder.write_evaluations(rows)
+    folder.write_events(list(events))
+    return path
+
+
+def row(step, loss, score, **more):
+    return {"epoch": step / 10, "step": step, "loss": loss, "lr": 1e-3, "MAP@R": score, "R@1": 2 * score, **more}
+
+
+def shown(drawing):
+    return {item.name: item for item in drawing if isinstance(item, Picture)}
+
+
+def reasons(drawing):
+    return {item.name: item.reason for item in drawing if isinstance(item, NotDrawn)}
+
+
+@pytest.fixture(scope="module")
+def glyphs(tmp_path_factory):
+    """A run on small coloured squares with VCPA, all classes but four trained."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for number in range(11):
+        (root / "data" / f"kind {number}").mkdir(parents=True)
+        centre = rng.uniform(0, 255, (8, 8, 3))
+        for index in range(5):
+            pixels = (centre + rng.normal(0, 30, centre.shape)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "data" / f"kind {number}" / f"{index}.png")
+    recipe = Recipe.from_mapping(
+        {
+            "data": {
+                "source": str(root / "data"),
+                "transform": "digits",
+                "image_size": 8,
+                "workers": 1,
+                "cache": "memory",
+            },
+            "encoder": {"backbone": "small", "dim": 5},
+            "objective": {"name": "vcpa", "tau": 1.0},
+            "training": {"epochs": 9, "max_steps": 3, "batch_size": 12, "device": "cpu", "evaluate_every_steps": 1},
+            "protocol": {"test_share": 0.35},
+        }
+    )
+    run(recipe, RunFolder(root / "vcpa"), Silent())
+    return root / "vcpa"
+
+
+class TestCurves:
+    def test_seeds_become_a_mean_with_a_band_and_each_best_gets_a_star(self, tmp_path):
+        first = written(tmp_path / "a", [row(0, None, 0.1), row(10, 4.0, 0.5), row(20, 2.0, 0.3)], seed=0)
+        second = written(tmp_path / "b", [row(0, None, 0.3), row(10, 6.0, 0.4), row(20, 4.0, 0.7)], seed=1)
+        other = written(tmp_path / "c", [row(0, None, 0.2), row(10, 5.0, 0.2)], learning_rate=0.5)
+        runs = open_runs([first, second, other])
+        groups = curves.seed_groups(runs)
+        assert [len(group.runs) for group in groups] == [2, 1]
+        assert groups[0].label.endswith("mean ± std of 2 seeds")
+        figure = shown(curves.draw(runs))["curves"].figure
+        loss, score, *_ = figure.axes
+        assert loss.lines[0].get_ydata().tolist() == [5.0, 3.0]
+        assert np.allclose(score.lines[0].get_xydata(), [[0, 20], [1, 45], [2, 50]])
+        low, high = score.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
+        # The sample deviation of two values is their distance / √2: 20 and 40 points at the first and last evaluation.
+        assert (low, high) == pytest.approx((20 - 20 / np.sqrt(2), 50 + 40 / np.sqrt(2)))
+        stars = [line.get_xydata()[0].tolist() for line in score.lines if line.get_marker() == "*"]
+        assert np.allclose(stars, [[1, 50], [2, 70], [1, 20]])
+
+    def test_only_what_all_seeds_have_is_averaged(self, tmp_path):
+        long = written(tmp_path / "a", [row(10, 1.0, 0.1), row(20, 2.0, 0.2)], seed=0)
+        short = written(tmp_path / "b", [row(10, 3.0, 0.3)], seed=1)
+        group = curves.seed_groups(open_runs([long, short]))[0]
+        epochs, values = group.curve("loss", "epoch")
+        assert epochs.tolist() == [1.0]
+        assert values.tolist() == [[1.0], [3.0]]
+
+    def test_the_untrained_network_is_never_the_best(self, tmp_path):
+        opened = OpenedRun(written(tmp_path / "a", [row(0, None, 0.9), row(10, 1.0, 0.2), row(20, 1.0, 0.2)]))
+        assert opened.best_evaluation["step"] == 10
+
+    def test_a_run_that_was_not_evaluated_has_no_curves(self, tmp_path):
+        assert "no evaluation yet" in reasons(curves.draw([OpenedRun(written(tmp_path / "a"))]))["curves"]
+
+    def test_very_different_losses_get_a_logarithmic_axis(self, tmp_path):
+        small = written(tmp_path / "a", [row(10, 0.1, 0.1), row(20, 0.05, 0.2)], learning_rate=0.1)
+        large = written(tmp_path / "b", [row(10, 20.0, 0.3), row(20, 10.0, 0.2)])
+        for paths, scale in (([small, large], "log"), ([large], "linear")):
+            assert shown(curves.draw(open_runs(paths)))["curves"].figure.axes[0].get_yscale() == scale
+
+
+class TestSubProblems:
+    EVENTS = tuple(
+        {"step": step, "kind": "problem", "number": number, "steps_before": before}
+        for step, number, before in ((0, 1, 0), (12, 2, 12), (17, 3, 5))
+    )
+
+    def test_steps_per_problem_the_last_cut_short(self, tmp_path):
+        opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1), row(20, 1.0, 0.1)], self.EVENTS))
+        assert sub_problems.problem_steps(opened) == [(1, 12, True), (2, 5, True), (3, 3, False)]
+        axis = shown(sub_problems.draw_steps([opened]))["problems"].figure.axes[0]
+        assert [bar.get_height() for bar in axis.patches] == [12, 5, 3]
+
+    def test_a_problem_begun_at_the_very_end_has_no_bar(self, tmp_path):
+        opened = OpenedRun(written(tmp_path / "a", [row(17, 1.0, 0.1)], self.EVENTS))
+        assert sub_problems.problem_steps(opened) == [(1, 12, True), (2, 5, True)]
+
+    def test_covering_radius_with_the_boundaries(self, tmp_path):
+        rows = [row(step, 1.0, 0.1, covering_radius=0.5 - step / 100, inter_class_distance=1.0) for step in (0, 10, 20)]
+        opened = OpenedRun(written(tmp_path / "a", rows, self.EVENTS))
+        score, radius, distance = shown(sub_problems.draw_covering([opened]))["covering"].figure.axes
+        assert np.allclose(radius.lines[0].get_xydata(), [[0, 0.5], [10, 0.4], [20, 0.3]])
+        for axis in (score, radius, distance):
+            assert [line[0][0] for line in axis.collections[0].get_segments()] == [12, 17]
+
+    def test_reasons(self, tmp_path):
+        plain = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)]))
+        assert "protocol.covering=true" in reasons(sub_problems.draw_covering([plain]))["covering"]
+        assert "the method is plain" in reasons(sub_problems.draw_steps([plain]))["problems"]
+
+
+class TestMap:
+    def test_principal_components_keep_the_distances_of_a_plane(self, monkeypatch):
+        def missing(module, extra):
+            raise MissingExtraError(module)
+
+        monkeypatch.setattr(embedding_map, "require", missing)
+        rng = np.random.default_rng(0)
+        flat = rng.normal(size=(20, 2)) @ np.linalg.qr(rng.normal(size=(6, 2)))[0].T + 3.0
+        points, how = embedding_map.project(torch.from_numpy(flat), seed=0)
+        assert "scikit-learn" in how
+        assert np.allclose(distances(points), distances(flat))
+
+    def test_t_sne_keeps_clusters_apart_and_gives_the_same_map_again(self):
+        rng = np.random.default_rng(0)
+        centres = 10 * np.eye(3, 8)
+        vectors = torch.from_numpy(np.repeat(centres, 12, 0) + rng.normal(0, 0.1, (36, 8)))
+        points, how = embedding_map.project(vectors, seed=3)
+        assert how == "by t-SNE"
+        assert np.array_equal(points, embedding_map.project(vectors, seed=3)[0])
+        groups = points.reshape(3, 12, 2)
+        within = max(np.linalg.norm(group - group.mean(0), axis=1).max() for group in groups)
+        apart = distances(groups.mean(1))[np.triu_indices(3, 1)].min()
+        assert apart > 2 * within
+
+    def test_images_and_proxies_of_the_same_classes_and_none_for_the_test_classes(self, glyphs):
+        opened = OpenedRun(glyphs, Look(classes=4))
+        found = embedding_map.training_map(opened)
+        assert found.points.shape == (20, 2)
+        assert found.proxies.shape == (4, 1, 2)
+        assert set(found.classes.tolist()) <= set(opened.training_classes.tolist())
+        pictures = shown(embedding_map.draw([opened]))
+        train, test = pictures["map-train"].figure, pictures["map-test"].figure
+        names = {text.get_text() for text in train.legends[0].get_texts()}
+        assert names == {f"kind {opened.data.table.class_names[c][5:]}" for c in found.classes.tolist()} | {"proxy"}
+        assert "proxy" not in {text.get_text() for text in test.legends[0].get_texts()}
+        assert "vcpa, conventional protocol" in train.get_suptitle().replace("\n", " ")
+        assert "never seen" in test.get_suptitle()
+
+    def test_two_dimensions_are_drawn_as_they_are(self):
+        points, how = embedding_map.project(torch.tensor([[0.6, 0.8], [-1.0, 0.0], [0.0, 1.0]]), seed=0)
+        assert how == "the embedding itself"
+        assert np.allclose(points, [[0.6, 0.8], [-1.0, 0.0], [0.0, 1.0]])
+
+
+class TestCertainty:
+    def test_circles_have_radii_of_one_two_and_three_sigma(self, glyphs):
+        opened = OpenedRun(glyphs, Look(classes=3))
+        figure = shown(certainty.draw_circles([opened]))["uncertainty"].figure
+        found = embedding_map.training_map(opened)
+        columns = [opened.training_classes.tolist().index(label) for label in found.classes.tolist()]
+        bank = opened.bank
+        noise = torch.randn(4000, *bank.vectors.shape, generator=torch.Generator().manual_seed(1))
+        draws = torch.nn.functional.normalize(bank.vectors + bank.sigma * noise, dim=-1)
+        sigma = draws.std(0).sum(-1)[columns, 0].numpy()
+        circles = [patch for patch in figure.axes[0].patches if hasattr(patch, "radius")]
+        radii = np.array([circle.radius for circle in circles]).reshape(3, 3)
+        assert np.allclose(radii / radii[:, :1], [[1, 2, 3]] * 3)
+        assert np.allclose(radii[:, 0] / radii[0, 0], sigma / sigma[0], rtol=0.15), "1000 and 4000 draws, long tails"
+        assert np.ptp(sigma) > 0.5 * sigma.min(), "and the classes differ by more than that"
+        assert np.allclose([c.center for c in circles[::3]], found.proxies[:, 0])
+
+    def test_the_middle_class_has_half_of_its_images_within_two_sigma(self):
+        points = np.array([[-2.0, 0], [2, 0], [0, 2], [0, -2], [9, 1], [9, -1], [9, 1], [9, -1]])
+        found = SimpleNamespace(classes=np.array([3, 5]), labels=np.repeat([3, 5], 4), points=points)
+        assert certainty.circle_scale(found, np.array([[0.5], [0.25]])) == pytest.approx(2.0)
+
+    def test_most_and_least_certain_classes_in_order(self, glyphs):
+        opened = OpenedRun(glyphs)
+        values = torch.tensor([0.5, 0.1, 0.9, 0.4, 0.2, 0.7, 0.3])[:, None]
+        opened.__dict__["uncertainty"] = values
+        names = [opened.data.table.class_names[label] for label in opened.training_classes.tolist()]
+        figure = shown(certainty.draw_extremes([opened]))["certainty"].figure
+        labels = [axis.get_ylabel().split("\n") for axis in figure.axes if axis.get_ylabel()]
+        assert [name for name, _ in labels] == [names[place] for place in (1, 4, 6, 2, 5, 0)]
+        assert [value for _, value in labels] == [f"σ̄ = {value}" for value in (0.1, 0.2, 0.3, 0.9, 0.7, 0.5)]
+
+
+class TestPairs:
+    def test_extreme_pairs_are_those_of_the_whole_matrix(self, monkeypatch):
+        monkeypatch.setattr(class_pairs, "_BLOCK", 3)
+        vectors = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
+        unit = vectors.numpy() / np.linalg.norm(vectors.numpy(), axis=1, keepdims=True)
+        every = sorted((float(unit[i] @ unit[j]), i, j) for i in range(11) for j in range(i + 1, 11))
+        closest, farthest = class_pairs.extreme_pairs(vectors, 4)
+        assert [pair[:2] for pair in farthest] == [(i, j) for _, i, j in every[:4]]
+        assert [pair[:2] for pair in closest] == [(i, j) for _, i, j in every[:-5:-1]]
+        assert [cosine for *_, cosine in farthest] == pytest.approx([cosine for cosine, *_ in every[:4]], abs=1e-6)
+
+    def test_two_classes_make_one_pair(self):
+        closest, farthest = class_pairs.extreme_pairs(torch.eye(2), 3)
+        assert closest == farthest == [(0, 1, 0.0)]
+
+    def test_without_proxies_the_mean_embeddings_are_compared(self, glyphs):
+        opened = OpenedRun(glyphs)
+        opened.__dict__["proxies"] = None
+        classes, vectors, what = class_pairs.class_vectors(opened)
+        sample = opened.training_sample
+        assert what == "mean embeddings"
+        assert torch.allclose(vectors[2], sample.embeddings[torch.from_numpy(sample.labels == classes[2])].mean(0))
+
+
+class TestSimilarity:
+    def test_images_by_class_against_the_proxies(self, glyphs):
+        opened = OpenedRun(glyphs)
+        found = similarity.similarities(opened)
+        assert found.values.shape == (21, 7)
+        assert found.owner.tolist() == [column for column in range(7) for _ in range(3)]
+        proxies = opened.bank.vectors[:, 0].numpy()
+        proxies = proxies / np.linalg.norm(proxies, axis=1, keepdims=True)
+        own = opened.training_sample.embeddings.numpy()[opened.training_sample.labels == found.classes[4]]
+        every = own @ proxies.T
+        for values in found.values[12:15]:
+            assert np.abs(every - values).max(1).min() < 1e-5, "a row is an image of its class"
+        assert found.own == pytest.approx(np.mean([found.values[i, i // 3] for i in range(21)]))
+
+    def test_no_proxies_is_a_reason(self, glyphs):
+        opened = OpenedRun(glyphs)
+        opened.__dict__["proxies"] = None
+        assert reasons(similarity.draw([opened])) == {"similarity": "vcpa has no proxies"}
+
+
+class TestNeighbours:
+    def test_right_and_wrong_are_framed_by_the_nearest_of_each_run(self, glyphs):
+        runs = open_runs([glyphs])
+        figure = shown(neighbour_rows.draw(runs))["neighbours"].figure
+        sample = runs[0].test_sample
+        places = choose_queries(sample.labels, neighbour_rows.QUERIES, runs[0].random())
+        apart = distances(sample.embeddings.double().numpy())
+        np.fill_diagonal(apart, np.inf)
+        count = 4  # of a class of five
+        expected = [
+            RIGHT if sample.labels[other] == sample.labels[place] else WRONG
+            for place in places.tolist()
+            for other in np.argsort(apart[place], kind="stable")[:count].tolist()
+        ]
+        frames = [matplotlib.colors.to_hex(axis.spines["left"].get_edgecolor()) for axis in figure.axes]
+        assert frames[len(places) :] == expected
+        crossed = [any(text.get_text() == "×" for text in axis.texts) for axis in figure.axes]
+        assert crossed[len(places) :] == [colour == WRONG for colour in expected]
+
+    def test_runs_with_other_test_classes_are_left_out_with_the_reason(self, glyphs, tmp_path):
+        mapping = RunFolder(glyphs).recipe().as_mapping()
+        mapping["protocol"]["split_seed"] = 5
+        mapping["training"]["max_steps"] = 1
+        run(Recipe.from_mapping(mapping), RunFolder(tmp_path / "other"), Silent())
+        drawing = list(neighbour_rows.draw(open_runs([glyphs, tmp_path / "other"])))
+        assert "its test classes are not those of vcpa" in reasons(drawing)["neighbours"]
+        assert "neighbours" in shown(drawing)
+
+
+def distances(points):
+    return np.linalg.norm(points[:, None] - points[None], axis=2)
+
+
+def test_broken_events_are_named(tmp_path):
+    opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)], [{"step": 0}]))
+    assert json.loads(opened.folder.events_file.read_text()) == [{"step": 0}]
+    opened.folder.events_file.write_text("[")
+    assert "events.json cannot be read" in reasons(sub_problems.draw_steps([opened]))["problems"]
