@@ -40,7 +40,11 @@ ASKED_FOR = {
     "proxy_isa": ("proxy_isa", "plain", "proxy_anchor"),
     "vcpa": ("vcpa", "plain", "proxy_anchor"),
 }
-BASES = {"glyphs": ("glyphs", []), "photos": ("cub", ["protocol.name=conventional"])}
+BASES = {
+    "glyphs": ("glyphs", []),
+    "photos": ("cars", ["protocol.name=conventional"]),
+    "cub": ("cub", ["protocol.name=conventional"]),
+}
 
 
 @pytest.mark.parametrize("kind", BASES)

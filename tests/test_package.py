@@ -14,7 +14,7 @@ import nearkin
 SOURCE = Path(nearkin.__file__).parent
 
 LEVELS = (
-    ("errors", "suggest", "numerics", "inputs", "catalogue", "coerce", "interrupt"),
+    ("errors", "suggest", "numerics", "inputs", "catalogue", "coerce", "interrupt", "published"),
     ("proxies", "samplers", "data", "encoders"),
     ("device",),
     ("embedding",),
@@ -25,8 +25,9 @@ LEVELS = (
     ("checkpoint",),
     ("training",),
     ("run", "progress"),
-    ("evaluate", "own_photos", "side_by_side", "study", "comparison"),
+    ("evaluate", "own_photos", "side_by_side", "study", "comparison", "mlrc", "tuning"),
     ("report",),
+    ("reproduction",),
     ("cli",),
     ("__main__",),
 )
@@ -40,6 +41,7 @@ OPTIONAL = {
     "faiss",
     "transformers",
     "tensorboard",
+    "optuna",
     "pytorch_metric_learning",
 }
 

@@ -222,7 +222,8 @@ def test_a_run_that_its_method_ended_stays_ended(scripted, tmp_path):
     whole = toy_state(*overrides)
     folder = RunFolder.begun(tmp_path / "run", whole.recipe)
     fit(whole, folder, Silent())
-    assert whole.ended and whole.step < whole.total_steps
+    assert whole.ended
+    assert whole.step < whole.total_steps
     resumed = toy_state(*overrides)
     checkpoint.load_last(resumed, folder)
     fit(resumed, folder, Silent())

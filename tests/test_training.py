@@ -209,6 +209,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(photos, tmp_p
     assert all(torch.isfinite(value).all() for value in saved["encoder"].values())
 
 
+def test_embeddings_that_are_not_finite_stop_the_run_as_a_divergence(photos, tmp_path):
+    class Poison(Silent):
+        def on_step(self, state, loss, images):
+            if state.step == 6:
+                with torch.no_grad():
+                    state.encoder.head.weight.fill_(float("nan"))
+
+    with pytest.raises(TrainingError, match=r"embeddings are not finite at step 6.*Bild \d ä\.png.*learning_rate"):
+        run(recipe_for(photos), RunFolder(tmp_path / "run"), Poison())
+
+
 def test_validation_chooses_the_epoch_and_test_is_scored_once(photos, tmp_path, monkeypatch):
     from nearkin.evaluation.protocol import Protocol
 

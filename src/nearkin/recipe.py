@@ -114,14 +114,25 @@ class TrainingSection:
 class ProtocolSection:
     """How classes are split, what is measured and how the reported epoch is chosen."""
 
-    name: Literal["conventional", "validation"] = "conventional"
+    name: Literal["conventional", "validation", "mlrc", "query-gallery", "in-distribution"] = "conventional"
     test_share: float = 0.25
-    """Share of the classes kept for testing where the data set has no split of its own."""
+    """Share of the classes (``in-distribution``: of each class's images) kept for testing where the data set has no
+    split of its own."""
     validation_share: float = 0.15
     """Share of the training classes held out to choose the epoch (protocol ``validation``)."""
+    folds: int = 4
+    """Contiguous folds that the training classes are cut into (protocol ``mlrc``)."""
+    fold: int = 0
+    """The one of them, counted from 0, that is held out to choose the epoch."""
+    train_share: float = 1.0
+    """Share of the training images of each class that is used, at least one of each: small data."""
+    label_noise: float = 0.0
+    """Share of the training labels that is replaced by another training class."""
     split_seed: int = 0
+    """Decides every split that the data set does not bring, which images ``train_share`` leaves and which labels are
+    wrong."""
     select_by: str | None = None
-    """Score that chooses the best evaluation; default: R@1 (conventional), MAP@R (validation)."""
+    """Score that chooses the best evaluation; default: R@1 (conventional, query-gallery), else MAP@R."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     precision_at: tuple[int, ...] = ()
     map_at: tuple[int, ...] = ()
@@ -325,6 +336,9 @@ def _check_values(recipe: Recipe) -> None:
         "training.seed": (training.seed, 0),
         "training.learning_rate": (training.learning_rate, 0),
         "training.weight_decay": (training.weight_decay, 0),
+        "protocol.folds": (protocol.folds, 2),
+        "protocol.fold": (protocol.fold, 0),
+        "protocol.split_seed": (protocol.split_seed, 0),
         "data.shorter_side": (recipe.data.shorter_side, 8),
         "data.unreadable_tolerance": (recipe.data.unreadable_tolerance, 0),
     }
@@ -356,9 +370,14 @@ def _check_values(recipe: Recipe) -> None:
         raise RecipeError(
             f"protocol.select_by must be a score that is measured, {did_you_mean(protocol.select_by, measured)}"
         )
-    for name, share in (("test_share", protocol.test_share), ("validation_share", protocol.validation_share)):
+    for name in ("test_share", "validation_share", "label_noise"):
+        share = getattr(protocol, name)
         if not 0 <= share < 1:
             raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
+    if not 0 < protocol.train_share <= 1:
+        raise RecipeError(f"protocol.train_share must be a share above 0 and at most 1, got {protocol.train_share}")
+    if protocol.fold >= protocol.folds:
+        raise RecipeError(f"protocol.fold must be below protocol.folds ({protocol.folds}), got {protocol.fold}")
     if training.sampler == "balanced" and training.batch_size % training.images_per_class:
         raise RecipeError(
             f"a balanced batch needs training.batch_size ({training.batch_size}) to be a multiple of "

@@ -36,17 +36,21 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    score_test: bool = True,
 ) -> dict[str, Any]:
     """Train as ``recipe`` says and leave everything in ``folder``; returns what ``scores.json`` holds.
 
     A folder that already holds a run is never written over by accident: ``resume`` continues it (a finished run just
-    gives its scores back), ``overwrite`` begins anew.
+    gives its scores back), ``overwrite`` begins anew. Without ``score_test`` the test classes are not looked at, as is
+    right where several runs are compared to choose between them; the protocol must then choose the epoch without them.
     """
     _admit(recipe, folder, resume=resume, overwrite=overwrite)
     if resume and folder.is_finished:
         return folder.scores()
     data = open_data(recipe.data, progress=progress)
     state = build_state(recipe, data)
+    if not score_test:
+        state.protocol.test = None
     if resume and folder.last_checkpoint.exists():
         checkpoint.load_last(state, folder)
     else:
@@ -89,7 +93,7 @@ def build_state(recipe: Recipe, data: OpenedImages) -> TrainingState:
     method_class = methods.catalogue()[recipe.method.name]
     protocol = Protocol(recipe.protocol, data.table)
     protocol.check_trainable()
-    labels = data.table.take(protocol.train_rows).training_labels()
+    labels = protocol.training_labels()
     torch.manual_seed(training.seed)
     encoder = encoder_from(recipe.encoder)
     objective = build_objective(
@@ -244,6 +248,8 @@ def _record(state: TrainingState) -> dict[str, Any]:
             "classes": len(table.classes()),
             "training_images": len(protocol.train_rows),
             "training_classes": len(set(table.labels[protocol.train_rows].tolist())),
+            "training_conditions": protocol.training_conditions,
+            "replaced_labels": protocol.replaced_labels,
             "validation_images": 0 if protocol.validation is None else len(protocol.validation.query),
             "test_images": 0 if test is None else len(test.query),
             "unreadable": [str(error) for error in state.data.unreadable],
@@ -271,6 +277,7 @@ def _final_scores(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
         "protocol": protocol.section.name,
         "selection": protocol.selection_rule,
         "test_classes": protocol.test_classes,
+        "training_conditions": protocol.training_conditions,
         "seed": state.recipe.training.seed,
         "hardware": describe_hardware(state.device),
         "recipe": state.recipe.fingerprint(),

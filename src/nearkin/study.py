@@ -21,6 +21,7 @@ from rich.console import Console
 from nearkin import methods
 from nearkin.device import pick_device
 from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError
+from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.objective import build_objective
 from nearkin.progress import ConsoleObserver
 from nearkin.recipe import Recipe
@@ -183,7 +184,8 @@ def summarise(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> 
 
     Every figure is ``{"mean", "spread", "values"}``: the spread is the sample standard deviation over the seeds, None
     with a single one. ``metrics`` are those of the reported weights on the test classes; ``last`` those of the last
-    epoch, which only the conventional protocol has beside the best. ``against`` holds a row against its base.
+    epoch, which only protocols that choose on the test images have beside the best. ``against`` holds a row against
+    its base.
     """
     by_row: dict[str, list[StudyRun]] = {}
     for planned in planned_runs(rows, folder, seeds):
@@ -237,7 +239,7 @@ def _summary_of(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
     done = [planned for planned, outcome in zip(runs, outcomes, strict=True) if outcome.status == "finished"]
     scores = [planned.folder.scores() for planned in done]
     tests = [each["test"] or {} for each in scores]
-    lasts = [each["last"] for each in scores] if row.recipe.protocol.name == "conventional" else []
+    lasts = [each["last"] for each in scores] if row.recipe.protocol.name in SELECTED_ON_TEST else []
 
     def figures(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, Any]:
         return {name: figure([part[name] for part in parts if name in part]) for name in names}
@@ -263,6 +265,7 @@ def _summary_of(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
         "epochs": [each["epochs"] for each in scores],
         "side_by_side": sorted(shared),
         "recipes": [each["recipe"] for each in scores],
+        "training_conditions": sorted({text for each in scores if (text := each.get("training_conditions"))}),
         **{key: said(key) for key in ("data", "protocol", "selection", "test_classes", "hardware")},
     }
 

@@ -86,6 +86,12 @@ METHODS = {
         "objective.name=momentum_proxy_anchor",
         *OPTIONS["momentum_proxy_anchor"],
     ],
+    "proxy_updates-proxy_anchor": ["method.name=proxy_updates", "objective.name=proxy_anchor"],
+    "proxy_updates-proxy_anchor-second": [
+        "method.name=proxy_updates",
+        "objective.name=proxy_anchor",
+        "method.order=second",
+    ],
     "plain-vcpa-proxies_per_class": ["objective.name=vcpa", "objective.tau=1", "objective.proxies_per_class=3"],
 }
 # Their losses go up: a memory joins in, or new proxies start in the last steps.

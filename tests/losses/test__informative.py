@@ -232,3 +232,21 @@ def test_other_losses_take_the_weighting(build):
     loss.begin_epoch(2)
     embeddings, labels = batches[0]
     assert abs(loss(embeddings, labels).item() - plain(embeddings, labels).item()) > 1e-3
+
+
+@pytest.mark.parametrize(("penalty", "wanted"), [("nu", 0.521841), ("effective", 1 / 1.5), ("none", 1.0)])
+def test_other_penalties_of_positives_as_in_the_papers_table_3(penalty, wanted):
+    weighting = known(
+        InformativeSampleWeights(**SIZES, volume=2.0, memory_size=4, positive_penalty=penalty).double(),
+        counts=[2, 0, 1],
+        average=[0.8, 0.8, 0.0],
+    )
+    # With β = 1/2 and n = 2: E = 1.5 and ν = 1/(1 + ln 2.5). The first sample is easy, the second informative.
+    similarities = torch.tensor([[0.5, -1.0, -1.0], [-0.88, -1.0, -1.0]], dtype=torch.float64)
+    weights = weighting.weights(similarities, torch.tensor([0, 0]))
+    assert weights.positive.tolist() == pytest.approx([wanted, 1 + wanted], abs=1e-6)
+
+
+def test_an_unknown_penalty_is_refused():
+    with pytest.raises(ValueError, match="positive_penalty must be one of sigma, nu, effective, none"):
+        InformativeSampleWeights(**SIZES, positive_penalty="mu")

@@ -47,6 +47,12 @@ def tiny_table(sizes=(5, 3, 1, 4, 4), *, held_out=3, seed=0):
 
 
 @pytest.fixture
+def table_of():
+    """Builds a table: ``table_of(sizes, held_out=0)``."""
+    return tiny_table
+
+
+@pytest.fixture
 def tiny():
     """Builds a training state: ``tiny("method.name=ccp", table=…)``."""
 

@@ -268,6 +268,39 @@ def test_vcpa_without_newton_steps_is_welcome(tiny):
     assert state.objective.mu.norm(dim=1).max() <= 1 + 1e-5
 
 
+def test_without_validation_classes_a_problem_needs_a_number_of_steps(tiny, table_of):
+    table = table_of(held_out=0)
+    given = ("method.name=ccp", "method.proxies_per_class=2", "protocol.test_share=0", "protocol.validation_share=0")
+    state = tiny(*given, table=table)
+    with pytest.raises(RecipeError, match="leave none to hold out: set method"):
+        state.method.start(state)
+    state = tiny(*given, "method.steps_per_problem=3", table=table)
+    state.method.start(state)
+    assert state.method.problem == 1
+
+
+def test_test_scores_do_not_end_the_training(tiny):
+    given = ("method.name=ccp", "method.steps_per_problem=3", "method.stop_after=1", "method.proxies_per_class=2")
+    for protocol, ends in (("conventional", False), ("validation", True)):
+        state = tiny(*given, f"protocol.name={protocol}")
+        state.method.start(state)
+        first, second = ({state.protocol.select_by: score} for score in (0.5, 0.4))
+        assert not state.method.after_evaluation(state, first)
+        assert state.method.after_evaluation(state, second) is ends
+
+
+def test_a_new_problem_takes_variational_proxies_back_to_the_prior(tiny):
+    state = tiny("method.name=ccp", "objective.name=vcpa", "objective.newton_steps=0", "method.steps_per_problem=2")
+    state.method.start(state)
+    bank = state.objective.bank
+    with torch.no_grad():
+        bank.deviation_before_softplus.fill_(-3.0)
+    state.optimiser.state[bank.deviation_before_softplus]["step"] = torch.tensor(5.0)
+    state.method._begin_problem(state)
+    torch.testing.assert_close(bank.sigma, torch.ones_like(bank.sigma))
+    assert bank.deviation_before_softplus not in state.optimiser.state
+
+
 def test_a_pool_is_embedded_in_chunks(tiny):
     state = tiny("method.name=ccp", "training.evaluation_batch_size=2", "method.proxies_per_class=2")
     state.method.start(state)

@@ -128,6 +128,10 @@ def test_more_products_run(overrides, tiny, tmp_path):
         (["method.name=ccp", "protocol.name=conventional"], "by the scores of the test classes"),
         (["method.name=ccp", "method.pull=-1"], "method.pull must be at least 0, got -1"),
         (["method.name=ccp", "method.pull=.nan"], "method.pull must be at least 0, got nan"),
+        (["method.name=ccp", "objective.name=mpa", "method.as_released=true"], "pairs within the batch, which mpa has"),
+        (["objective.name=vcpa", "objective.tau=-1"], "objective.tau must be positive, got -1"),
+        (["objective.name=mpa", "objective.weighting.name=isa", "objective.weighting.memory_size=0"], "memory_size"),
+        (["protocol.select_by=R@3"], "a score that is measured"),
         (["method.name=profs", "training.images_per_class=1"], "a representative and an example"),
         (["method.name=profs", "training.sampler=random", "training.batch_size=9"], "to be a multiple of"),
         (["method.name=profs", "training.batch_size=2"], "nothing is negative"),
@@ -167,6 +171,7 @@ def test_every_method_admits_every_loss_or_says_why_not():
                 assert loss_name in reason.lower()
     without_queue = {name for name in losses.catalogue() if name != "momentum_proxy_anchor"}
     expected = {("momentum", name) for name in without_queue} | {("ccp", "cross_batch_memory"), ("ccp", "vcpa")}
+    expected |= {("proxy_updates", name) for name in losses.catalogue() if name != "proxy_anchor"}
     assert refused == expected
 
 

@@ -12,10 +12,30 @@ from nearkin.cli._app import app, escape
 from nearkin.cli.training import embed, evaluate, train  # isort: skip
 from nearkin.cli.plot import plot  # isort: skip
 from nearkin.cli.compare import compare  # isort: skip
+from nearkin.cli.mlrc import mlrc  # isort: skip
+from nearkin.cli.reproduce import reproduce  # isort: skip
+from nearkin.cli.tune import tune  # isort: skip
+from nearkin.cli.report import report, table  # isort: skip
 from nearkin.cli.listing import datasets, losses, recipes  # isort: skip
 from nearkin.errors import NearkinError
 
-__all__ = ["app", "compare", "datasets", "embed", "evaluate", "losses", "main", "plot", "recipes", "train"]
+__all__ = [
+    "app",
+    "compare",
+    "datasets",
+    "embed",
+    "evaluate",
+    "losses",
+    "main",
+    "mlrc",
+    "plot",
+    "recipes",
+    "report",
+    "reproduce",
+    "table",
+    "train",
+    "tune",
+]
 
 
 def main() -> None:

@@ -15,11 +15,22 @@ from nearkin.errors import DataError
 from nearkin.evaluation.clustering import clustering_scores
 from nearkin.evaluation.covering import covering_radius
 from nearkin.evaluation.retrieval import retrieval_scores
+from nearkin.evaluation.splits import (
+    choose_classes,
+    class_fold,
+    share_of_each_class,
+    with_test_classes,
+    with_test_images,
+    with_wrong_labels,
+)
 
 if TYPE_CHECKING:
     from nearkin.recipe import ProtocolSection
 
 Embed = Callable[[NDArray[np.int64]], Tensor]
+
+SELECTED_ON_TEST = ("conventional", "query-gallery")
+"""Protocols whose figure is the best evaluation of the test images; tables put the last epoch's beside it."""
 
 
 @dataclass(frozen=True)
@@ -29,39 +40,108 @@ class EvaluationSet:
     query: NDArray[np.int64]
     gallery: NDArray[np.int64] | None = None
 
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """All rows that must be embedded: the queries, then the gallery."""
+        return self.query if self.gallery is None else np.concatenate([self.query, self.gallery])
+
+
+def select_by(section: ProtocolSection) -> str:
+    """The score that chooses the epoch, where a protocol chooses one.
+
+    >>> from nearkin.recipe import ProtocolSection
+    >>> select_by(ProtocolSection(name="query-gallery")), select_by(ProtocolSection(name="mlrc"))
+    ('R@1', 'MAP@R')
+    """
+    return section.select_by or ("R@1" if section.name in SELECTED_ON_TEST else "MAP@R")
+
 
 class Protocol:
-    """Splits a table by class and scores embeddings of its parts.
+    """Splits a table and scores embeddings of its parts.
 
-    ``conventional``: every evaluation is on the test classes; the reported figure is the best of them, as the papers
-    report it, and the last is kept beside it. ``validation``: some training classes are held out, the best evaluation
-    on those chooses the epoch, and the test classes are scored once, at the end. Where there are too few classes to
-    hold any out, the last epoch is reported.
+    * ``conventional``: every evaluation is on the test classes; the reported figure is the best of them, as the papers
+      report it, and the last is kept beside it.
+    * ``query-gallery``: the same with test queries that are searched in a gallery (In-shop).
+    * ``validation``: some training classes are held out, the best evaluation on those chooses the epoch, and the test
+      classes are scored once, at the end. Where there are too few classes to hold any out, the last epoch is reported.
+    * ``mlrc``: the classes that are not tested, in their order, are cut into ``folds`` contiguous folds; ``fold`` is
+      held out and chooses the epoch, the others train. :mod:`nearkin.mlrc` trains one model per fold.
+    * ``in-distribution``: the test images are of classes that train, as in MNIST; the last epoch is reported. Data
+      without a test split get one by image.
+
+    ``train_share`` leaves so much of the training images of every class, ``label_noise`` replaces so many of their
+    labels. Neither touches what is validated or tested. A table that a protocol cannot be trained on is refused by
+    :meth:`check_trainable`; scoring a trained encoder on other data needs no such split.
     """
 
     def __init__(self, section: ProtocolSection, table: ImageTable) -> None:
         self.section = section
         self.table = table
-        table = _with_test_classes(table, section.test_share, section.split_seed)
+        if section.name == "in-distribution":
+            table = with_test_images(table, section.test_share, section.split_seed)
+        elif section.name != "query-gallery":
+            table = with_test_classes(table, section.test_share, section.split_seed)
         train = np.flatnonzero(table.splits == "train")
-        self.validation: EvaluationSet | None = None
+        held_out = np.empty(0, dtype=np.int64)
         if section.name == "validation":
             held_out = np.flatnonzero(table.splits == "validation")
             if not len(held_out):
-                held_out = _choose_classes(table, train, section.validation_share, section.split_seed + 1, keep=4)
-            train = np.setdiff1d(train, held_out)
-            self.validation = EvaluationSet(held_out) if len(held_out) else None
-        self.train_rows = train
+                held_out = choose_classes(table, train, section.validation_share, section.split_seed + 1, keep=4)
+        elif section.name == "mlrc":
+            train = np.flatnonzero(np.isin(table.splits, ("train", "validation")))
+            held_out = class_fold(table, train, folds=section.folds, fold=section.fold)
+        train = np.setdiff1d(train, held_out)
+        self.train_rows = share_of_each_class(table, train, section.train_share, section.split_seed)
+        self.validation = EvaluationSet(held_out) if len(held_out) else None
         self.test = _test_set(table)
 
     def check_trainable(self) -> None:
-        """Training needs two classes; scoring a trained encoder on other data does not."""
-        classes = len(np.unique(self.table.labels[self.train_rows]))
+        """Refuse data that the protocol cannot be followed on, with what to do."""
+        name, section, labels = self.table.name, self.section, self.table.labels
+        if section.name == "query-gallery":
+            lacking = [split for split in ("query", "gallery") if not self.table.has_split(split)]
+            if lacking:
+                raise DataError(
+                    f"the query-gallery protocol needs images of the splits 'query' and 'gallery', and {name!r} has no "
+                    f"{' and no '.join(lacking)}: use protocol.name=conventional, or a manifest whose split column "
+                    f"says query and gallery"
+                )
+        if section.name == "in-distribution" and self.test is not None:
+            tested = np.unique(labels[self.test.query])
+            unseen = np.setdiff1d(tested, labels[self.train_rows])
+            if len(unseen):
+                raise DataError(
+                    f"the in-distribution protocol tests classes that train, and {len(unseen)} of the {len(tested)} "
+                    f"test classes of {name!r} have no training image: use protocol.name=conventional"
+                )
+        if section.name == "mlrc":
+            self._check_folds()
+        classes = len(np.unique(labels[self.train_rows]))
         if classes < 2:
             raise DataError(
-                f"{self.table.name!r} leaves {classes} classes to train on; at least 2 are needed. Add classes, or "
-                f"lower protocol.test_share ({self.section.test_share})."
+                f"{name!r} leaves {classes} classes to train on; at least 2 are needed. Add classes, or "
+                f"lower protocol.test_share ({section.test_share})."
             )
+        self.training_labels()
+
+    def training_labels(self) -> NDArray[np.int64]:
+        """Labels to train with, in the order of ``train_rows``: renumbered 0, 1, …, some wrong if asked for."""
+        return with_wrong_labels(self._true_labels(), self.section.label_noise, self.section.split_seed)
+
+    @property
+    def replaced_labels(self) -> int:
+        """How many training labels are not those of the table."""
+        return int((self.training_labels() != self._true_labels()).sum())
+
+    @property
+    def training_conditions(self) -> str | None:
+        """In words, what was done to the training images; None where nothing was."""
+        parts = []
+        if self.section.train_share < 1:
+            parts.append(f"{100 * self.section.train_share:g} % of the training images of each class")
+        if self.section.label_noise > 0:
+            parts.append(f"{100 * self.section.label_noise:g} % of the training labels replaced")
+        return ", ".join(parts) or None
 
     @property
     def test_classes(self) -> str:
@@ -76,17 +156,21 @@ class Protocol:
         """What chooses the reported evaluation."""
         if self.validation is not None:
             return "validation"
-        return "test" if self.section.name == "conventional" and self.test is not None else "last"
+        return "test" if self.section.name in SELECTED_ON_TEST and self.test is not None else "last"
 
     @property
     def select_by(self) -> str:
-        return self.section.select_by or ("R@1" if self.section.name == "conventional" else "MAP@R")
+        return select_by(self.section)
 
     @property
     def selection_rule(self) -> str:
         """The rule in words, for every table that shows a score."""
         if self.selects_on == "last":
             return "last epoch"
+        if self.section.name == "mlrc":
+            return f"best {self.select_by} on the held-out class fold {self.section.fold} of 0–{self.section.folds - 1}"
+        if self.section.name == "query-gallery":
+            return f"best {self.select_by} of the test queries in their gallery"
         return f"best {self.select_by} on the {self.selects_on} classes"
 
     def selection_set(self) -> EvaluationSet | None:
@@ -121,35 +205,28 @@ class Protocol:
             scores |= clustering_scores(query, labels)
         return scores
 
+    def _true_labels(self) -> NDArray[np.int64]:
+        return self.table.take(self.train_rows).training_labels()
 
-def _with_test_classes(table: ImageTable, share: float, seed: int) -> ImageTable:
-    """Give a table that has no test rows some, by class."""
-    if share == 0 or any(table.has_split(name) for name in ("test", "query", "gallery")):
-        return table
-    train = np.flatnonzero(table.splits == "train")
-    test = _choose_classes(table, train, share, seed, keep=2)
-    if not len(test):
-        raise DataError(
-            f"{table.name!r} has {len(table.classes())} classes; a score on classes never seen in training needs at "
-            f"least 4 with 2 images or more in two of them. Add classes, or set protocol.test_share=0 to train "
-            f"without a score."
-        )
-    splits = table.splits.astype("<U10")
-    splits[test] = "test"
-    return table.with_splits(splits)
-
-
-def _choose_classes(
-    table: ImageTable, rows: NDArray[np.int64], share: float, seed: int, *, keep: int
-) -> NDArray[np.int64]:
-    """Rows of a share of the classes, at least two, drawn among classes with two images or more; ``keep`` stay."""
-    labels, counts = np.unique(table.labels[rows], return_counts=True)
-    wanted = min(max(2, round(share * len(labels))), len(labels) - keep)
-    eligible = labels[counts >= 2]
-    if share == 0 or wanted < 2 or len(eligible) < wanted:
-        return np.empty(0, dtype=np.int64)
-    chosen = np.random.Generator(np.random.Philox(seed)).choice(eligible, wanted, replace=False)
-    return rows[np.isin(table.labels[rows], chosen)]
+    def _check_folds(self) -> None:
+        name, folds = self.table.name, self.section.folds
+        held_out = np.empty(0, dtype=np.int64) if self.validation is None else self.validation.query
+        classes = len(np.unique(self.table.labels[np.union1d(self.train_rows, held_out)]))
+        if classes < 2 * folds:
+            raise DataError(
+                f"{name!r} has {classes} classes that are not tested; {folds} folds of at least 2 need {2 * folds}. "
+                f"Add classes, or lower protocol.folds or protocol.test_share ({self.section.test_share})."
+            )
+        if self.validation is None or not _has_a_match(self.table.labels, self.validation):
+            raise DataError(
+                f"no image of the held-out class fold {self.section.fold} of {name!r} has another of its class there, "
+                f"so it cannot choose the epoch: lower protocol.folds ({folds}), or leave out classes with one image"
+            )
+        if self.test is None:
+            raise DataError(
+                f"{name!r} has no test classes, and the mlrc protocol is a score on those: set protocol.test_share "
+                f"above 0"
+            )
 
 
 def _has_a_match(labels: NDArray[np.int64], part: EvaluationSet) -> bool:

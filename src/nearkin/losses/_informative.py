@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from nearkin.losses._anchor import SampleWeights
+
+PositivePenalty = Literal["sigma", "nu", "effective", "none"]
 
 _RELEASED_MEMORY = 55_000
 _MEMORY_PER_CLASS = 50
@@ -43,6 +45,8 @@ class InformativeSampleWeights(nn.Module):
             most 55,000.
         volume: V, to which E tends.
         hardness: h. sensitivity: k. search_margin: λ. decay: τ (section 4.1 has the values).
+        positive_penalty: what stands in the place of σ in ω⁺ (table 3): ``"sigma"`` itself, ``"nu"``, ``"effective"``
+            for 1/max(1, E), or ``"none"`` for 1.
         as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
             yet, and negative weights that act from the first step, whether the filter is on or not.
 
@@ -72,9 +76,14 @@ class InformativeSampleWeights(nn.Module):
         sensitivity: float = 0.9,
         search_margin: float = 0.1,
         decay: float = 1.5,
+        positive_penalty: PositivePenalty = "sigma",
         as_released: bool = False,
     ) -> None:
         super().__init__()
+        if positive_penalty not in get_args(PositivePenalty):
+            raise ValueError(
+                f"positive_penalty must be one of {', '.join(get_args(PositivePenalty))}, got {positive_penalty!r}"
+            )
         if memory_size is None:
             memory_size = _RELEASED_MEMORY if as_released else min(_MEMORY_PER_CLASS * num_classes, _RELEASED_MEMORY)
         if memory_size < 1:
@@ -90,6 +99,7 @@ class InformativeSampleWeights(nn.Module):
         self.sensitivity = sensitivity
         self.search_margin = search_margin
         self.decay = decay
+        self.positive_penalty = positive_penalty
         self.as_released = as_released
         # Python values, so that asking for them never waits for a device; get_extra_state saves them.
         self.memory_on = False
@@ -189,7 +199,13 @@ class InformativeSampleWeights(nn.Module):
         effective = -self.volume * torch.expm1(n * math.log1p(-1.0 / self.volume))
         bound = 1.0 / (1.0 + torch.log1p(effective))
         decayed = torch.sigmoid(effective + self.decay - self.volume)
-        positive = 1.0 + (1.0 + math.exp(-self.decay)) * (bound - 1.0) * decayed
+        easy_negative = effective.clamp_min(1.0).reciprocal()
+        positive = {
+            "sigma": 1.0 + (1.0 + math.exp(-self.decay)) * (bound - 1.0) * decayed,
+            "nu": bound,
+            "effective": easy_negative,
+            "none": torch.ones_like(bound),
+        }[self.positive_penalty]
         search_length = (1.0 + self.sensitivity * (1.0 - learned)) * bound + self.search_margin
         outlier = learned - search_length
         if not self.as_released:
@@ -197,7 +213,6 @@ class InformativeSampleWeights(nn.Module):
             positive = torch.where(known, positive, 1.0)
             # No similarity is above, below or equal to NaN: without memory nothing is easy, informative or an outlier.
             learned, outlier = (torch.where(known, threshold, math.nan) for threshold in (learned, outlier))
-        easy_negative = effective.clamp_min(1.0).reciprocal()
         return _Thresholds(
             *(x.to(dtype) for x in (effective, search_length, learned, outlier, positive, easy_negative))
         )

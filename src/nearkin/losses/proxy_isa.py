@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._informative import InformativeSampleWeights, PositivePenalty
 from nearkin.losses.proxy_anchor import ProxyAnchor
 
 __all__ = ["ProxyISA"]
@@ -39,6 +39,8 @@ class ProxyISA(ProxyAnchor):
         decay: τ, when the positive weights begin to fall.
         memory_size: T. The paper does not give it; pass the number of training images. Default: 50 per class, at most
             55,000.
+        positive_penalty: what stands in the place of σ in the weights of positives: ``"sigma"``, ``"nu"``,
+            ``"effective"`` (1/E) or ``"none"`` (1), as the rows of the paper's table 3 have it.
         as_released: do as the authors' code does where it differs: a memory of 55,000; a class's learned similarity
             starts at 1, and negative weights act from the first step.
 
@@ -67,6 +69,7 @@ class ProxyISA(ProxyAnchor):
         search_margin: float = 0.1,
         decay: float = 1.5,
         memory_size: int | None = None,
+        positive_penalty: PositivePenalty = "sigma",
         as_released: bool = False,
     ) -> None:
         weighting = InformativeSampleWeights(
@@ -78,6 +81,7 @@ class ProxyISA(ProxyAnchor):
             sensitivity=sensitivity,
             search_margin=search_margin,
             decay=decay,
+            positive_penalty=positive_penalty,
             as_released=as_released,
         )
         super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
@@ -88,6 +92,7 @@ class ProxyISA(ProxyAnchor):
     search_margin = property(lambda self: self.weighting.search_margin)
     decay = property(lambda self: self.weighting.decay)
     memory_size = property(lambda self: self.weighting.memory_size)
+    positive_penalty = property(lambda self: self.weighting.positive_penalty)
     as_released = property(lambda self: self.weighting.as_released)
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nearkin import losses
 from nearkin.errors import RecipeError
+from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.methods._pull import ProximalPull
 from nearkin.methods.plain import Plain
 from nearkin.numerics import normalise
@@ -121,10 +122,10 @@ class Ccp(Plain):
             raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
-        if options.get("steps_per_problem") is None and recipe.protocol.name == "conventional":
+        if options.get("steps_per_problem") is None and recipe.protocol.name in SELECTED_ON_TEST:
             raise RecipeError(
-                "under the conventional protocol CCP would end its sub-problems by the scores of the test classes: set "
-                "method.steps_per_problem, or protocol.name=validation"
+                f"under the {recipe.protocol.name} protocol CCP would end its sub-problems by the scores of the test "
+                f"classes: set method.steps_per_problem, or protocol.name=validation"
             )
 
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:

@@ -234,6 +234,7 @@ def conditions(summary: Summary) -> list[str]:
     sharing = sorted({number for row in rows for number in row["side_by_side"]})
     parts = [
         f"{' and '.join(_said(rows, 'protocol'))} protocol, {' or '.join(_said(rows, 'selection'))}",
+        *sorted({said for row in rows for said in row.get("training_conditions", ())}),
         f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}",
         " or ".join(dict.fromkeys(str(row["budget"]) for row in rows)),
         " and ".join(_said(rows, "hardware"))

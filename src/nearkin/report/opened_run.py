@@ -20,7 +20,7 @@ from nearkin.data.benchmarks import benchmarks
 from nearkin.data.cache import OpenedImages
 from nearkin.embedding import embed_images
 from nearkin.errors import DataError
-from nearkin.evaluation.protocol import Protocol
+from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.losses._variational import VariationalBank
 from nearkin.numerics import normalise
 from nearkin.objective import build_objective
@@ -119,8 +119,7 @@ class OpenedRun:
 
     @property
     def select_by(self) -> str:
-        protocol = self.recipe.protocol
-        return protocol.select_by or ("R@1" if protocol.name == "conventional" else "MAP@R")
+        return select_by(self.recipe.protocol)
 
     @property
     def best_evaluation(self) -> dict[str, float | None] | None:

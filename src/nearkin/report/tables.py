@@ -9,16 +9,18 @@ from rich.table import Table
 from rich.text import Text
 
 from nearkin import losses
+from nearkin.evaluation.protocol import SELECTED_ON_TEST
 
 
 def score_table(scores: dict[str, Any]) -> Group:
     """A run's scores before and after training, with the protocol, selection rule, seed and hardware they hold for."""
     caption = (
-        f"{scores['protocol']} protocol, {scores['selection']}; seed {scores['seed']}; {scores['hardware']}; "
-        f"{scores['epochs']:g} epochs in {scores['seconds']:.0f} s"
+        f"{scores['protocol']} protocol, {scores['selection']}; "
+        + (f"{said}; " if (said := scores.get("training_conditions")) else "")
+        + f"seed {scores['seed']}; {scores['hardware']}; {scores['epochs']:g} epochs in {scores['seconds']:.0f} s"
     )
     columns: dict[str, dict[str, Any] | None] = {"untrained": scores["untrained"], "trained": scores["test"]}
-    if scores["protocol"] == "conventional":
+    if scores["protocol"] in SELECTED_ON_TEST:
         columns["last epoch"] = scores["last"]
     return metric_table(f"{scores['data']}: {scores['objective']}, {scores['test_classes']}", columns, caption)
 

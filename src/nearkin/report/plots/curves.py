@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.errors import NearkinError
+from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.report.opened_run import OpenedRun, part_names
 from nearkin.report.plots._page import Drawing, NotDrawn, Picture, head, run_colour, shared_title
 
@@ -141,8 +142,7 @@ def _draw_stars(axis: Any, runs: Sequence[OpenedRun], column: str) -> bool:
 def _panel_title(runs: Sequence[OpenedRun], column: str) -> str:
     if column == "loss":
         return "Loss, mean since the last evaluation"
-    kinds = {"conventional": "test", "validation": "validation"}
-    parts = dict.fromkeys(kinds[run.recipe.protocol.name] for run in runs)
+    parts = dict.fromkeys("test" if run.recipe.protocol.name in SELECTED_ON_TEST else "validation" for run in runs)
     return f"{column} on the {' or '.join(parts)} classes"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nearkin.errors import NearkinError
+from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
 from nearkin.report.plots._page import GREY, Drawing, NotDrawn, Picture, head, run_colour, shared_title
 from nearkin.report.plots.curves import group_legend, seed_groups
@@ -79,7 +80,7 @@ def _covering_figure(runs: Sequence[OpenedRun]) -> Any:
                 dashed |= bool(lines)
         axis.set_ylabel(name)
         axis.grid(True, axis="y")
-    parts = dict.fromkeys("test" if run.recipe.protocol.name == "conventional" else "validation" for run in runs)
+    parts = dict.fromkeys("test" if run.recipe.protocol.name in SELECTED_ON_TEST else "validation" for run in runs)
     axes[0].set_title(f"on the {' or '.join(parts)} classes", loc="left")
     axes[-1].set_xlabel("step (dashed: a new sub-problem begins)" if dashed else "step")
     if len(runs) > 1:

@@ -1,0 +1,85 @@
+"""Confidence intervals of mean scores, for repeated runs and for ensembles that share models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Interval = tuple[float, float]
+
+
+def student_t(df: float, *, level: float = 0.95) -> float:
+    """The two-sided quantile of Student's t: so many standard errors to each side hold ``level`` of it.
+
+    >>> round(student_t(9), 3), round(student_t(1), 2)
+    (2.262, 12.71)
+    """
+    if df <= 0 or not 0 < level < 1:
+        raise ValueError(f"df must be above 0 and level between 0 and 1, got {df} and {level}")
+    # With t = √df · tan(angle) the density is a power of the cosine, smooth on a finite range.
+    log_scale = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(math.pi)
+    nodes, weights = np.polynomial.legendre.leggauss(128)
+
+    def inside(angle: float) -> float:
+        height = np.cos(0.5 * angle * (nodes + 1)) ** (df - 1)
+        return 2 * math.exp(log_scale) * 0.5 * angle * float(weights @ height)
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if inside(middle) < level else (low, middle)
+    return math.sqrt(df) * math.tan(0.5 * (low + high))
+
+
+def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval | None:
+    """Student's t interval of the mean of independent ``values``; None with fewer than two.
+
+    >>> low, high = mean_interval([0.60, 0.62, 0.64])
+    >>> round(low, 4), round(high, 4)
+    (0.5703, 0.6697)
+    """
+    if len(values) < 2:
+        return None
+    array = np.asarray(values, dtype=np.float64)
+    half = student_t(len(array) - 1, level=level) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return float(array.mean()) - half, float(array.mean()) + half
+
+
+def combination_interval(
+    combinations: NDArray[np.int64], values: Sequence[float], *, level: float = 0.95
+) -> Interval | None:
+    """The interval of an ensemble's mean score over combinations of repeated models; None without repeats.
+
+    Two combinations that share a model are not independent, so Student's t over the combinations, of which there may be
+    hundreds, would be far too narrow. Here the models are the sample. How much each one adds to the score of the
+    combinations it is in, less what the others in them add, is fitted by least squares; the variances of these parts,
+    fold by fold, over the number of repeats add up to that of the mean. The degrees of freedom are those of Welch and
+    Satterthwaite.
+
+    Args:
+        combinations: ``[N, F]``, which repeat of each of the F folds a combination takes.
+        values: ``[N]``, its score.
+        level: of confidence.
+
+    Example:
+        >>> pairs = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
+        >>> low, high = combination_interval(pairs, [0.64, 0.65, 0.66, 0.67])
+        >>> round(low, 4), round(high, 4)
+        (0.5858, 0.7242)
+    """
+    scores = np.asarray(values, dtype=np.float64)
+    repeats = int(combinations.max()) + 1
+    if repeats < 2:
+        return None
+    members = np.eye(repeats)[combinations]
+    parts = np.linalg.lstsq(members.reshape(len(scores), -1), scores, rcond=None)[0].reshape(-1, repeats)
+    variances = parts.var(axis=1, ddof=1) / repeats
+    total = float(variances.sum())
+    if total <= 0:
+        return float(scores.mean()), float(scores.mean())
+    freedom = (repeats - 1) * total**2 / float((variances**2).sum())
+    half = student_t(freedom, level=level) * math.sqrt(total)
+    return float(scores.mean()) - half, float(scores.mean()) + half

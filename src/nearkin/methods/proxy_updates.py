@@ -1,0 +1,112 @@
+"""Several updates of the proxies per batch: what VCPA's Newton steps are held against."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from nearkin.errors import RecipeError
+from nearkin.losses.vcpa import newton_update
+from nearkin.methods.plain import Plain
+from nearkin.proxies import ProxyBank
+
+if TYPE_CHECKING:
+    from nearkin.data.loader import Batch
+    from nearkin.recipe import Recipe
+    from nearkin.training import TrainingState
+
+__all__ = ["ProxyUpdates"]
+
+
+class ProxyUpdates(Plain):
+    """Proxy-Anchor whose proxies take several steps per batch, with the embeddings held still (VCPA, section 4.6).
+
+    Args:
+        updates: M, steps of the proxies per batch. With one of the first order it is plain training.
+        order: ``"first"``: M − 1 steps of an AdamW of the proxies' own, at their learning rate, before the one that
+            the training's optimiser takes. ``"second"``: M Newton steps with VCPA's gradient and diagonal of the
+            Hessian, and none by the optimiser.
+        damping: added to the Hessian, which is next to zero where a class is learnt (second order).
+
+    >>> ProxyUpdates(updates=1).state_dict()
+    {'optimiser': None}
+    """
+
+    def __init__(
+        self, *, updates: int = 10, order: Literal["first", "second"] = "first", damping: float = 1e-3
+    ) -> None:
+        if updates < 1:
+            raise RecipeError(f"method.updates must be at least 1, got {updates}")
+        if not damping > 0:
+            raise RecipeError(f"method.damping must be positive, got {damping}")
+        self.updates = updates
+        self.order = order
+        self.damping = damping
+        self._bank: ProxyBank | None = None
+        self._optimiser: torch.optim.AdamW | None = None
+        self._saved: dict[str, Any] | None = None
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        cls(**recipe.method.options)
+        if recipe.objective.name != "proxy_anchor" or recipe.objective.options.get("weighting") is not None:
+            raise RecipeError(f"method proxy_updates is for proxy_anchor, got {recipe.objective.name}")
+
+    def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
+        bank = self._bank_of(state)
+        if self.order == "first":
+            self._first_order(state, bank, embeddings.detach(), labels)
+        else:
+            self._second_order(state, bank, embeddings.detach(), labels)
+        return super().loss(state, embeddings, labels, batch)
+
+    def adjust_gradients(self, state: TrainingState) -> None:
+        if self.order == "second":
+            self._bank_of(state).vectors.grad = None  # the optimiser passes over what has no gradient
+
+    def _first_order(self, state: TrainingState, bank: ProxyBank, embeddings: Tensor, labels: Tensor) -> None:
+        training = state.recipe.training
+        if self._optimiser is None:
+            self._optimiser = torch.optim.AdamW(bank.parameters(), weight_decay=training.weight_decay)
+            if self._saved is not None:
+                self._optimiser.load_state_dict(self._saved)
+                self._saved = None
+        rate = next(group["lr"] for group in state.optimiser.param_groups if group["name"] == "proxies")
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        for _ in range(self.updates - 1):
+            self._optimiser.zero_grad(set_to_none=True)
+            state.objective(embeddings, labels).backward()
+            self._optimiser.step()
+
+    def _second_order(self, state: TrainingState, bank: ProxyBank, embeddings: Tensor, labels: Tensor) -> None:
+        objective: Any = state.objective
+        proxies = bank.vectors.detach()
+        still = torch.zeros_like(proxies)
+        for _ in range(self.updates):
+            # One step at a time: the KL to the start of a step has no gradient there, and only damps.
+            proxies, _ = newton_update(
+                proxies,
+                torch.ones_like(proxies),
+                embeddings,
+                labels,
+                still[None],
+                tau=self.damping,
+                alpha=objective.alpha,
+                margin=objective.margin,
+            )
+        bank.restart(proxies)
+
+    def _bank_of(self, state: TrainingState) -> ProxyBank:
+        if self._bank is None:
+            self._bank = next(module for module in state.objective.modules() if isinstance(module, ProxyBank))
+        return self._bank
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimiser": self._saved if self._optimiser is None else self._optimiser.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # The proxies are seen at the first step; until then the moments wait.
+        self._optimiser, self._saved = None, state["optimiser"]

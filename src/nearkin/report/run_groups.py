@@ -1,0 +1,203 @@
+"""Runs of a table or report: study folders opened up, and runs that differ only in their seed put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nearkin.data.benchmarks import benchmarks
+from nearkin.errors import DataError
+from nearkin.recipe import Recipe
+from nearkin.report.opened_run import Look, OpenedRun, open_runs, part_names
+from nearkin.run import Progress
+from nearkin.run_folder import INDIFFERENT, RunFolder
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one recipe with different seeds, in the order of the seeds; under MLRC also with different folds."""
+
+    title: str
+    runs: tuple[OpenedRun, ...]
+    mlrc: Mapping[str, Any] | None = None
+    """What ``nearkin mlrc`` found for these runs together."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.runs[0].recipe
+
+    @property
+    def data(self) -> str:
+        """What the data is called."""
+        return str(self.scores[0]["data"]) if self.scores else Path(self.recipe.data.source).stem
+
+    @cached_property
+    def finished(self) -> tuple[OpenedRun, ...]:
+        return tuple(run for run in self.runs if run.folder.is_finished)
+
+    @cached_property
+    def scores(self) -> tuple[dict[str, Any], ...]:
+        """What the finished runs' ``scores.json`` hold."""
+        return tuple(_read_scores(run.folder) for run in self.finished)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(run.recipe.training.seed for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Groups by the data they were trained on, and what was left out and why."""
+
+    by_data: tuple[tuple[RunGroup, ...], ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def groups(self) -> list[RunGroup]:
+        return [group for groups in self.by_data for group in groups]
+
+
+def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progress: Progress | None = None) -> Gathered:
+    """Open the runs at ``paths``, where the folder of a study stands for all its runs, and group them.
+
+    A run with the recipe and the seed of another adds nothing to a spread and is left out with a word about it.
+    """
+    titles: dict[Path, str | None] = {}
+    together: dict[Path, Mapping[str, Any] | None] = {}
+    found: dict[Path, Path] = {}
+    for path in paths:
+        whole = _read_json(Path(path) / "mlrc.json")
+        for run_path, title in _run_paths(Path(path)):
+            place = run_path.expanduser().resolve()
+            found.setdefault(place, run_path)
+            titles[place] = titles.get(place) or title
+            together[place] = together.get(place) or whole
+    by_source: dict[str, list[Path]] = {}
+    for path in found.values():
+        by_source.setdefault(_source_of(RunFolder.existing(path).recipe()), []).append(path)
+    by_data, left_out = [], []
+    for of_data in by_source.values():
+        families: dict[str, list[OpenedRun]] = {}
+        for run in open_runs(of_data, look, progress=progress):
+            members = families.setdefault(_family(run.recipe), [])
+            twin = next((other for other in members if _drawn_by(other.recipe) == _drawn_by(run.recipe)), None)
+            if twin is None:
+                members.append(run)
+            else:
+                left_out.append(f"{run.folder.path}: the same recipe and seed as {twin.folder.path}")
+        groups = [sorted(members, key=lambda run: run.recipe.training.seed) for members in families.values()]
+        firsts = [members[0].folder.path.expanduser().resolve() for members in groups]
+        named = _titles(groups, [titles[first] for first in firsts])
+        by_data.append(
+            tuple(
+                RunGroup(title, tuple(members), together[first])
+                for title, members, first in zip(named, groups, firsts, strict=True)
+            )
+        )
+    return Gathered(tuple(by_data), tuple(left_out))
+
+
+def _run_paths(path: Path) -> list[tuple[Path, str | None]]:
+    """The run at ``path``, or all runs below it with the titles that a study gives them."""
+    if RunFolder(path).is_begun or not path.is_dir():
+        return [(path, None)]
+    below = sorted({file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/recipe.yaml")})
+    if not below:
+        raise DataError(
+            f"{str(path)!r} is neither a run folder nor a study: there is no recipe.yaml in it or two levels below"
+        )
+    titles = _study_titles(path / "comparison.json")
+    order = list(titles)
+
+    def row_of(run: Path) -> str:
+        return run.relative_to(path).parts[0]
+
+    below.sort(key=lambda run: order.index(row_of(run)) if row_of(run) in titles else len(order))
+    return [(run, titles.get(row_of(run))) for run in below]
+
+
+def _study_titles(file: Path) -> dict[str, str]:
+    """Titles of a study's rows by the names of their folders, in the order of its table."""
+    content = _read_json(file)
+    try:
+        return {} if content is None else {str(row["name"]): str(row["title"]) for row in content["rows"]}
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be read: {error!r}. Run nearkin compare again to write it anew") from error
+
+
+def _titles(groups: Sequence[Sequence[OpenedRun]], given: Sequence[str | None]) -> list[str]:
+    """The study's title, or loss and method; what differs is added where two groups would be called the same."""
+    names = [name or part_names(members[0].recipe) for members, name in zip(groups, given, strict=True)]
+    titles = list(names)
+    for place, members in enumerate(groups):
+        alike = [other[0].recipe for other, name in zip(groups, names, strict=True) if name == names[place]]
+        if len(alike) > 1:
+            differing = _differing(members[0].recipe, alike)
+            where = members[0].folder.path
+            own = ", ".join(differing) if 0 < len(differing) <= _MOST_NAMED else where.resolve().name
+            titles[place] = f"{names[place]} ({own})"
+    return [
+        title if titles.count(title) == 1 else f"{names[place]} ({groups[place][0].folder.path})"
+        for place, title in enumerate(titles)
+    ]
+
+
+def _differing(recipe: Recipe, others: Sequence[Recipe]) -> list[str]:
+    """``key=value`` of what this recipe has otherwise than some of the others."""
+    own, every = _deciding(recipe), [_deciding(other) for other in others]
+    keys = dict.fromkeys(key for each in every for key in each)
+    differing = [key for key in keys if len({str(each.get(key)) for each in every}) > 1]
+    return [f"{key.split('.', 1)[1]}={own.get(key, 'default')}" for key in differing]
+
+
+def _family(recipe: Recipe) -> str:
+    """The same text for recipes whose runs belong in one group."""
+    return json.dumps(_deciding(recipe), sort_keys=True)
+
+
+def _drawn_by(recipe: Recipe) -> tuple[int, int]:
+    """What tells the runs of a group apart."""
+    return recipe.training.seed, recipe.protocol.fold
+
+
+def _deciding(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as ``section.key: value``, less the seed, what decides nothing, and the fold that MLRC holds out."""
+    ignored = ["training.seed", *INDIFFERENT]
+    ignored += ["protocol.fold"] if recipe.protocol.name == "mlrc" else []
+    return {key: value for key, value in _flat(recipe.as_mapping()).items() if key not in ignored}
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _source_of(recipe: Recipe) -> str:
+    source = recipe.data.source
+    return source if source in benchmarks() else str(Path(source).expanduser().resolve())
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    """A file's content, None where there is no such file."""
+    if not file.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    return content
+
+
+def _read_scores(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return folder.scores()
+    except ValueError as error:
+        raise DataError(f"{folder.scores_file} cannot be read: {error}") from error

@@ -1,0 +1,285 @@
+"""Pictures of a search: how the best came about, the score over every parameter, and over a plane of two."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.report.plots._page import GREY, RUN_COLOURS, STYLE
+from nearkin.tuning.space import Dimension, shown
+from nearkin.tuning.trials import Trial, Tuning
+
+Array = NDArray[np.float64]
+
+FINISHED, BEST = RUN_COLOURS[0], RUN_COLOURS[1]
+_FEWEST_FOR_A_SURFACE = 6
+
+
+def draw_tuning(tuning: Tuning, title: str, caption: Sequence[str]) -> list[Path]:
+    """Draw ``history.png`` and ``parameters.png``, and ``plane.png`` where two numbers are searched; nothing without a
+    finished trial."""
+    if not tuning.ranking:
+        return []
+    from matplotlib import rc_context
+
+    drawn = []
+    with rc_context(STYLE):
+        figures = {"history": _history(tuning), "parameters": _parameters(tuning)}
+        if len([each for each in tuning.plan.space if each.is_numeric]) == 2:
+            figures["plane"] = _plane(tuning)
+        for name, figure in figures.items():
+            width = int(15 * figure.get_figwidth())
+            lines = [part for line in caption for part in textwrap.wrap(line, width)]
+            if figure.legends:  # above the axes too, so that a title of the figure would lie across it
+                figure.legends[0].set_title(title, prop={"size": 10})
+            else:
+                figure.suptitle(title, fontsize=10)
+            figure.supxlabel("\n".join(lines), fontsize=7, color="#555555")
+            file = tuning.folder / f"{name}.png"
+            figure.savefig(file, dpi=130, facecolor="white")
+            drawn.append(file)
+    return drawn
+
+
+def _history(tuning: Tuning) -> Any:
+    """Every trial's score in the order they were begun, and a line for the best so far."""
+    figure = _figure(6.4, 3.8)
+    axis = figure.subplots()
+    best = -math.inf
+    reached = []
+    for trial in tuning.trials:
+        if trial.status == "finished" and trial.score is not None:
+            best = max(best, trial.score)
+        reached.append(100 * best if math.isfinite(best) else math.nan)
+    numbers = [trial.number for trial in tuning.trials]
+    axis.step(numbers, reached, where="post", color=BEST, linewidth=1.4, label="best so far")
+    _dots(axis, tuning, [float(number) for number in numbers])
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set(xlabel="trial", ylabel=_score_label(tuning))
+    axis.grid(axis="y", alpha=0.3)
+    _legend(figure, axis)
+    return figure
+
+
+def _parameters(tuning: Tuning) -> Any:
+    """The score over each parameter alone, the best trial marked."""
+    space = tuning.plan.space
+    across = 2 if len(space) == 4 else min(3, len(space))
+    down = math.ceil(len(space) / across)
+    figure = _figure(max(4.8, 3.2 * across), 2.9 * down + 0.9)
+    axes = figure.subplots(down, across, sharey=True, squeeze=False)
+    for place, axis in enumerate(axes.flat):
+        if place >= len(space):
+            axis.set_axis_off()
+            continue
+        dimension = space[place]
+        _dots(axis, tuning, [_coordinate(dimension, trial) for trial in tuning.trials])
+        best = tuning.ranking[0]
+        axis.plot(_coordinate(dimension, best), 100 * (best.score or 0.0), "*", color=BEST, markersize=13, label="best")
+        _set_axis(axis, "x", dimension)
+        axis.grid(axis="y", alpha=0.3)
+        if place % across == 0:
+            axis.set_ylabel(_score_label(tuning))
+    _legend(figure, axes.flat[0])
+    return figure
+
+
+def _plane(tuning: Tuning) -> Any:
+    """The score as colour over two parameters: a cell for every pair of listed values, or else a smooth surface."""
+    x, y = (each for each in tuning.plan.space if each.is_numeric)
+    figure = _figure(6.2, 5.0)
+    axis = figure.subplots()
+    listed = x.values is not None and y.values is not None
+    if listed and (tuning.plan.sampler == "grid" or bool(x.choices and y.choices)):
+        colours = _cells(axis, tuning, x, y)
+    else:
+        colours = _surface(axis, tuning, x, y)
+    _set_axis(axis, "x", x)
+    _set_axis(axis, "y", y)
+    figure.colorbar(colours, ax=axis, label=_score_label(tuning), shrink=0.9)
+    return figure
+
+
+def _cells(axis: Any, tuning: Tuning, x: Dimension, y: Dimension) -> Any:
+    """The best score of every pair of values, written into its cell; in brackets where the trial was given up."""
+    columns, rows = x.values or [], y.values or []
+    scores = np.full((len(rows), len(columns)), np.nan)
+    given_up = np.zeros(scores.shape, dtype=bool)
+    for trial in sorted(tuning.trials, key=lambda trial: trial.status == "finished"):
+        if trial.score is None or not trial.values:
+            continue
+        cell = rows.index(trial.values[y.key]), columns.index(trial.values[x.key])
+        finished = trial.status == "finished"
+        if np.isnan(scores[cell]) or given_up[cell] or 100 * trial.score > scores[cell]:
+            scores[cell], given_up[cell] = 100 * trial.score, not finished
+    edges = [_cell_edges(x, columns), _cell_edges(y, rows)]
+    colours = axis.pcolormesh(*edges, scores, cmap="viridis")
+    middle = (np.nanmin(scores) + np.nanmax(scores)) / 2
+    for (row, column), score in np.ndenumerate(scores):
+        if not np.isnan(score):
+            text = f"({score:.1f})" if given_up[row, column] else f"{score:.1f}"
+            at = _place(x, columns[column]), _place(y, rows[row])
+            colour = "white" if score < middle else "black"
+            axis.text(*at, text, ha="center", va="center", fontsize=8, color=colour)
+    best = tuning.ranking[0].values
+    here = _place(x, best[x.key]), _place(y, best[y.key])
+    axis.plot(*here, "s", color=BEST, fillstyle="none", markersize=26, markeredgewidth=2)
+    return colours
+
+
+def _surface(axis: Any, tuning: Tuning, x: Dimension, y: Dimension) -> Any:
+    """Finished trials as dots, above the surface that a Gaussian process fits to them."""
+    from matplotlib.colors import Normalize
+
+    done = [trial for trial in tuning.trials if trial.status == "finished" and trial.same_as is None]
+    at = np.array([[_coordinate(x, trial), _coordinate(y, trial)] for trial in done])
+    scores = np.array([100 * (trial.score or 0.0) for trial in done])
+    low, high = float(scores.min()), max(float(scores.max()), float(scores.min()) + 1e-6)
+    scale = Normalize(low, high)
+    if len(done) >= _FEWEST_FOR_A_SURFACE:
+        points = np.stack([_unit(x, at[:, 0]), _unit(y, at[:, 1])], axis=1)
+        steps = np.linspace(0, 1, 61)
+        grid = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+        fitted = fit_surface(points, scores, grid).reshape(61, 61).clip(low, high)
+        levels = np.linspace(low, high, 13)
+        lines = _from_unit(x, steps), _from_unit(y, steps)
+        axis.contourf(*lines, fitted, levels=levels, cmap="viridis", norm=scale)
+        axis.contour(*lines, fitted, levels=levels[1:-1:2], colors="white", linewidths=0.5, alpha=0.7)
+        axis.set_title("surface: a Gaussian process, fitted to the finished trials", fontsize=8, color="#555555")
+    others = [trial for trial in tuning.trials if trial.status in ("pruned", "diverged") and trial.values]
+    style = {"edgecolors": "black", "linewidths": 0.8, "zorder": 4, "clip_on": False, "label": "finished"}
+    dots = axis.scatter(at[:, 0], at[:, 1], c=scores, cmap="viridis", norm=scale, s=34, **style)
+    if others:
+        places = zip(*((_coordinate(x, trial), _coordinate(y, trial)) for trial in others), strict=True)
+        axis.plot(*places, "x", color="black", markersize=5, label="given up", zorder=3, clip_on=False)
+    best = tuning.ranking[0]
+    here = _coordinate(x, best), _coordinate(y, best)
+    axis.plot(*here, "*", color=BEST, markeredgecolor="black", markersize=15, label="best", zorder=5, clip_on=False)
+    _legend(axis.figure, axis)
+    return dots
+
+
+def fit_surface(points: Array, scores: Array, at: Array) -> Array:
+    """A smooth function through noisy values: the mean of a Gaussian process.
+
+    Its length along each axis and its noise are those under which the values are most likely.
+
+    Args:
+        points: ``[N, 2]``, where the values were measured, in the unit square.
+        scores: ``[N]``.
+        at: ``[M, 2]``, where they are wanted.
+
+    Returns:
+        ``[M]``.
+
+    Example:
+        >>> points = np.array([[x, y] for x in (0.0, 0.5, 1.0) for y in (0.0, 0.5, 1.0)])
+        >>> fit_surface(points, points.sum(axis=1), np.array([[0.25, 0.75]])).round(1)
+        array([1.])
+    """
+    mean, spread = scores.mean(), max(float(scores.std()), 1e-9)
+    wanted = (scores - mean) / spread
+    lengths, noises = (0.15, 0.3, 0.6, 1.2), (1e-3, 0.03, 0.1, 0.3, 0.7)
+    best, weights, chosen = -math.inf, wanted, np.ones(2)
+    for wide, high, noise in itertools.product(lengths, lengths, noises):
+        length = np.array([wide, high])
+        covariance = (1 - noise) * _kernel(points, points, length) + (noise + 1e-6) * np.eye(len(points))
+        factor = np.linalg.cholesky(covariance)
+        solved = np.linalg.solve(factor, wanted)
+        likelihood = -0.5 * float(solved @ solved) - float(np.log(np.diag(factor)).sum())
+        if likelihood > best:
+            best, chosen = likelihood, length
+            weights = (1 - noise) * np.linalg.solve(factor.T, solved)
+    fitted: Array = mean + spread * (_kernel(at, points, chosen) @ weights)
+    return fitted
+
+
+def _kernel(a: Array, b: Array, length: Array) -> Array:
+    apart: Array = (a[:, None] - b[None]) / length
+    return np.asarray(np.exp(-0.5 * (apart**2).sum(axis=-1)))
+
+
+def _dots(axis: Any, tuning: Tuning, places: Sequence[float]) -> None:
+    """A dot for every trial: filled when it finished, hollow when it was given up, a cross below without a score."""
+    kinds: dict[str, list[tuple[float, float]]] = {"finished": [], "given up": [], "no score": []}
+    for place, trial in zip(places, tuning.trials, strict=True):
+        if trial.score is None:
+            kinds["no score"].append((place, 0.02))
+        else:
+            kinds["finished" if trial.status == "finished" else "given up"].append((place, 100 * trial.score))
+    styles: dict[str, dict[str, Any]] = {
+        "finished": {"marker": "o", "color": FINISHED, "alpha": 0.8},
+        "given up": {"marker": "o", "color": GREY, "fillstyle": "none"},
+        "no score": {"marker": "x", "color": GREY, "transform": axis.get_xaxis_transform()},
+    }
+    for name, dots in kinds.items():
+        if dots:
+            axis.plot(*zip(*dots, strict=True), linestyle="none", markersize=5, label=name, **styles[name])
+
+
+def _coordinate(dimension: Dimension, trial: Trial) -> float:
+    value = trial.values.get(dimension.key)
+    return math.nan if not trial.values else _place(dimension, value)
+
+
+def _place(dimension: Dimension, value: Any) -> float:
+    """Where a value lies on its axis: choices one beside the other, numbers where they are."""
+    return float(dimension.choices.index(value)) if dimension.choices else float(value)
+
+
+def _unit(dimension: Dimension, places: Array) -> Array:
+    low, high = _ends(dimension)
+    return (np.log(places / low) / np.log(high / low)) if dimension.log else (places - low) / (high - low)
+
+
+def _from_unit(dimension: Dimension, units: Array) -> Array:
+    low, high = _ends(dimension)
+    return np.asarray(low * (high / low) ** units if dimension.log else low + (high - low) * units)
+
+
+def _ends(dimension: Dimension) -> tuple[float, float]:
+    if dimension.choices:
+        return 0.0, float(len(dimension.choices) - 1)
+    assert dimension.low is not None
+    assert dimension.high is not None
+    return float(dimension.low), float(dimension.high)
+
+
+def _cell_edges(dimension: Dimension, values: Sequence[Any]) -> Array:
+    places = np.array([_place(dimension, value) for value in values])
+    return np.append(places - 0.5, places[-1] + 0.5)
+
+
+def _set_axis(axis: Any, which: str, dimension: Dimension) -> None:
+    getattr(axis, f"set_{which}label")(dimension.key)
+    if dimension.choices:
+        names = [textwrap.shorten(shown(choice), 16, placeholder="…") for choice in dimension.choices]
+        turned = which == "x" and sum(map(len, names)) > 26
+        style = {"rotation": 30, "ha": "right"} if turned else {}
+        getattr(axis, f"set_{which}ticks")(range(len(names)), names, **style)
+        getattr(axis, f"set_{which}lim")(-0.5, len(names) - 0.5)
+    elif dimension.log:
+        getattr(axis, f"set_{which}scale")("log")
+    elif isinstance(dimension.low, int):
+        getattr(axis, f"{which}axis").get_major_locator().set_params(integer=True)
+
+
+def _legend(figure: Any, axis: Any) -> None:
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+
+
+def _score_label(tuning: Tuning) -> str:
+    return f"{tuning.select_by} on validation (%)"
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")

@@ -1,0 +1,23 @@
+"""Published tables and figures, row by row: which there are, how each row is run here, and ours beside theirs."""
+
+from __future__ import annotations
+
+from nearkin.reproduction.papers import find_item, items, papers, tables_of
+from nearkin.reproduction.rows import PlannedRow, Settings, planned_rows
+from nearkin.reproduction.runs import Line, carry_out, lines_of
+from nearkin.reproduction.survey import Standing, standing_of
+
+__all__ = [
+    "Line",
+    "PlannedRow",
+    "Settings",
+    "Standing",
+    "carry_out",
+    "find_item",
+    "items",
+    "lines_of",
+    "papers",
+    "planned_rows",
+    "standing_of",
+    "tables_of",
+]

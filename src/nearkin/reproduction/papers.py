@@ -1,0 +1,365 @@
+"""What the papers contain: every table and figure, and for those that can be run the rows, as files in ``recipes/``.
+
+``recipes/<paper>/paper.yml`` lists the tables and figures, ``<table>.rows.yml`` holds the rows of one, a recipe beside
+them is a method with the paper's hyper-parameters for CUB, and ``data.yml`` says what other data sets change in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from nearkin.errors import RecipeError
+from nearkin.recipe import recipes_folder
+from nearkin.suggest import did_you_mean
+
+ENDING = ".rows.yml"
+SECTIONS = ("data", "encoder", "objective", "method", "training", "protocol")
+
+Value = float | int | str
+Kind = Literal["scores", "lines", "plane", "bars", "steps", "curves", "digits"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or a figure of a paper."""
+
+    paper: str
+    """The paper's key, such as ``ccp``; also its folder."""
+    key: str
+    title: str
+    instead: str | None = None
+    """What to do, or why there is nothing to do, where there are no rows to run."""
+    same_as: tuple[str, ...] = ()
+    """Keys of the tables whose rows these are."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.paper}/{self.key}"
+
+
+@dataclass(frozen=True)
+class RowDefinition:
+    """A line of a table before a data set is chosen."""
+
+    name: str
+    title: str
+    recipe: str
+    """Name of the recipe that it starts from, such as ``ccp/c2_ccp``."""
+    group: str
+    """The row of the file that it is a point of; its own name where nothing is varied."""
+    series: str
+    """What a figure calls the line that it is a point of."""
+    published: str | None = None
+    """The method's name in the published table."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Sections of a recipe that are put on top."""
+    changes_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same for single data sets."""
+    only: tuple[str, ...] | None = None
+    """The data sets that it has a line for; None for all of the table."""
+    at: Mapping[str, Value] = field(default_factory=dict)
+    """Values of what the figure varies, by symbol."""
+    missing: str | None = None
+    """Why nearkin cannot run it at all."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a figure is drawn."""
+
+    kind: Kind = "scores"
+    x: tuple[str, ...] = ()
+    """Symbols on the horizontal axis, a panel for each."""
+    y: str | None = None
+    series: str | None = None
+    """A symbol with a line for each of its values; else each row is a line."""
+    metric: str = "R@1"
+    even: tuple[str, ...] = ()
+    """Symbols whose values are drawn at equal distances, as powers of ten are."""
+
+
+@dataclass(frozen=True)
+class TableDefinition:
+    """A table or figure that can be run."""
+
+    item: Item
+    data: tuple[str, ...]
+    rows: tuple[RowDefinition, ...]
+    published: str | None = None
+    """Its name in the list of published figures."""
+    mlrc: bool = False
+    """Whether a row is a whole reality check, several models on class folds."""
+    metrics: tuple[str, ...] = ()
+    """Scores to show; empty for those that are published."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Sections of a recipe that are put on top of every row."""
+    changes_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    draw: Draw = field(default_factory=Draw)
+
+
+def papers() -> list[str]:
+    """Keys of the papers.
+
+    >>> papers()
+    ['ccp', 'isa', 'mpa', 'profs', 'vcpa']
+    """
+    return sorted(file.parent.name for file in recipes_folder().glob("*/paper.yml"))
+
+
+def items(paper: str | None = None) -> list[Item]:
+    """Every table and figure of one paper, or of all.
+
+    >>> [item.id for item in items("profs")]
+    ['profs/table-1', 'profs/figure-1']
+    """
+    if paper is not None and paper not in papers():
+        raise RecipeError(f"no paper {paper!r}: {did_you_mean(paper, papers())}")
+    found = []
+    for name in papers() if paper is None else [paper]:
+        for key, entry in _load(recipes_folder() / name / "paper.yml")["items"].items():
+            same_as = tuple(entry.get("same_as", ()))
+            found.append(Item(name, str(key), entry["title"], entry.get("instead"), same_as))
+    return found
+
+
+def paper_titles() -> dict[str, str]:
+    """The papers' own titles by key."""
+    return {name: str(_load(recipes_folder() / name / "paper.yml")["title"]) for name in papers()}
+
+
+def find_item(given: str) -> Item:
+    """A table or figure by its id.
+
+    >>> find_item("mpa/table-4").title
+    'Losses on CUB'
+    >>> find_item("mpa/table-44")
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: no table or figure 'mpa/table-44': did you mean 'mpa/table-4'? ...
+    """
+    known = {item.id: item for item in items()}
+    if given not in known:
+        raise RecipeError(f"no table or figure {given!r}: {did_you_mean(given, known)}")
+    return known[given]
+
+
+def tables_of(item: Item) -> list[TableDefinition]:
+    """The tables to run for an item: its own, those it repeats, or none where there is nothing to run.
+
+    >>> [table.item.id for table in tables_of(find_item("ccp/table-2"))]
+    ['ccp/table-5', 'ccp/table-6']
+    """
+    if item.same_as:
+        return [table for key in item.same_as for table in tables_of(find_item(f"{item.paper}/{key}"))]
+    if item.instead is not None:
+        return []
+    return [read_table(item, rows_file(item))]
+
+
+def rows_file(item: Item) -> Path:
+    return recipes_folder() / item.paper / f"{item.key}{ENDING}"
+
+
+def read_table(item: Item, file: str | Path) -> TableDefinition:
+    """The rows and settings that a file gives for a table."""
+    content = _load(Path(file))
+    known = {"published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "rows"}
+    try:
+        _check_keys(content, known)
+        symbols = {str(name): str(key) for name, key in content.get("symbols", {}).items()}
+        rows: list[RowDefinition] = []
+        for name, row in content["rows"].items():
+            try:
+                rows += _expand(str(name), row, item.paper, symbols)
+            except RecipeError as error:
+                raise RecipeError(f"row {name!r}: {error}") from error
+        return TableDefinition(
+            item=item,
+            data=tuple(content["data"]),
+            rows=tuple(rows),
+            published=content.get("published"),
+            mlrc=content.get("mlrc", False),
+            metrics=tuple(content.get("metrics", ())),
+            changes=_sections(content.get("all", {})),
+            changes_on={name: _sections(given) for name, given in content.get("all_by_data", {}).items()},
+            draw=_draw(content.get("draw", {})),
+        )
+    except RecipeError as error:
+        raise RecipeError(f"{Path(file).name}: {error}") from error
+
+
+def _draw(given: Mapping[str, Any]) -> Draw:
+    _check_keys(given, {"kind", "x", "y", "series", "metric", "even"})
+    kind = given.get("kind", "scores")
+    if kind not in get_args(Kind):
+        raise RecipeError(f"unknown kind of figure {kind!r}: {did_you_mean(str(kind), get_args(Kind))}")
+    x = given.get("x", ())
+    return Draw(
+        kind=kind,
+        x=(x,) if isinstance(x, str) else tuple(x),
+        y=given.get("y"),
+        series=given.get("series"),
+        metric=given.get("metric", "R@1"),
+        even=tuple(given.get("even", ())),
+    )
+
+
+def data_changes(paper: str, data: str, recipe: str) -> list[Mapping[str, Any]]:
+    """What a data set changes in a paper's recipe, which is written for CUB.
+
+    >>> data_changes("mpa", "cars", "mpa/mpa")
+    [{'data': {'source': 'cars'}, 'training': {'batch_size': 64}}]
+    """
+    known = _load(recipes_folder() / paper / "data.yml").get(data, {})
+    return [known[key] for key in ("all", recipe.rpartition("/")[2]) if key in known]
+
+
+def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iterator[RowDefinition]:
+    """A row of the file, or one for every point where it varies something."""
+    own = {"title", "series", "published", "recipe", "at", "vary", "points", "only", "by_data", "missing"}
+    _check_keys(row, own | set(SECTIONS))
+    recipe = row.get("recipe", name)
+    published = row.get("published")
+    title = str(row.get("title", published or name))
+    changes = _sections({key: row[key] for key in SECTIONS if key in row})
+    shared: dict[str, Any] = {
+        "recipe": recipe if "/" in recipe else f"{paper}/{recipe}",
+        "group": name,
+        "series": str(row.get("series", title)),
+        "only": tuple(row["only"]) if "only" in row else None,
+        "changes_on": {data: _sections(given) for data, given in row.get("by_data", {}).items()},
+        "missing": row.get("missing"),
+    }
+    if "vary" not in row and "points" not in row:
+        yield RowDefinition(name, title, published=published, changes=changes, at=dict(row.get("at", {})), **shared)
+        return
+    for point in _points(row, symbols):
+        parts = [f"{symbols[symbol].rpartition('.')[2]}-{text_of(value)}" for symbol, value in point.items()]
+        where = ", ".join(f"{symbol}={text_of(value)}" for symbol, value in point.items())
+        if isinstance(published, Mapping):
+            named = published.get(where)
+        else:
+            named = None if published is None else str(published)
+            for symbol, value in point.items():
+                named = None if named is None else named.replace(f"{{{symbol}}}", text_of(value))
+        yield RowDefinition(
+            "-".join([name, *parts]),
+            f"{title}, {where}",
+            published=named,
+            changes=merged(changes, *({symbols[symbol]: value} for symbol, value in point.items())),
+            at=point,
+            **shared,
+        )
+
+
+def _points(row: Mapping[str, Any], symbols: Mapping[str, str]) -> Iterator[dict[str, Value]]:
+    """Every combination of the values that ``vary`` gives, or that each of ``points`` gives."""
+    for given in [row["vary"]] if "vary" in row else row["points"]:
+        for symbol in given:
+            if symbol not in symbols:
+                raise RecipeError(f"varies {symbol!r}, which the file's 'symbols' do not name")
+        axes = [
+            [_number(value) for value in (values if isinstance(values, list) else [values])]
+            for values in given.values()
+        ]
+        for values in itertools.product(*axes):
+            yield dict(zip(given, values, strict=True))
+
+
+def merged(*mappings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings, later ones on top; a key may be a whole path.
+
+    >>> merged({"training": {"epochs": 5}}, {"training.batch_size": 8}, {"training": {"epochs": 6}})
+    {'training': {'epochs': 6, 'batch_size': 8}}
+    """
+    result: dict[str, Any] = {}
+    for mapping in mappings:
+        for path, value in mapping.items():
+            *parents, last = path.split(".")
+            here = result
+            for parent in parents:
+                here = here.setdefault(parent, {})
+            if isinstance(value, Mapping):
+                before = here.get(last)
+                here[last] = merged(before if isinstance(before, Mapping) else {}, value)
+            else:
+                here[last] = value
+    return result
+
+
+def text_of(value: Any) -> str:
+    """A value as it is written on a command line and in a title.
+
+    >>> text_of(0.0002), text_of(8), text_of(None), text_of([1, 10]), text_of(False)
+    ('0.0002', '8', 'null', '[1,10]', 'false')
+    """
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(text_of(each) for each in value)}]"
+    return str(value)
+
+
+def _number(value: Any) -> Any:
+    """YAML takes ``1e-4`` for text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _sections(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise RecipeError(f"must hold sections of a recipe, got {given!r}")
+    _check_keys(given, set(SECTIONS))
+    return dict(given)
+
+
+def _check_keys(given: Any, known: set[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise RecipeError(f"must hold keys and values, got {given!r}")
+    for key in given:
+        if key not in known:
+            raise RecipeError(f"unknown key {key!r}: {did_you_mean(str(key), sorted(known))}")
+
+
+@functools.cache
+def _load(file: Path) -> dict[str, Any]:
+    """Kept once read: a list of all tables would read a paper's files hundreds of times."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{file} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{file} must hold keys and values, got {content!r}")
+    return content
+
+
+def definitions_on(table: TableDefinition, data: str) -> list[RowDefinition]:
+    """The rows that a table has for a data set; data that are not the paper's have all of them."""
+    return [row for row in table.rows if row.only is None or data in row.only or data not in table.data]
+
+
+def chosen_rows(rows: Sequence[RowDefinition], asked: Sequence[str] | None) -> list[RowDefinition]:
+    """The rows asked for by name; the name of a varied row stands for all its points.
+
+    >>> table = tables_of(find_item("mpa/table-7"))[0]
+    >>> len(chosen_rows(table.rows, ["mpa"])), len(chosen_rows(table.rows, ["mpa-proxies_per_class-8"]))
+    (5, 1)
+    """
+    if asked is None:
+        return list(rows)
+    known = list(dict.fromkeys([*(row.group for row in rows), *(row.name for row in rows)]))
+    for name in asked:
+        if name not in known:
+            raise RecipeError(f"no row {name!r}: {did_you_mean(name, known)}")
+    return [row for row in rows if row.name in asked or row.group in asked]

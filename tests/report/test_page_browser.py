@@ -1,0 +1,104 @@
+"""The report in a real browser: headless Chromium runs its script and shows what became of the page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html import unescape
+
+import pytest
+
+from nearkin.report import page
+from nearkin.report.opened_run import Look
+from nearkin.report.page import write_report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+PERSON = """
+(() => {
+  const root = document.documentElement;
+  const fire = (target, kind, x, y) =>
+    target.dispatchEvent(new PointerEvent(kind, { bubbles: true, clientX: x, clientY: y }));
+  const tip = document.getElementById("tip");
+  const map = document.querySelector(".chart.map svg");
+  const mark = map.querySelector(".point").getBoundingClientRect();
+  fire(map, "pointermove", mark.x + mark.width / 2, mark.y + mark.height / 2);
+  root.dataset.mapTip = tip.hidden ? "" : tip.textContent;
+  root.dataset.mapImage = tip.querySelector("img")?.src.slice(0, 11) ?? "";
+  const curve = document.querySelector(".chart.lines svg");
+  const box = curve.getBoundingClientRect();
+  fire(curve, "pointerdown", box.x + box.width, box.y + 20);
+  root.dataset.curveTip = tip.textContent;
+  const series = document.querySelector("#curves button.series");
+  const before = curve.querySelectorAll("polyline").length;
+  series.click();
+  root.dataset.linesHidden = before - curve.querySelectorAll("polyline").length;
+  const table = document.querySelector("table.sortable");
+  const column = (place) => [...table.tBodies[0].rows].map((row) => row.cells[place].textContent);
+  table.tHead.rows[0].cells[2].querySelector("button").click();
+  root.dataset.upwards = column(2).join(" ");
+  table.tHead.rows[0].cells[2].querySelector("button").click();
+  root.dataset.downwards = column(2).join(" ");
+  root.dataset.overflow = root.scrollWidth - root.clientWidth;
+  addEventListener("load", () => {
+    root.dataset.loaded = [...document.images].every((image) => image.complete && image.naturalWidth > 0);
+  });
+})();
+"""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+def opened(file, folder, *options):
+    """The page's HTML once its script has run, and the attributes that it left at the root."""
+    command = [CHROMIUM, *QUIET, f"--user-data-dir={folder}", *options, "--virtual-time-budget=4000", "--dump-dom"]
+    text = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
+    root = re.search(r"<html([^>]*)>", text)[1]
+    return text, {name: unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root)}
+
+
+@pytest.fixture(scope="module")
+def report(four_runs, tmp_path_factory):
+    file = tmp_path_factory.mktemp("browser") / "report.html"
+    return write_report(four_runs, file, look=Look(device="cpu", classes=4)).file
+
+
+def test_the_script_runs_without_errors_and_draws_every_chart(report, tmp_path):
+    text, root = opened(report, tmp_path / "profile")
+    charts = len(re.findall(r"data-chart=", text))
+    assert root["errors"] == ""
+    assert int(root["ready"]) == charts > 10
+    assert "broken" not in root  # what a class named after a script would have left
+    assert len(re.findall(r'<svg role="img"', text)) == charts
+    for name in ("scores", "curves", "map", "neighbours", "classes", "worst", "covering", "uncertainty", "cost"):
+        assert f'<section id="{name}">' in text
+    assert "NaN" not in re.sub(r"base64,[\w+/=]*", "", text)
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", text)
+
+
+@pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
+def test_a_person_can_point_tap_hide_and_sort(four_runs, tmp_path, monkeypatch, width):
+    asset = page._asset
+    monkeypatch.setattr(page, "_asset", lambda name: asset(name) + (PERSON if name == "page.js" else ""))
+    file = write_report(four_runs, tmp_path / "report.html", look=Look(device="cpu", classes=4)).file
+    _, root = opened(file, tmp_path / "profile", f"--window-size={width},900")
+    assert root["errors"] == ""
+    assert root["map-image"] == "data:image/"
+    assert root["map-tip"].startswith("kind ")
+    assert re.match(r"epoch [\d.]+proxy_anchor: [\d.]+ ± [\d.]+", root["curve-tip"])
+    assert root["lines-hidden"] == "1"
+    upwards = [float(value) for value in root["upwards"].split()]
+    assert upwards == sorted(upwards)
+    assert [float(value) for value in root["downwards"].split()] == sorted(upwards, reverse=True)
+    assert root["loaded"] == "true"
+    assert root["overflow"] == "0"

@@ -1,0 +1,219 @@
+"""Tables of scores against means, spreads and published figures that were worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from nearkin.errors import DataError, RecipeError
+from nearkin.recipe import Recipe
+from nearkin.report.published_match import published_names
+from nearkin.report.run_groups import gather_runs
+from nearkin.report.score_tables import score_table
+from nearkin.report.table_formats import table_csv, table_latex, table_markdown
+
+CUB = (
+    "data.source=cub",
+    "encoder.backbone=resnet50",
+    "encoder.dim=512",
+)
+
+
+def table_of(*paths, **options):
+    return score_table(gather_runs(paths).groups, **options)
+
+
+def test_seeds_become_a_line_with_mean_and_sample_deviation(write_run):
+    runs = [
+        write_run(f"r{seed}", {"R@1": value, "MAP@R": 0.25}, seed=seed)
+        for seed, value in ((3, 0.5), (1, 0.6), (2, 0.7))
+    ]
+    best, last = table_of(*runs).lines
+    assert best.figures["R@1"]["mean"] == pytest.approx(0.6)
+    assert best.figures["R@1"]["spread"] == pytest.approx(0.1)
+    assert last.figures["R@1"]["mean"] == pytest.approx(0.5)
+    assert (best.what, last.what) == ("best evaluation", "last epoch")
+    assert best.conditions["seeds"] == "1, 2, 3"
+    assert (best.conditions["selection"], last.conditions["selection"]) == (
+        "best R@1 on the test classes",
+        "last epoch",
+    )
+
+
+def test_a_single_seed_has_no_spread_and_validation_has_no_last_epoch(write_run):
+    chosen = {"overrides": ["protocol.name=validation"], "selection": "best MAP@R on the validation classes"}
+    table = table_of(write_run("one", {"R@1": 0.5}, **chosen))
+    (line,) = table.lines
+    assert table.cells(line) == ["proxy_anchor", "1", "50.0"]
+    assert "validation protocol; best MAP@R on the validation classes; seed 0; one abacus" in table.caption
+    assert "±" not in table.caption
+
+
+def test_what_differs_gets_a_column_and_what_is_shared_the_caption(write_run):
+    first = write_run("a", {"R@1": 0.5})
+    second = write_run("b", {"R@1": 0.5}, overrides=["objective.alpha=16"], hardware="two abaci")
+    table = table_of(first, second)
+    assert table.headings()[-2:] == ["selection", "hardware"]
+    assert "one abacus" not in table.caption
+    assert "conventional protocol" in table.caption
+    titles = {line.title for line in table.lines}
+    assert titles == {"proxy_anchor (alpha=default)", "proxy_anchor (alpha=16.0)"}
+
+
+def test_a_copy_of_a_run_does_not_count_twice(write_run):
+    first, second = write_run("a", {"R@1": 0.5}), write_run("b", {"R@1": 0.7})
+    gathered = gather_runs([first, second, first])
+    assert [len(group.runs) for group in gathered.groups] == [1]
+    assert len(gathered.left_out) == 1
+    assert str(second) in gathered.left_out[0]
+
+
+def test_a_study_stands_for_its_runs_under_its_own_titles(write_run, tmp_path):
+    for row, loss in (("z_first", "proxy_anchor"), ("a_second", "vcpa")):
+        for seed in (0, 1):
+            write_run(f"study/{row}/seed-{seed}", {"R@1": 0.5}, seed=seed, overrides=[f"objective.name={loss}"])
+    rows = [{"name": "z_first", "title": "Proxy-Anchor"}, {"name": "a_second", "title": "VCPA"}]
+    (tmp_path / "study" / "comparison.json").write_text(json.dumps({"rows": rows}))
+    groups = gather_runs([tmp_path / "study"]).groups
+    assert [(group.title, group.seeds) for group in groups] == [("Proxy-Anchor", (0, 1)), ("VCPA", (0, 1))]
+    with pytest.raises(DataError, match="neither a run folder nor a study"):
+        gather_runs([tmp_path / "study" / "z_first" / "seed-0" / "checkpoints"])
+
+
+def test_unfinished_runs_are_named_and_not_counted(write_run):
+    done, begun = write_run("done", {"R@1": 0.5}), write_run("begun", {"R@1": 0.5}, seed=1)
+    (begun / "scores.json").unlink()
+    table = table_of(done, begun)
+    assert table.lines[0].runs == 1
+    assert str(begun) in table.notes[0]
+    with pytest.raises(DataError, match="not finished"):
+        table_of(begun)
+
+
+def test_metrics_are_chosen_by_name(write_run):
+    run = write_run("a", {"R@1": 0.5, "MAP@R": 0.25, "covering_radius": 0.5})
+    assert table_of(run, metrics=["MAP@R", "R@1"]).metrics == ("MAP@R", "R@1")
+    assert table_of(run).metrics == ("R@1", "MAP@R", "covering_radius")
+    with pytest.raises(RecipeError, match=r"no score 'R@l'.*R@1"):
+        table_of(run, metrics=["R@l"])
+
+
+def test_published_figures_stand_below_ours(write_run):
+    table = table_of(write_run("a", {"R@1": 0.66}, overrides=CUB))
+    published = [line for line in table.lines if line.published]
+    # CCP's table IV has Proxy-Anchor with a ResNet-50 at 69.7; VCPA's table 1 with BN-Inception at 68.4.
+    assert published[0].what == "published: CCP, table IV (resnet50, 512-d)"
+    assert table.cells(published[0])[3] == "69.7"
+    others = {line.what: table.cells(line)[3] for line in published}
+    assert others["published: VCPA, table 1 (bninception, 512-d)"] == "68.4"
+    assert not any("rerun" in line.what or "fair" in line.what for line in published)
+    assert "as printed in the papers" in table.caption
+    assert not [line for line in table_of(write_run("b", {"R@1": 0.6}), published=False).lines if line.published]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["protocol.name=validation"],
+        ["protocol.train_share=0.1"],
+        ["protocol.label_noise=0.1"],
+        ["data.image_size=448"],
+        ["data.source=glyphs"],
+        ["objective.weighting={name: isa}"],
+    ],
+    ids=["validation", "small data", "noise", "image size", "other data", "weighting"],
+)
+def test_no_published_figure_where_something_else_was_measured(write_run, overrides):
+    selection = (
+        "best MAP@R on the validation classes" if "validation" in overrides[0] else "best R@1 on the test classes"
+    )
+    table = table_of(write_run("a", {"R@1": 0.66}, overrides=[*CUB, *overrides], selection=selection))
+    assert not any(line.published for line in table.lines)
+
+
+@pytest.mark.parametrize(
+    "mapping, names",
+    [
+        ({"objective": {"name": "mpa", "proxies_per_class": 10}}, ["MPA"]),
+        ({"objective": {"name": "mpa", "proxies_per_class": 4}}, []),
+        ({"objective": {"name": "mpa", "proxies_per_class": 2}, "data": {"source": "sop"}}, ["MPA"]),
+        ({"objective": {"name": "contrastive"}, "method": {"name": "ccp"}}, ["C2-CCP-L", "C2-CCP"]),
+        ({"objective": {"name": "contrastive"}, "method": {"name": "ccp", "proxies_per_class": 1}}, []),
+        ({"objective": {"name": "contrastive"}, "method": {"name": "ccp", "anchors": "samples"}}, []),
+        (
+            {"objective": {"name": "margin"}, "method": {"name": "profs", "hard_negative_classes": True}},
+            ["M-PROFS-HNCM"],
+        ),
+        ({"objective": {"name": "arcface"}}, []),
+    ],
+    ids=str,
+)
+def test_what_papers_call_a_recipe(mapping, names):
+    assert published_names(Recipe.from_mapping({"data": {"source": "cub"}} | mapping)) == names
+
+
+def test_models_of_the_reality_check_are_one_group_with_two_lines(write_run, tmp_path):
+    for fold in range(2):
+        overrides = [*CUB, "encoder.dim=128", "protocol.name=mlrc", "protocol.folds=2", f"protocol.fold={fold}"]
+        write_run(f"mlrc/fold-{fold}/seed-{fold}", {"R@1": 0.5 + fold / 10}, seed=fold, overrides=overrides)
+    without = table_of(tmp_path / "mlrc").lines
+    assert [line.what for line in without] == ["mean of 2 models"]
+    assert without[0].figures["R@1"]["mean"] == pytest.approx(0.55)
+    found = {
+        "folds": 2,
+        "repeats": 1,
+        "backbone": "resnet50",
+        "dim": 128,
+        "concatenated_dim": 256,
+        "separate": {"P@1": {"mean": 0.55, "spread": None, "values": [0.55], "interval": None}},
+        "concatenated": {"P@1": {"mean": 0.61, "spread": None, "values": [0.61], "interval": None}},
+    }
+    (tmp_path / "mlrc" / "mlrc.json").write_text(json.dumps(found))
+    table = table_of(tmp_path / "mlrc")
+    ours = [(line.what, line.figures["R@1"]["mean"]) for line in table.ours]
+    assert ours == [("mean of 2 models, 128-d", 0.55), ("2 models concatenated, 256-d", 0.61)]
+    # CCP's table VI, Proxy-Anchor on CUB.
+    theirs = {line.conditions["protocol"] for line in table.lines if line.published}
+    assert theirs == {"mlrc-mean", "mlrc-ensemble"}
+
+
+class TestFormats:
+    @pytest.fixture
+    def table(self, write_run):
+        odd = [r"encoder.backbone='hf:a_b&c|d'", "encoder.dim=8"]
+        write_run("x", {"R@1": 0.5, "MAP@R": 0.123456}, seed=0, overrides=odd)
+        write_run("y", {"R@1": 0.7, "MAP@R": 0.2}, seed=1, overrides=odd)
+        other = write_run("z", {"R@1": 0.4}, overrides=["objective.name=mpa_ap"])
+        return table_of(other.parent / "x", other.parent / "y", other)
+
+    def test_markdown_has_as_many_cells_in_every_line(self, table):
+        text = table_markdown(table)
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+        assert "| 60.0 ± 14.1 |" in text
+        assert r"hf:a_b&c\|d" in text
+
+    def test_latex_is_escaped_and_whole(self, table):
+        text = table_latex(table)
+        assert text.count("{") == text.count("}")
+        assert r"mpa\_ap" in text
+        assert r"hf:a\_b\&c|d" in text
+        assert r"60.0 $\pm$ 14.1" in text
+        body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1
+        columns = re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)[1]
+        assert len(columns) == len(re.findall(r"(?<!\\)&", rows[0])) + 1
+        assert text.isascii()
+
+    def test_csv_has_all_digits_and_all_conditions(self, table):
+        rows = list(csv.DictReader(io.StringIO(table_csv(table))))
+        assert float(rows[0]["MAP@R"]) == pytest.approx((0.123456 + 0.2) / 2, abs=1e-15)
+        assert rows[0]["n"] == "2"
+        for name in ("data", "encoder", "protocol", "selection", "seeds", "hardware", "recipes"):
+            assert all(row[name] for row in rows)
+        assert next(row for row in rows if row["title"] == "mpa_ap")["MAP@R"] == ""
