@@ -42,3 +42,16 @@ def check_labels(labels: Tensor, rows: int, *, num_classes: int | None = None, n
                 f"{name} must lie in 0..{num_classes - 1}, as the loss was built with "
                 f"num_classes={num_classes}, got {low if low < 0 else high}"
             )
+
+
+def check_positive(**options: float) -> None:
+    """Refuse options that are not above 0, by name.
+
+    >>> check_positive(alpha=-1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: alpha must be positive, got -1.0
+    """
+    for name, value in options.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")

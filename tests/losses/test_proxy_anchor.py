@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ProxyAnchorLoss
 
+import nearkin.losses
 from nearkin.losses import ProxyAnchor
 
 
@@ -84,3 +85,12 @@ def test_pair_weights_of_the_isa_paper(proxy_batch):
 def test_positive_norm_is_checked():
     with pytest.raises(ValueError, match="positive_norm must be 'present' or 'all', got 'some'"):
         ProxyAnchor(3, 2, positive_norm="some")
+
+
+@pytest.mark.parametrize(
+    "name", ["ProxyAnchor", "MultiProxyAnchor", "DataWiseMultiProxyAnchor", "AllPairsMultiProxyAnchor"]
+)
+def test_a_scale_that_is_not_positive_is_refused(name):
+    for alpha in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="alpha must be positive"):
+            getattr(nearkin.losses, name)(4, 3, alpha=alpha)

@@ -150,6 +150,9 @@ def test_the_plane_shows_score_as_colour(make):
     (cells,) = tuning_pictures._plane(grid).axes[0].collections
     shown = cells.get_array().filled(np.nan)
     np.testing.assert_allclose(shown, [[10, 30, 50], [20, 40, np.nan]])
+    ints = make([("finished", 0.3, 16, 2)], ("training.epochs=15..17", "method.proxies_per_class=1..4"), sampler="grid")
+    axis = tuning_pictures._plane(ints).axes[0]
+    assert (axis.get_xlim(), axis.get_ylim()) == ((14.5, 17.5), (0.5, 4.5)), "whole cells"
     dots = tuning_pictures._plane(many(make)).axes[0].collections[-1]
     assert dots.get_array().max() == pytest.approx(100 * many(make).ranking[0].score)
 

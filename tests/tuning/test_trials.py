@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from nearkin.errors import DataError, InterruptedRunError, RecipeError, TrainingError
+from nearkin.interrupt import StopRequest
 from nearkin.tuning import read_tuning, search, trials, tune
 
 RATES = "training.learning_rate=0.5,0.6,0.7,0.8,0.9,0.1,0.2"
@@ -267,3 +268,18 @@ def test_processes_are_asked_to_stop(make_plan, tmp_path, processes):
     with pytest.raises(InterruptedRunError, match="interrupted with 1 of 7 trials done"):
         tune(make_plan(RATES, sampler="grid"), tmp_path / "search", jobs=2)
     assert statuses(read_tuning(tmp_path / "search")) == ["finished", "unfinished"]
+
+
+def test_a_process_ends_when_the_one_that_started_it_is_gone(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(join=lambda: None))
+    with StopRequest() as stop:
+        search._stop_with_parent()
+    assert stop.requested
+
+
+def test_a_trial_that_another_process_has_ended_meanwhile_is_left_alone(make_plan, tmp_path, stand_in):
+    plan = make_plan(RATES, sampler="grid")
+    before = tune(plan, tmp_path / "search", trials=1)
+    trials.carry_out(plan, tmp_path / "search", 0, Console(quiet=True))
+    assert len(stand_in.runs) == 1
+    assert read_tuning(tmp_path / "search").trials == before.trials

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from nearkin.inputs import check_positive
 from nearkin.losses._anchor import SampleWeights, anchor_slope
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._informative import InformativeSampleWeights
@@ -67,6 +68,7 @@ class MultiProxyAnchor(ProxyLoss):
             tau=tau,
             weighting=weighting,
         )
+        check_positive(alpha=alpha)
         self.alpha = alpha
         self.margin = margin
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from nearkin.inputs import check_positive
 from nearkin.losses._anchor import SampleWeights
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._proxy import ProxyLoss
@@ -60,6 +61,7 @@ class AllPairsMultiProxyAnchor(ProxyLoss):
             gamma=gamma,
             tau=tau,
         )
+        check_positive(alpha=alpha)
         self.alpha = alpha
         self.margin = margin
 

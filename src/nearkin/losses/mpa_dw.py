@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin.inputs import check_positive
 from nearkin.losses._anchor import SampleWeights
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._proxy import ProxyLoss
@@ -61,6 +62,7 @@ class DataWiseMultiProxyAnchor(ProxyLoss):
             gamma=gamma,
             tau=tau,
         )
+        check_positive(alpha=alpha)
         self.alpha = alpha
         self.margin = margin
 

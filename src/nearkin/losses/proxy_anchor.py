@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from nearkin.inputs import check_positive
 from nearkin.losses._anchor import PositiveNorm, SampleWeights, anchor_slope
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
@@ -52,6 +53,7 @@ class ProxyAnchor(ProxyLoss):
         if positive_norm not in ("present", "all"):
             raise ValueError(f"positive_norm must be 'present' or 'all', got {positive_norm!r}")
         self.margin = margin
+        check_positive(alpha=alpha)
         self.alpha = alpha
         self.positive_norm: PositiveNorm = positive_norm
 

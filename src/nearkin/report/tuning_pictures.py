@@ -97,12 +97,13 @@ def _plane(tuning: Tuning) -> Any:
     figure = _figure(6.2, 5.0)
     axis = figure.subplots()
     listed = x.values is not None and y.values is not None
-    if listed and (tuning.plan.sampler == "grid" or bool(x.choices and y.choices)):
-        colours = _cells(axis, tuning, x, y)
-    else:
-        colours = _surface(axis, tuning, x, y)
+    cells = listed and (tuning.plan.sampler == "grid" or bool(x.choices and y.choices))
+    colours = (_cells if cells else _surface)(axis, tuning, x, y)
     _set_axis(axis, "x", x)
     _set_axis(axis, "y", y)
+    if cells:
+        axis.set_xlim(*_cell_edges(x, x.values or [])[[0, -1]])
+        axis.set_ylim(*_cell_edges(y, y.values or [])[[0, -1]])
     figure.colorbar(colours, ax=axis, label=_score_label(tuning), shrink=0.9)
     return figure
 
@@ -265,10 +266,19 @@ def _set_axis(axis: Any, which: str, dimension: Dimension) -> None:
         style = {"rotation": 30, "ha": "right"} if turned else {}
         getattr(axis, f"set_{which}ticks")(range(len(names)), names, **style)
         getattr(axis, f"set_{which}lim")(-0.5, len(names) - 0.5)
-    elif dimension.log:
+        return
+    if dimension.log:
+        from matplotlib.ticker import LogFormatterMathtext, NullFormatter
+
         getattr(axis, f"set_{which}scale")("log")
+        low, high = _ends(dimension)
+        if high / low >= 10:  # labels between the powers of ten would lie across each other
+            getattr(axis, f"{which}axis").set_major_formatter(LogFormatterMathtext())
+            getattr(axis, f"{which}axis").set_minor_formatter(NullFormatter())
     elif isinstance(dimension.low, int):
         getattr(axis, f"{which}axis").get_major_locator().set_params(integer=True)
+    # All that was searched, whether or not a trial lies there; a little more, so that dots at the ends are whole.
+    getattr(axis, f"set_{which}lim")(*_from_unit(dimension, np.array([-0.03, 1.03])))
 
 
 def _legend(figure: Any, axis: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +169,7 @@ def train_trial(folder: str, number: int, threads: int) -> None:
     with open(log, "a", encoding="utf-8") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+        threading.Thread(target=_stop_with_parent, daemon=True).start()
         torch.set_num_threads(threads)
         console = Console(file=output, width=200)
         try:
@@ -174,6 +177,14 @@ def train_trial(folder: str, number: int, threads: int) -> None:
         except NearkinError as error:
             console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
             sys.exit(error.exit_code)
+
+
+def _stop_with_parent() -> None:
+    """Ask this process to save itself and end, once the one that started it is gone, killed for instance."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager

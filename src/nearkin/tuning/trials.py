@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from nearkin.data.packs import sole_writer
 from nearkin.errors import (
     DataError,
     InterruptedRunError,
@@ -163,8 +164,15 @@ def carry_out(plan: Plan, folder: Path, number: int, console: Console) -> None:
         InterruptedRunError: when asked to stop; the trial stays unfinished.
         DataError, MissingExtraError: where a file or a package is missing; the trial stays unfinished too.
     """
+    # Where a search was killed, a process of its own may still be saving this trial.
+    with sole_writer(trial_folder(folder, number), "trial"):
+        study = open_study(plan, folder)
+        if number in unfinished(study):
+            _carry_out(plan, folder, study, number, console)
+
+
+def _carry_out(plan: Plan, folder: Path, study: Any, number: int, console: Console) -> None:
     optuna = require("optuna", "tune")
-    study = open_study(plan, folder)
     frozen = frozen_trials(study)[number]
     if len(frozen.params) < len(plan.space):
         give_up(study, number, "it was killed while its values were drawn")
