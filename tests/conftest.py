@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nearkin import cli
+
 # Some virtual machines announce AMX and then do not let programs use it: torch's half-precision matrix products die
 # there with an illegal instruction. oneDNN reads this when it first runs, which is after collection.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -20,6 +22,23 @@ KINDS = ("blaue Möwe", "Grüner Specht", "rote Ente", "weiße Taube", "çà et 
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or fills the cache of the person who runs it; tests share one so that Glyphs is drawn once."""
     monkeypatch.setenv("NEARKIN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def nearkin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command; returns (exit code, standard output, standard error)."""
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["nearkin", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
 
 
 def write_photos(root: Path, *, kinds: tuple[str, ...] = KINDS, per_kind: int = 8, size: int = 40) -> Path:

@@ -8,8 +8,6 @@ import json
 import numpy as np
 import pytest
 
-from nearkin import cli
-
 QUICK = [
     "encoder.backbone=resnetv2_20",
     "encoder.weights=null",
@@ -18,23 +16,6 @@ QUICK = [
     "training.epochs=2",
     "training.device=cpu",
 ]
-
-
-@pytest.fixture
-def nearkin(monkeypatch, capsys):
-    """Run the command; returns (exit code, standard output, standard error)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["nearkin", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

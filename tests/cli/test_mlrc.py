@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 
-from nearkin import cli, mlrc
+from nearkin import mlrc
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}
@@ -17,23 +18,13 @@ protocol: {name: conventional, test_share: 0.35, folds: 2}
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path, photos):
+def command(nearkin, monkeypatch, tmp_path, photos):
     """Run the command; returns (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "tiny.yaml").write_text(TINY)
 
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["nearkin", "mlrc", "tiny.yaml", "--data", str(photos), *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return functools.partial(nearkin, "mlrc", "tiny.yaml", "--data", photos)
 
 
 def test_two_models_side_by_side_and_nothing_the_second_time(command, tmp_path, monkeypatch):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 
 import pytest
 
-from nearkin import cli
 from nearkin.recipe import Recipe
 from nearkin.tuning import trials
 
@@ -21,23 +21,13 @@ SPACE = ("--space", "training.learning_rate=1e-3,1e-1", "--space", "objective.al
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path, photos):
+def command(nearkin, monkeypatch, tmp_path, photos):
     """Run the command; returns (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "tiny.yaml").write_text(TINY)
 
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["nearkin", "tune", "tiny.yaml", "--data", str(photos), *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return functools.partial(nearkin, "tune", "tiny.yaml", "--data", photos)
 
 
 def test_a_search_ends_with_a_recipe_and_begins_where_it_was(command, tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin import cli
 from nearkin.recipe import Recipe
 from nearkin.run import run
 from nearkin.run_folder import RunFolder
@@ -21,23 +20,6 @@ class Silent:
 
     def on_evaluation(self, state, row):
         pass
-
-
-@pytest.fixture
-def nearkin(monkeypatch, capsys):
-    """Run the command; returns (exit code, standard output, standard error)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["nearkin", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def train(folder, data, *overrides):

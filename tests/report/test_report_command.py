@@ -9,25 +9,6 @@ import webbrowser
 
 import pytest
 
-from nearkin import cli
-
-
-@pytest.fixture
-def nearkin(monkeypatch, capsys):
-    """Run the command; returns (exit code, standard output, standard error)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["nearkin", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
 
 def test_a_report_is_written_and_opened(nearkin, four_runs, tmp_path, monkeypatch):
     asked = []

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, progress_console
-from nearkin.cli.training import _recipe
+from nearkin.cli.training import recipe_from
 
 __all__ = ["mlrc"]
 
@@ -55,7 +55,7 @@ def mlrc(
     from nearkin.report.mlrc import mlrc_table, write_mlrc
 
     progress = progress_console(verbose)
-    recipe = _recipe(arguments or [], data, data_root, device, progress)
+    recipe = recipe_from(arguments or [], data, data_root, device, progress)
     folder = output or default_mlrc_folder(recipe)
     result = run_mlrc(recipe, folder, repeats=repeats, jobs=jobs, console=progress)
     written = write_mlrc(result, folder)

@@ -62,7 +62,7 @@ def train(
     from nearkin.run_folder import RunFolder
 
     progress = progress_console(verbose)
-    recipe = _recipe(arguments or [], data, data_root, device, progress)
+    recipe = recipe_from(arguments or [], data, data_root, device, progress)
     folder = RunFolder(output or default_folder(recipe))
     with ConsoleObserver(progress) as observer:
         observers = Observers(observer, TensorBoardObserver(folder)) if recipe.training.tensorboard else observer
@@ -138,7 +138,10 @@ def embed(
     Console().print(f"{len(result.ids):,} images embedded in {result.dim} dimensions: {output}", soft_wrap=True)
 
 
-def _recipe(arguments: list[str], data: str | None, root: Path | None, device: str | None, console: Console) -> Recipe:
+def recipe_from(
+    arguments: list[str], data: str | None, root: Path | None, device: str | None, console: Console
+) -> Recipe:
+    """The recipe that a command line gives: a name and changes to it, or what suits the images of --data."""
     from nearkin.own_photos import own_photos_recipe
     from nearkin.recipe import Recipe
 

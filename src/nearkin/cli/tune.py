@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, progress_console
-from nearkin.cli.training import _recipe
+from nearkin.cli.training import recipe_from
 from nearkin.errors import RecipeError, TrainingError
 
 __all__ = ["tune"]
@@ -86,7 +86,7 @@ def tune(
             raise RecipeError(f"a range belongs behind --space, which is given once for each: --space {text}")
     progress = progress_console(verbose)
     changes = [] if epochs is None else [f"training.epochs={epochs}"]
-    recipe = _recipe([*(arguments or []), *changes], data, data_root, device, progress)
+    recipe = recipe_from([*(arguments or []), *changes], data, data_root, device, progress)
     pruner = pruner or ("none" if sampler == "grid" else "median")
     plan = Plan(recipe, read_space(space, recipe), sampler, pruner, seed, seeds)
     folder = output or default_tuning_folder(plan)
