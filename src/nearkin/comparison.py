@@ -154,7 +154,7 @@ def what_differs(recipe: Recipe, base: Recipe) -> list[str]:
 
     >>> row = comparison_rows(base := Recipe.load("glyphs/demo"), only=["vcpa"])[0]
     >>> what_differs(row.recipe, base)
-    ['vcpa tau=0.001']
+    ['vcpa tau=0.001', 'training.learning_rate=0.003']
     """
     ours, theirs = recipe.as_mapping(), base.as_mapping()
     parts = [_part_text(ours.pop("objective"))]
