@@ -113,7 +113,8 @@ def test_mpa_with_variational_proxies(tiny, tmp_path):
     ids=lambda value: "-".join(str(part).split("=")[-1] for part in value),
 )
 def test_more_products_run(overrides, tiny, tmp_path):
-    train(tiny(*overrides, f"training.max_steps={STEPS}"), tmp_path / "run")
+    losses_seen = train(tiny(*overrides, f"training.max_steps={STEPS}"), tmp_path / "run")
+    assert len(set(losses_seen)) > 1, "nothing was learned from"
 
 
 @pytest.mark.parametrize(
