@@ -21,7 +21,7 @@ from nearkin.errors import RecipeError, TrainingError
 from nearkin.recipe import Recipe
 from nearkin.run import build_state, open_data, run
 from nearkin.run_folder import RunFolder
-from nearkin.training import HealthCheck, TrainingState, train_step
+from nearkin.training import HealthCheck, TrainingState, fit, train_step
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1},
@@ -57,6 +57,23 @@ def next_batch(state):
     loader = TrainingLoader(rows, state.labels, state.transform, state.sampler, seed=0, workers=1)
     with loader:
         return next(iter(loader))
+
+
+@pytest.mark.parametrize(("protocol", "times"), [("conventional", 1), ("validation", 2)])
+def test_the_untrained_network_is_scored_once_for_each_part_it_is_scored_on(photos, tmp_path, protocol, times):
+    state = state_for(photos, f"protocol.name={protocol}", "protocol.validation_share=0.5", "training.epochs=0")
+    parts, score = [], state.score
+
+    def counted(part, **options):
+        parts.append(part)
+        return score(part, **options)
+
+    state.score = counted
+    folder = RunFolder(tmp_path)
+    folder.begin(state.recipe)
+    fit(state, folder, Silent())
+    assert len(parts) == times
+    assert state.untrained == score(state.protocol.test)
 
 
 def test_a_run_leaves_a_complete_folder(photos, tmp_path):
@@ -235,7 +252,7 @@ def test_validation_chooses_the_epoch_and_test_is_scored_once(photos, tmp_path, 
         photos,
         "protocol.name=validation",
         "protocol.test_share=0.2",
-        "protocol.validation_share=0.3",
+        "protocol.validation_share=0.5",
         "training.epochs=2",
         "training.batch_size=4",
     )

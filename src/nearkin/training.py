@@ -132,7 +132,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
 
     if state.step == 0 and not state.history:
         evaluate(state, folder, observer)
-        if state.protocol.test is not None:
+        if state.protocol.test is not None and state.untrained is None:
             state.untrained = state.score(state.protocol.test)
         state.method.start(state)
     health = HealthCheck(state)
@@ -212,6 +212,8 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     row: dict[str, Any] = {"epoch": round(state.epoch, 4), "step": state.step, "loss": _recent(state)}
     row["lr"] = state.optimiser.param_groups[0]["lr"]
     scores = state.score(part) if part is not None else {}
+    if not state.step and part is not None and part is state.protocol.test:
+        state.untrained = scores
     row |= scores
     row["seconds"] = round(state.seconds, 3)
     state.history.append(row)
