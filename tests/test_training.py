@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,7 +62,9 @@ def next_batch(state):
 
 @pytest.mark.parametrize(("protocol", "times"), [("conventional", 1), ("validation", 2)])
 def test_the_untrained_network_is_scored_once_for_each_part_it_is_scored_on(photos, tmp_path, protocol, times):
-    state = state_for(photos, f"protocol.name={protocol}", "protocol.validation_share=0.5", "training.epochs=0")
+    for kind in list(photos.iterdir()):
+        shutil.copytree(kind, photos / f"more {kind.name}")
+    state = state_for(photos, f"protocol.name={protocol}", "protocol.test_share=0.2", "training.epochs=0")
     parts, score = [], state.score
 
     def counted(part, **options):
