@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nearkin.encoders.preprocessing import Preprocessing
 
@@ -30,6 +32,28 @@ class Backbone(nn.Module):
     def imagenet_weights(self) -> Path | None:
         """The weight file that comes with an installed package, or None when the user has to bring one."""
         return None
+
+
+def normalised_convolution(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
+    """``norm(convolution(x))``, as one convolution while the norm's statistics stand still.
+
+    With a fixed mean and variance batch-norm is a factor and an offset for every channel, and both go into the
+    convolution: the same values and the same gradients, its own weight and bias included, without the passes over the
+    feature map that frozen batch-norm takes forward and, above all, backward.
+    """
+    if norm.training or norm.running_mean is None or norm.running_var is None:
+        return norm(convolution(x))  # type: ignore[no-any-return]
+    factor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    mean = norm.running_mean if convolution.bias is None else norm.running_mean - convolution.bias
+    return F.conv2d(
+        x,
+        convolution.weight * factor[:, None, None, None],
+        torch.addcmul(norm.bias, mean, factor, value=-1),
+        convolution.stride,
+        convolution.padding,
+        convolution.dilation,
+        convolution.groups,
+    )
 
 
 def initialise_convolutions(network: nn.Module) -> None:

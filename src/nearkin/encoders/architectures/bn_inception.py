@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nearkin.encoders.backbone import Backbone, initialise_convolutions
+from nearkin.encoders.backbone import Backbone, initialise_convolutions, normalised_convolution
 from nearkin.encoders.preprocessing import CAFFE_BGR
 
 
@@ -89,7 +89,7 @@ class BNInception(Backbone):
 
     def _run(self, x: Tensor, *names: str) -> Tensor:
         for name in names:
-            x = F.relu(self.get_submodule(f"{name}_bn")(self.get_submodule(name)(x)), inplace=True)
+            x = F.relu(normalised_convolution(x, getattr(self, name), getattr(self, f"{name}_bn")), inplace=True)
         return x
 
     def _run_inception(self, x: Tensor, block: str, widths: Widths) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from nearkin.encoders.backbone import Backbone, initialise_convolutions
+from nearkin.encoders.backbone import Backbone, initialise_convolutions, normalised_convolution
 from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
 
 MEAN_PIXEL = Preprocessing(mean=(0.48502, 0.45796, 0.40760), std=(1.0, 1.0, 1.0))
@@ -27,8 +27,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(x)).add_(shortcut))  # type: ignore[no-any-return]
+        x = self.relu(normalised_convolution(x, self.conv1, self.bn1))
+        return self.relu(normalised_convolution(x, self.conv2, self.bn2).add_(shortcut))  # type: ignore[no-any-return]
 
 
 class Bottleneck(nn.Module):
@@ -49,18 +49,23 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
-        return self.relu(self.bn3(self.conv3(x)).add_(shortcut))  # type: ignore[no-any-return]
+        x = self.relu(normalised_convolution(x, self.conv1, self.bn1))
+        x = self.relu(normalised_convolution(x, self.conv2, self.bn2))
+        return self.relu(normalised_convolution(x, self.conv3, self.bn3).add_(shortcut))  # type: ignore[no-any-return]
 
 
-def _projection(inputs: int, outputs: int, stride: int, eps: float) -> nn.Sequential | None:
-    if stride == 1 and inputs == outputs:
-        return None
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
-        nn.BatchNorm2d(outputs, eps=eps),
-    )
+class Projection(nn.Sequential):
+    """The shortcut of a block that changes the number of channels or the size of the map."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, eps: float) -> None:
+        super().__init__(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs, eps=eps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalised_convolution(x, *self)
+
+
+def _projection(inputs: int, outputs: int, stride: int, eps: float) -> Projection | None:
+    return None if stride == 1 and inputs == outputs else Projection(inputs, outputs, stride, eps)
 
 
 class ResNet(Backbone):
@@ -108,7 +113,7 @@ class ResNet(Backbone):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.maxpool(self.relu(normalised_convolution(images, self.conv1, self.bn1)))
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
         return x  # type: ignore[no-any-return]

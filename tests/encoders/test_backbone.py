@@ -1,0 +1,81 @@
+"""Frozen batch-norm inside the convolution: the same function and the same gradients as the two apart."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from nearkin.encoders.architectures import bn_inception, build_backbone, googlenet, resnet
+from nearkin.encoders.backbone import normalised_convolution
+
+
+def layer(*, bias: bool = False, **options) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    generator = torch.Generator().manual_seed(0)
+    convolution, norm = nn.Conv2d(4, 6, 3, bias=bias, dtype=torch.float64, **options), nn.BatchNorm2d(6, eps=1e-3)
+    norm.double()
+    for tensor in (norm.weight, norm.bias, norm.running_mean):
+        tensor.data = torch.randn(6, generator=generator, dtype=torch.float64)
+    norm.running_var = torch.rand(6, generator=generator, dtype=torch.float64) + 0.1
+    return convolution, norm
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": True}, {"stride": 2, "padding": 1}, {"groups": 2, "dilation": 2, "bias": True}]
+)
+def test_frozen_values_and_gradients_are_those_of_batch_norm_after_the_convolution(options):
+    convolution, norm = layer(**options)
+    norm.eval()
+    results = []
+    for function in (normalised_convolution, lambda x, first, second: second(first(x))):
+        convolution.zero_grad()
+        norm.zero_grad()
+        x = torch.linspace(-1, 1, 2 * 4 * 9 * 9, dtype=torch.float64).reshape(2, 4, 9, 9).requires_grad_()
+        y = function(x, convolution, norm)
+        y.square().sum().backward()
+        results.append([y, x.grad, *(p.grad.clone() for p in (*convolution.parameters(), *norm.parameters()))])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_statistics_that_move_are_learned_from_the_batch():
+    convolution, norm = layer()
+    norm.train()
+    before = norm.running_mean.clone()
+    x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
+    expected = copy.deepcopy(norm)(convolution(x))
+    assert torch.equal(normalised_convolution(x, convolution, norm), expected)
+    assert not torch.equal(norm.running_mean, before)
+
+
+def test_a_batch_norm_without_statistics_takes_those_of_the_batch():
+    convolution = nn.Conv2d(4, 6, 1)
+    norm = nn.BatchNorm2d(6, track_running_stats=False).eval()
+    x = torch.randn(3, 4, 5, 5)
+    assert torch.equal(normalised_convolution(x, convolution, norm), norm(convolution(x)))
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("resnet18", resnet), ("resnet50_v1", resnet), ("bn_inception", bn_inception), ("googlenet", googlenet)],
+)
+def test_networks_with_frozen_batch_norm_compute_what_they_did_apart(name, module, monkeypatch):
+    torch.manual_seed(0)
+    network = build_backbone(name).double()
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    network.train()
+    with torch.no_grad():
+        network(images)  # statistics that are not 0 and 1
+    network.eval()
+    together = network(images)
+    calls = []
+
+    def apart(x, convolution, norm):
+        calls.append(norm)
+        return norm(convolution(x))
+
+    monkeypatch.setattr(module, "normalised_convolution", apart)
+    torch.testing.assert_close(together, network(images), rtol=1e-8, atol=1e-8)
+    assert len(calls) == sum(isinstance(part, nn.BatchNorm2d) for part in network.modules())
