@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -79,6 +80,11 @@ class TrainingState:
     @property
     def table(self) -> ImageTable:
         return self.data.table
+
+    @cached_property
+    def weights(self) -> list[nn.Parameter]:
+        """The encoder's parameters, listed once: walking the modules of a deep network takes time in every step."""
+        return list(self.encoder.parameters())
 
     @property
     def total_steps(self) -> int:
@@ -181,8 +187,11 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
     if state.step % state.sampler.batches_per_epoch == 0:
         _begin_epoch(state)
     _set_warmup(state)
-    state.encoder.train()
-    state.objective.train()
+    # Only evaluations leave training mode, and setting it walks all modules.
+    if not state.encoder.training:
+        state.encoder.train()
+    if not state.objective.training:
+        state.objective.train()
     images = batch.images.to(state.device, non_blocking=True)
     labels = batch.labels.to(state.device, non_blocking=True)
     with autocast(state.device, state.dtype):

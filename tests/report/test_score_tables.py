@@ -11,7 +11,7 @@ import pytest
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import Recipe
-from nearkin.report.published_match import published_names
+from nearkin.report.published_match import published_beside, published_names
 from nearkin.report.run_groups import gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.report.table_formats import table_csv, table_latex, table_markdown
@@ -217,3 +217,10 @@ class TestFormats:
         for name in ("data", "encoder", "protocol", "selection", "seeds", "hardware", "recipes"):
             assert all(row[name] for row in rows)
         assert next(row for row in rows if row["title"] == "mpa_ap")["MAP@R"] == ""
+
+
+def test_figures_measured_with_a_part_of_the_images_do_not_stand_beside_runs_with_all():
+    recipe = Recipe.load("cub/proxy_anchor")
+    tables = {each.table for each in published_beside(recipe, "conventional")}
+    assert {"IV", "1"} <= tables
+    assert not any("10%" in table for table in tables)

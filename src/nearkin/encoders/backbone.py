@@ -47,7 +47,7 @@ def normalised_convolution(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm
     mean = norm.running_mean if convolution.bias is None else norm.running_mean - convolution.bias
     return F.conv2d(
         x,
-        convolution.weight * factor[:, None, None, None],
+        convolution.weight * factor.view(-1, 1, 1, 1),
         torch.addcmul(norm.bias, mean, factor, value=-1),
         convolution.stride,
         convolution.padding,

@@ -46,7 +46,8 @@ class ProximalPull:
                 f"parameters must be the {len(self.centre)} that were remembered, in the same order, got {len(given)}"
             )
         # A checkpoint is read on the host: its tensors follow the parameters when they are first needed.
-        self.centre = [c.to(p.device, non_blocking=True) for p, c in zip(given, self.centre, strict=True)]
+        if given and self.centre[0].device != given[0].device:
+            self.centre = [c.to(p.device, non_blocking=True) for p, c in zip(given, self.centre, strict=True)]
         pulled = [(p, p.grad, c) for p, c in zip(given, self.centre, strict=True) if p.grad is not None]
         if pulled:
             values, gradients, centres = (list(part) for part in zip(*pulled, strict=True))

@@ -165,7 +165,7 @@ class Ccp(Plain):
 
     def adjust_gradients(self, state: TrainingState) -> None:
         if not (self.as_released and self.problem == 1):
-            self._reference.add_to_gradients(list(state.encoder.parameters()), self.pull)
+            self._reference.add_to_gradients(state.weights, self.pull)
 
     def after_step(self, state: TrainingState) -> None:
         if self.steps_per_problem is not None and state.step - self.problem_began >= self.steps_per_problem:
@@ -182,7 +182,7 @@ class Ccp(Plain):
             if score > self.problem_best + self.min_improvement or self._best_weights is None:
                 self.problem_best = score if not math.isnan(score) else -math.inf
                 self.without_improvement = 0
-                self._best_weights = [p.detach().clone() for p in state.encoder.parameters()]
+                self._best_weights = [p.detach().clone() for p in state.weights]
             else:
                 self.without_improvement += 1
             if self.without_improvement >= self.patience:
@@ -191,8 +191,7 @@ class Ccp(Plain):
         return state.protocol.selects_on == "validation" and self.without_best >= self.stop_after
 
     def _begin_problem(self, state: TrainingState, *, first: bool = False) -> None:
-        parameters = list(state.encoder.parameters())
-        self._reference.remember(self._best_weights if self._best_weights is not None else parameters)
+        self._reference.remember(self._best_weights if self._best_weights is not None else state.weights)
         self._best_weights, self.problem_best, self.without_improvement = None, -math.inf, 0
         self.problem += 1
         steps, self.problem_began = state.step - self.problem_began, state.step

@@ -140,7 +140,7 @@ class Profs(Plain):
         return super().loss(state, embeddings, labels, batch)
 
     def adjust_gradients(self, state: TrainingState) -> None:
-        self._reference.add_to_gradients(state.encoder.parameters(), self.pull)
+        self._reference.add_to_gradients(state.weights, self.pull)
 
     def after_step(self, state: TrainingState) -> None:
         steps = self.batches.steps_per_projection
@@ -148,7 +148,7 @@ class Profs(Plain):
             self._begin_projection(state)
 
     def _begin_projection(self, state: TrainingState) -> None:
-        self._reference.remember(state.encoder.parameters())
+        self._reference.remember(state.weights)
         classes = len(self.batches.rows)
         event: dict[str, Any] = {"step": state.step, "kind": "representatives", "count": classes}
         if classes <= _ROWS_LISTED:
