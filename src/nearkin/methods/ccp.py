@@ -97,6 +97,7 @@ class Ccp(Plain):
         self._best_weights: list[Tensor] | None = None
         self._anchor_rows: NDArray[np.int64] = np.empty((0, 0), dtype=np.int64)
         self._bank: ProxyBank | None = None
+        self._owners = torch.empty(0, dtype=torch.int64)
         self._feeds_references = True
 
     @classmethod
@@ -157,8 +158,9 @@ class Ccp(Plain):
             references = state.encoder(state.pixels(rows))
         else:
             references = self.bank.vectors.flatten(0, 1)
-        owners = torch.arange(self.bank.classes, device=labels.device).repeat_interleave(self.bank.per_class)
-        value: Tensor = state.objective(embeddings, labels, references, owners)
+        if self._owners.device != labels.device or len(self._owners) != self.bank.classes * self.bank.per_class:
+            self._owners = torch.arange(self.bank.classes).repeat_interleave(self.bank.per_class).to(labels.device)
+        value: Tensor = state.objective(embeddings, labels, references, self._owners)
         if self.as_released:
             value = value + 0.1 * state.objective(embeddings, labels)
         return value
