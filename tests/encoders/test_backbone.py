@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from nearkin.encoders import backbone, build_encoder
 from nearkin.encoders.architectures import bn_inception, build_backbone, googlenet, resnet
-from nearkin.encoders.backbone import normalised_convolution
+from nearkin.encoders.backbone import folded_together, normalised_convolution
 
 
 def layer(*, bias: bool = False, **options) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
@@ -79,3 +80,46 @@ def test_networks_with_frozen_batch_norm_compute_what_they_did_apart(name, modul
     monkeypatch.setattr(module, "normalised_convolution", apart)
     torch.testing.assert_close(together, network(images), rtol=1e-8, atol=1e-8)
     assert len(calls) == sum(isinstance(part, nn.BatchNorm2d) for part in network.modules())
+
+
+def test_norms_with_different_eps_are_folded_together_each_with_its_own():
+    layers = [layer(), layer(bias=True)]
+    layers[1][1].eps = 0.5
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    for _, norm in layers:
+        norm.eval()
+    with folded_together([norm for _, norm in layers]):
+        together = [normalised_convolution(x, *pair) for pair in layers]
+    for ours, (convolution, norm) in zip(together, layers, strict=True):
+        torch.testing.assert_close(ours, norm(convolution(x)), rtol=1e-10, atol=1e-10)
+
+
+def test_what_was_folded_together_is_forgotten_afterwards():
+    convolution, norm = layer()
+    norm.eval()
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="stop"), folded_together([norm]):
+        raise RuntimeError("stop")
+    with torch.no_grad():
+        norm.bias.add_(1.0)
+    torch.testing.assert_close(normalised_convolution(x, convolution, norm), norm(convolution(x)))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bn_inception", "googlenet"])
+def test_an_encoder_with_frozen_batch_norm_has_the_gradients_of_one_layer_at_a_time(name, monkeypatch):
+    torch.manual_seed(0)
+    encoder = build_encoder(name, dim=8, freeze_batch_norm=True).double()
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    launched, gradients = [], []
+    genuine = backbone._affines
+    monkeypatch.setattr(backbone, "_affines", lambda norms: launched.append(len(norms)) or genuine(norms))
+    for together in (True, False):
+        if not together:
+            monkeypatch.setattr(encoder, "_folded", [])
+        encoder.zero_grad()
+        encoder(images)[:, 0].sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in encoder.parameters()])
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in encoder.modules())
+    assert launched == [norms, 0, *[1] * norms]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)

@@ -312,3 +312,18 @@ def test_a_class_with_one_image_repeats_it(tiny):
     state.method.start(state)
     lone = state.method.bank.vectors[2]
     assert torch.equal(lone, lone[:1].expand_as(lone))
+
+
+def test_proxies_that_a_loss_owns_turn_to_the_images_and_keep_their_length(tiny):
+    state = tiny("method.name=ccp", "objective.name=proxy_anchor", "method.pool_size=3", "method.steps_per_problem=5")
+    bank = state.objective.bank
+    with torch.no_grad():
+        bank.vectors.mul_(torch.linspace(0.5, 3.0, bank.classes)[:, None, None])
+        bank.vectors[0] = 0.0
+    before = bank.vectors.norm(dim=2).clone()
+    state.method.start(state)
+    images = state.embed(state.protocol.train_rows[state.method._anchor_rows.ravel()]).view_as(bank.vectors)
+    directions = torch.nn.functional.cosine_similarity(bank.vectors, images, dim=2)
+    torch.testing.assert_close(directions, torch.ones_like(directions))
+    torch.testing.assert_close(bank.vectors.norm(dim=2)[1:], before[1:])
+    torch.testing.assert_close(bank.vectors.norm(dim=2)[0], torch.ones(1))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearkin.encoders.architectures import build_backbone
-from nearkin.encoders.backbone import Backbone
+from nearkin.encoders.backbone import Backbone, folded_together
 from nearkin.encoders.pooling import build_pooling
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import WeightsReport, load_weights
@@ -66,6 +66,8 @@ class Encoder(nn.Module):
         self.normalisation: Normalisation = normalisation
         self.freeze_batch_norm = freeze_batch_norm
         self.channels_last = channels_last
+        norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+        self._folded = norms if backbone.folds_batch_norm else []
         self.weights_report: WeightsReport | None = None
         if channels_last:
             self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -93,7 +95,8 @@ class Encoder(nn.Module):
             )
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        features = self.backbone(x)
+        with folded_together(self._folded):
+            features = self.backbone(x)
         if features.ndim == 4:
             features = self.pooling(features)
         embeddings = self.head(features)

@@ -52,6 +52,8 @@ class BNInception(Backbone):
         torch.Size([1, 1024, 2, 2])
     """
 
+    folds_batch_norm = True
+
     def __init__(self) -> None:
         super().__init__(out_channels=1024, input_size=224, preprocessing=CAFFE_BGR)
         self._add("conv1_7x7_s2", 3, 64, kernel=7, stride=2)

@@ -79,6 +79,8 @@ class GoogLeNet(Backbone):
         torch.Size([1, 1024, 2, 2])
     """
 
+    folds_batch_norm = True
+
     def __init__(self) -> None:
         super().__init__(out_channels=1024, input_size=224, preprocessing=HALF)
         self.conv1 = ConvBlock(3, 64, 7, stride=2)

@@ -87,6 +87,8 @@ class ResNet(Backbone):
         torch.Size([1, 512, 2, 2])
     """
 
+    folds_batch_norm = True
+
     def __init__(
         self,
         block: type[BasicBlock] | type[Bottleneck],
