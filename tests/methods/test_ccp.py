@@ -314,16 +314,21 @@ def test_a_class_with_one_image_repeats_it(tiny):
     assert torch.equal(lone, lone[:1].expand_as(lone))
 
 
-def test_proxies_that_a_loss_owns_turn_to_the_images_and_keep_their_length(tiny):
+def test_proxies_that_a_loss_owns_turn_to_the_images_about_their_mean_and_keep_their_length(tiny):
     state = tiny("method.name=ccp", "objective.name=proxy_anchor", "method.pool_size=3", "method.steps_per_problem=5")
-    bank = state.objective.bank
+    bank, method = state.objective.bank, state.method
     with torch.no_grad():
         bank.vectors.mul_(torch.linspace(0.5, 3.0, bank.classes)[:, None, None])
         bank.vectors[0] = 0.0
     before = bank.vectors.norm(dim=2).clone()
-    state.method.start(state)
-    images = state.embed(state.protocol.train_rows[state.method._anchor_rows.ravel()]).view_as(bank.vectors)
-    directions = torch.nn.functional.cosine_similarity(bank.vectors, images, dim=2)
+    # The pool is drawn with the number of the problem, which start raises first.
+    method.problem = 1
+    rows, valid = method._draw_pool(state.labels, bank.classes, state.recipe.training.seed)
+    pool = state.embed(state.protocol.train_rows[rows[valid]])
+    method.problem = 0
+    method.start(state)
+    images = state.embed(state.protocol.train_rows[method._anchor_rows.ravel()]).view_as(bank.vectors)
+    directions = torch.nn.functional.cosine_similarity(bank.vectors, images - pool.mean(dim=0), dim=2)
     torch.testing.assert_close(directions, torch.ones_like(directions))
     torch.testing.assert_close(bank.vectors.norm(dim=2)[1:], before[1:])
     torch.testing.assert_close(bank.vectors.norm(dim=2)[0], torch.ones(1))

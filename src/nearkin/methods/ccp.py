@@ -36,7 +36,8 @@ class Ccp(Plain):
     the sub-problem ended with. So the classes are covered by ever new points instead of proxies that coalesce.
 
     A pair loss gets the proxies as its references. A loss that owns proxies (Proxy-Anchor, MPA, ISA, …) keeps its own,
-    and CCP turns those to the chosen images, at the length they have; ``proxies_per_class`` is then the loss's.
+    and CCP turns those to the chosen images; ``proxies_per_class`` is then the loss's. Such proxies lie all around the
+    origin, while images share a mean of their own, which is taken out first.
 
     Args:
         proxies_per_class: K; 8 for CUB and Cars, 4 for SOP and In-shop (section 6.1).
@@ -205,12 +206,14 @@ class Ccp(Plain):
         bank = self.bank
         rows, valid = self._draw_pool(state.labels, bank.classes, state.recipe.training.seed)
         pool = state.embed(state.protocol.train_rows[rows.ravel()]).view(*rows.shape, -1)
+        if not self._feeds_references:
+            # Started from images as they are, every proxy would be near every image.
+            pool = normalise(pool - pool[torch.from_numpy(valid).to(pool.device)].mean(dim=0), "l2")
         held = None if first else self._present(state, bank)
         picks = greedy_k_center(pool, held, bank.per_class, valid=torch.from_numpy(valid).to(pool.device))
         chosen = pool.gather(1, picks.unsqueeze(2).expand(-1, -1, pool.shape[2]))
         if not self._feeds_references:
-            # A loss that owns its proxies compares angles. Their length only decides how far a step of the optimiser
-            # turns them, so it stays: proxies cut down to unit length would be thrown about.
+            # They are compared by angle: their length only decides how far a step turns them, and stays as it is.
             length = bank.vectors.norm(dim=2, keepdim=True)
             chosen = normalise(chosen, "l2") * length.where(length > 0, 1)
         bank.restart(chosen)
