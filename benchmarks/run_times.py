@@ -1,0 +1,143 @@
+"""How long the papers' recipes would take on this machine, from a few of their steps.
+
+    python benchmarks/run_times.py                       # a table
+    python benchmarks/run_times.py --write               # also into the recipes, where they say "run time"
+
+A step is the encoder's forward and backward pass and the optimiser's, on random images of the recipe's size and batch;
+an evaluation is the encoder's forward pass over as many images as the protocol scores. The losses' own time and the
+images' way from the disk are not in it. Whole trainings that end early, as CCP's do, take less. No data are needed: the
+data sets have their published sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from nearkin.data.transforms import transform_from
+from nearkin.device import autocast, autocast_dtype, describe_hardware, pick_device
+from nearkin.encoders import Encoder, build_encoder
+from nearkin.recipe import Recipe, recipes_folder
+from nearkin.reproduction.papers import papers
+
+SIZES = {"cub": (5_864, 5_924), "mnist": (60_000, 10_000)}
+"""Training and test images."""
+LINE = re.compile(r"(; run time: ).*$", re.MULTILINE)
+
+
+def timed(device: torch.device, rounds: int, work: Callable[[], None]) -> float:
+    """Median seconds of a call, after one that warms up."""
+    taken = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])
+
+
+def encoder_of(recipe: Recipe, device: torch.device) -> tuple[Encoder, int]:
+    options, name = recipe.encoder, recipe.data.transform
+    size = recipe.data.image_size or transform_from(name).size
+    encoder = build_encoder(
+        options.backbone,
+        dim=options.dim,
+        pooling=options.pooling,
+        normalisation=options.normalisation,
+        freeze_batch_norm=options.freeze_batch_norm,
+        channels_last=options.channels_last,
+        options=options.options,
+    )
+    return encoder.to(device), size
+
+
+def speeds(recipe: Recipe, device: torch.device, *, rounds: int, batch: int) -> tuple[float, float]:
+    """Seconds per image in training and in evaluation."""
+    encoder, size = encoder_of(recipe, device)
+    dtype = autocast_dtype(recipe.training.precision, device)
+    optimiser = torch.optim.AdamW(encoder.parameters(), lr=1e-6)
+    images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=device)
+
+    def train() -> None:
+        encoder.train()
+        with autocast(device, dtype):
+            embeddings = encoder(images)
+        embeddings[:, 0].sum().backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    def evaluate() -> None:
+        encoder.eval()
+        with torch.inference_mode(), autocast(device, dtype):
+            encoder(images)
+
+    return timed(device, rounds, train) / batch, timed(device, rounds, evaluate) / batch
+
+
+def seconds_of(recipe: Recipe, training: float, evaluation: float) -> float:
+    """A whole training: all its epochs and evaluations."""
+    options, protocol = recipe.training, recipe.protocol
+    train, scored = SIZES[recipe.data.source]
+    if protocol.name == "mlrc":
+        train, scored = train * (protocol.folds - 1) // protocol.folds, train // protocol.folds
+    elif protocol.name == "validation":
+        train, scored = round(train * (1 - protocol.validation_share)), round(train * protocol.validation_share)
+    steps = options.epochs * (train // options.batch_size)
+    steps = steps if options.max_steps is None else min(steps, options.max_steps)
+    every = options.evaluate_every_steps or options.evaluate_every * (train // options.batch_size)
+    return steps * options.batch_size * training + (1 + steps // every) * scored * evaluation
+
+
+def in_words(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> in_words(50), in_words(4000), in_words(400_000)
+    ('1 min', '1.1 h', '4.6 days')
+    """
+    minutes = max(1, round(seconds / 60))
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{seconds / 3600:.2g} h" if seconds < 2 * 86_400 else f"{seconds / 86_400:.2g} days"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="put the times into the recipes")
+    given = parser.parse_args()
+    device = pick_device(given.device)
+    where = describe_hardware(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU cores"
+    print(f"{where}; torch {torch.__version__}")
+    known: dict[tuple[object, ...], tuple[float, float]] = {}
+    for file in sorted(file for paper in papers() for file in (recipes_folder() / paper).glob("*.yaml")):
+        recipe = Recipe.load(file)
+        # The time per image hardly depends on the batch on a CPU, and does on a GPU.
+        batch = min(recipe.training.batch_size, 16) if device.type == "cpu" else recipe.training.batch_size
+        encoder = recipe.encoder
+        key = (encoder.backbone, encoder.pooling, encoder.freeze_batch_norm, recipe.data.transform, batch)
+        if key not in known:
+            known[key] = speeds(recipe, device, rounds=given.rounds, batch=batch)
+            print(
+                f"  {encoder.backbone}: {1 / known[key][0]:.0f} images/s in training, {1 / known[key][1]:.0f} evaluated"
+            )
+        told = in_words(seconds_of(recipe, *known[key]))
+        print(f"{file.parent.name}/{file.stem}: {told}", flush=True)
+        if given.write:
+            put_into(file, f"{told} with {where} (estimated from its first steps)")
+
+
+def put_into(file: Path, text: str) -> None:
+    content = file.read_text(encoding="utf-8")
+    file.write_text(LINE.sub(rf"\g<1>{text}", content, count=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
