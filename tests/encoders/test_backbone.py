@@ -123,3 +123,16 @@ def test_an_encoder_with_frozen_batch_norm_has_the_gradients_of_one_layer_at_a_t
     assert launched == [norms, 0, *[1] * norms]
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_a_copy_of_an_encoder_folds_its_own_norms():
+    encoder = build_encoder("resnet18", dim=8, freeze_batch_norm=True)
+    follower = copy.deepcopy(encoder)
+    images = torch.randn(2, 3, 64, 64)
+    expected = follower(images)
+    with torch.no_grad():
+        for parameter in encoder.backbone.parameters():
+            parameter.mul_(2.0)
+    torch.testing.assert_close(follower(images), expected)
+    assert set(follower._folded).isdisjoint(encoder._folded)
+    assert set(follower._folded) <= set(follower.modules())
