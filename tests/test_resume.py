@@ -188,10 +188,10 @@ def test_classes_that_an_epoch_leaves_out_and_classes_of_one_image(overrides, tm
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Scores that go as the test says: two of the untrained network, then one for each evaluation."""
+    """Scores that go as the test says, after one of the untrained network."""
 
     def set_scores(*values):
-        rest = iter([0.0, 0.0, *values])
+        rest = iter([0.0, *values])
         monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": next(rest), "MAP@R": 0.5})
 
     return set_scores
@@ -218,7 +218,8 @@ def test_a_run_that_its_method_ended_stays_ended(scripted, tmp_path):
     """Killed while its final scores are made, it takes no further step when it is resumed."""
     overrides = [*CCP, "objective.name=contrastive", "method.proxies_per_class=2", "method.stop_after=1"]
     overrides += ["protocol.name=validation", "protocol.select_by=R@1"]
-    scripted(0.4, 0.3, 0.9, 0.9)
+    untrained_on_test = 0.0
+    scripted(untrained_on_test, 0.4, 0.3, 0.9, 0.9)
     whole = toy_state(*overrides)
     folder = RunFolder.begun(tmp_path / "run", whole.recipe)
     fit(whole, folder, Silent())

@@ -95,7 +95,7 @@ METHODS = {
     "plain-vcpa-proxies_per_class": ["objective.name=vcpa", "objective.tau=1", "objective.proxies_per_class=3"],
 }
 # Their losses go up: a memory joins in, or new proxies start in the last steps.
-RISING = {"cross_batch_memory", "ccp-cosine_contrastive", "ccp-mpa_ap"}
+RISING = {"cross_batch_memory", "ccp-cosine_contrastive"}
 CURVES = {name: [f"objective.name={name}", *OPTIONS.get(name, [])] for name in losses.catalogue()} | METHODS
 
 

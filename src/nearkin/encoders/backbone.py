@@ -92,8 +92,9 @@ def _affines(norms: Sequence[nn.BatchNorm2d]) -> dict[nn.Module, Affine]:
     )
     factor = gain * torch.rsqrt(variance + norms[0].eps)
     offset = torch.addcmul(shift, mean, factor, value=-1)
-    if torch.is_autocast_enabled(offset.device.type):
-        offset = offset.to(torch.get_autocast_dtype(offset.device.type))
+    device = offset.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        offset = offset.to(torch.get_autocast_dtype(device))
     sizes = [norm.num_features for norm in norms]
     return dict(zip(norms, zip(torch.split(factor, sizes), torch.split(offset, sizes), strict=True), strict=True))
 
