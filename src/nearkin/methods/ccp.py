@@ -215,7 +215,7 @@ class Ccp(Plain):
         if not self._feeds_references:
             # They are compared by angle: their length only decides how far a step turns them, and stays as it is.
             length = bank.vectors.norm(dim=2, keepdim=True)
-            chosen = normalise(chosen, "l2") * length.where(length > 0, 1)
+            chosen = chosen * length.where(length > 0, 1)
         bank.restart(chosen)
         self._anchor_rows = np.take_along_axis(rows, picks.cpu().numpy(), axis=1)
         for parameter in bank.parameters():
