@@ -14,7 +14,7 @@ from nearkin.errors import DataError, InterruptedRunError, RecipeError, Training
 from nearkin.mlrc import default_mlrc_folder, mlrc_models, run_mlrc
 from nearkin.progress import ConsoleObserver
 from nearkin.recipe import Recipe
-from nearkin.run import run
+from nearkin.run import TrainedRun, run
 from nearkin.run_folder import RunFolder
 
 TINY = {
@@ -51,13 +51,13 @@ def trained(monkeypatch):
 @pytest.fixture
 def embedded(monkeypatch):
     """How often images were embedded for the reality check."""
-    calls, genuine = [], mlrc.embed_images
+    calls, genuine = [], TrainedRun.embed
 
-    def embed(*arguments, **options):
-        calls.append(len(options["rows"]))
-        return genuine(*arguments, **options)
+    def embed(trained, images, rows):
+        calls.append(len(rows))
+        return genuine(trained, images, rows)
 
-    monkeypatch.setattr(mlrc, "embed_images", embed)
+    monkeypatch.setattr(TrainedRun, "embed", embed)
     return calls
 
 

@@ -6,22 +6,20 @@ import csv
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from nearkin.data.cache import OpenedImages
 from nearkin.data.folder import list_images
 from nearkin.data.images import UnreadableImageError
 from nearkin.data.table import ImageTable
 from nearkin.device import describe_hardware
-from nearkin.embedding import embed_images
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
-from nearkin.run import TrainedRun, load_run, open_data
+from nearkin.run import load_run, open_data
 from nearkin.run_folder import write_atomically
 
 Progress = Callable[[int, int], None]
@@ -54,7 +52,8 @@ def evaluate_run(
         part = protocol.test
     if part is None:
         raise DataError(f"{table.name!r} has no test classes: give others with --data")
-    scores = protocol.score(part, lambda rows: _embed(run, opened, rows), distance=run.encoder.distance, final=True)
+    embed = partial(run.embed, opened.images)
+    scores = protocol.score(part, embed, distance=run.encoder.distance, final=True)
     rows = part.query
     return {
         "run": str(path),
@@ -100,24 +99,11 @@ def embed_folder(
         raise DataError(
             f"none of the {len(files)} images below {str(folder)!r} can be read; the first: {opened.unreadable[0]}"
         )
-    embeddings = _embed(run, opened, None).cpu().numpy()
+    embeddings = run.embed(opened.images).cpu().numpy()
     write_atomically(
         target, _npz(opened.table.ids, embeddings) if target.suffix == ".npz" else _csv(opened.table.ids, embeddings)
     )
     return EmbeddedFolder(opened.table.ids, run.encoder.dim, tuple(opened.unreadable))
-
-
-def _embed(run: TrainedRun, opened: OpenedImages, rows: NDArray[np.int64] | None) -> Tensor:
-    return embed_images(
-        run.encoder,
-        opened.images,
-        run.transform,
-        rows=rows,
-        batch_size=run.recipe.training.evaluation_batch_size,
-        workers=run.recipe.data.workers,
-        device=run.device,
-        dtype=run.dtype,
-    )
 
 
 def _npz(ids: tuple[str, ...], embeddings: NDArray[np.float32]) -> bytes:

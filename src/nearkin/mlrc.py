@@ -23,7 +23,6 @@ from torch import Tensor
 
 from nearkin.data.cache import OpenedImages
 from nearkin.device import pick_device
-from nearkin.embedding import embed_images
 from nearkin.errors import (
     DataError,
     InterruptedRunError,
@@ -136,16 +135,7 @@ def embed_test_rows(model: StudyRun, data: OpenedImages, protocol: Protocol) -> 
     if file.exists():
         return torch.from_numpy(np.load(file))
     trained = load_run(model.folder.path, device=model.recipe.training.device)
-    embeddings = embed_images(
-        trained.encoder,
-        data.images,
-        trained.transform,
-        rows=rows,
-        batch_size=trained.recipe.training.evaluation_batch_size,
-        workers=trained.recipe.data.workers,
-        device=trained.device,
-        dtype=trained.dtype,
-    ).cpu()
+    embeddings = trained.embed(data.images, rows).cpu()
     for outdated in model.folder.path.glob("test_embeddings-*.npy"):
         outdated.unlink()
     content = io.BytesIO()

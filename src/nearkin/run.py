@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from nearkin import checkpoint, methods
-from nearkin.data.cache import OpenedImages, cache_root, open_images
+from nearkin.data.cache import Images, OpenedImages, cache_root, open_images
 from nearkin.data.source import read_source
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform, transform_from
 from nearkin.device import autocast_dtype, describe_hardware, peak_process_memory, pick_device
+from nearkin.embedding import embed_images
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import Protocol
@@ -181,6 +185,19 @@ class TrainedRun:
     transform: Transform
     device: torch.device
     dtype: torch.dtype | None
+
+    def embed(self, images: Images, rows: NDArray[np.int64] | None = None) -> Tensor:
+        """Embeddings of ``rows`` of the images, by default of all, ``[rows, dim]`` on the run's device."""
+        return embed_images(
+            self.encoder,
+            images,
+            self.transform,
+            rows=rows,
+            batch_size=self.recipe.training.evaluation_batch_size,
+            workers=self.recipe.data.workers,
+            device=self.device,
+            dtype=self.dtype,
+        )
 
 
 def load_run(path: str | Path, *, which: str = "best", device: str | None = None) -> TrainedRun:

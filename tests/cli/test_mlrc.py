@@ -8,6 +8,7 @@ import json
 import pytest
 
 from nearkin import mlrc
+from nearkin.run import TrainedRun
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}
@@ -40,7 +41,7 @@ def test_two_models_side_by_side_and_nothing_the_second_time(command, tmp_path, 
         raise AssertionError("nothing should be trained or embedded")
 
     monkeypatch.setattr(mlrc, "train_side_by_side", refuse)
-    monkeypatch.setattr(mlrc, "embed_images", refuse)
+    monkeypatch.setattr(TrainedRun, "embed", refuse)
     code, out, err = command("-o", "check", "--json", "-v")
     assert code == 0, err
     assert "2 of 2 models are trained already" in err

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from nearkin.checkpoint import best_file, read
 from nearkin.data.benchmarks import benchmarks
 from nearkin.data.cache import OpenedImages
-from nearkin.embedding import embed_images
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.losses._variational import VariationalBank
@@ -223,17 +222,7 @@ class OpenedRun:
 
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
         """Embeddings of table rows, ``[len(rows), dim]`` on the CPU."""
-        run = self.trained
-        return embed_images(
-            run.encoder,
-            self.data.images,
-            run.transform,
-            rows=rows,
-            batch_size=self.recipe.training.evaluation_batch_size,
-            workers=self.recipe.data.workers,
-            device=run.device,
-            dtype=run.dtype,
-        ).cpu()
+        return self.trained.embed(self.data.images, rows).cpu()
 
     def examples(self, label: int, count: int) -> list[NDArray[np.uint8]]:
         """Some training images of a class."""
