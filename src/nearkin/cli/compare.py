@@ -40,7 +40,10 @@ def compare(
     rows: Annotated[str | None, typer.Option("--rows", help="Rows to run, such as proxy_anchor,vcpa.")] = None,
     rows_from: Annotated[
         str | None,
-        typer.Option("--rows-from", help="File that defines the rows, or glyphs or photos, which come with nearkin."),
+        typer.Option(
+            "--rows-from",
+            help="File that defines the rows, or one that comes with nearkin, such as glyphs-ccp.",
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row.")] = 3,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, to fill a GPU.")] = 1,
