@@ -136,3 +136,18 @@ def test_a_copy_of_an_encoder_folds_its_own_norms():
     torch.testing.assert_close(follower(images), expected)
     assert set(follower._folded).isdisjoint(encoder._folded)
     assert set(follower._folded) <= set(follower.modules())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bn_inception"])
+def test_under_autocast_folding_together_changes_no_more_than_rounding(name):
+    torch.manual_seed(0)
+    encoder = build_encoder(name, dim=8, freeze_batch_norm=True)
+    images = torch.randn(2, 3, 64, 64)
+    exact = encoder(images)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = encoder(images)
+        rounded[:, 0].sum().backward()
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
+    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+    assert all(parameter.grad.dtype == torch.float32 for parameter in encoder.parameters())
