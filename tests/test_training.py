@@ -362,3 +362,39 @@ def test_a_checkpoint_never_runs_code(photos, tmp_path):
     folder.last_checkpoint.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(Exception, match="cannot be read as a checkpoint"):
         checkpoint.encoder_weights(folder, "last")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_check_of_a_step_does_not_wait_for_the_next_one(photos):
+    state = state_for(photos, "training.device=cuda")
+    health = HealthCheck(state)
+    for _ in range(3):
+        train_step(state, next_batch(state), health)
+    torch.cuda.synchronize()
+    train_step(state, next_batch(state), health)
+    torch.cuda._sleep(4_000_000_000)  # cycles: two seconds of work that the host has queued in the meantime
+    began = time.monotonic()
+    health.settle()
+    assert time.monotonic() - began < 1
+    assert len(state.recent_losses) == 4
+    torch.cuda.synchronize()
+    assert time.monotonic() - began > 1, "the work was still to be done"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd"])
+def test_on_a_gpu_a_resumed_run_goes_on_with_the_fused_optimiser(photos, tmp_path, optimiser):
+    recipe = recipe_for(photos, "training.device=cuda", f"training.optimiser={optimiser}")
+    folder = RunFolder(tmp_path)
+    state = build_state(recipe, open_data(recipe.data))
+    for _ in range(3):
+        train_step(state, next_batch(state), HealthCheck(state))
+    checkpoint.save_last(state, folder)
+    resumed = build_state(recipe, open_data(recipe.data))
+    checkpoint.load_last(resumed, folder)
+    batch = next_batch(state)
+    for each in (state, resumed):
+        assert each.optimiser.param_groups[0]["fused"]
+        train_step(each, batch, HealthCheck(each))
+    for one, other in zip(state.weights, resumed.weights, strict=True):
+        torch.testing.assert_close(one, other)

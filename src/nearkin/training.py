@@ -245,30 +245,32 @@ class HealthCheck:
     """Finds a loss that is not finite, before the step on a CPU and one step later on an accelerator.
 
     Reading a value from an accelerator waits for all work queued there, so the values of a step are copied while the
-    next one runs. No checkpoint is written before the last step has been looked at (:meth:`settle`).
+    next one runs, and an event says when they have come: the host stays up to a step ahead, and its own time hides
+    behind the accelerator's. No checkpoint is written before the last step has been looked at (:meth:`settle`).
     """
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
         self._pending: tuple[int, Batch, list[str], Tensor] | None = None
+        self._copied = torch.cuda.Event() if state.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._latest = math.nan
 
     def watch(self, batch: Batch, loss: Tensor) -> float:
         norms = gradient_norms(self.state.optimiser)
         values = torch.stack([loss.detach().float(), *(norm.float() for norm in norms.values())])
-        on_host = values.device.type == "cpu"
-        pending = (self.state.step, batch, list(norms), values.to("cpu", non_blocking=True))
-        if on_host:
-            self._check(*pending)
-        else:
-            self.settle()
-            self._pending = pending
+        if values.device.type == "cpu":
+            self._check(self.state.step, batch, list(norms), values)
+            return self._latest
+        self.settle()  # before the event is recorded anew
+        self._pending = (self.state.step, batch, list(norms), values.to("cpu", non_blocking=True))
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self.state.device))
         return self._latest
 
     def settle(self) -> None:
         if self._pending is not None:
-            if self.state.device.type == "cuda":
-                torch.cuda.synchronize(self.state.device)
+            if self._copied is not None:
+                self._copied.synchronize()
             pending, self._pending = self._pending, None
             self._check(*pending)
 
