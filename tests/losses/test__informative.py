@@ -24,7 +24,7 @@ def known(weighting, *, counts, average):
 
 
 def cosine_to(proxies):
-    return lambda embeddings, labels: (embeddings * proxies[labels]).sum(1)
+    return lambda embeddings, labels: (embeddings * (proxies if labels is None else proxies[labels])).sum(1)
 
 
 def test_hand_worked_thresholds_and_weights():

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 import nearkin.losses as losses
 from nearkin.losses import _anchor, _class_similarity, _cross_entropy, _kernels, _proxy
+from nearkin.losses._informative import InformativeSampleWeights
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -90,3 +91,38 @@ def test_more_columns_than_a_program_takes_at_once(with_and_without):
     loss = losses.NormalizedSoftmax(classes, 8).to(DEVICE)
     labels = torch.tensor([0, classes - 1, _kernels.ROW_BLOCK], device=DEVICE)
     assert_equal(*with_and_without(loss, torch.randn(3, 8, device=DEVICE), labels))
+
+
+@pytest.mark.parametrize("positive_norm", ["present", "all"])
+@pytest.mark.parametrize("classes", [1, 2, 45])
+def test_weighted_pairs_cost_the_same_with_the_fused_kernel(monkeypatch, positive_norm, classes):
+    torch.manual_seed(3)
+    rows = 70
+    similarities = (2 * torch.rand(rows, 2 * classes, device=DEVICE) - 1)[:, ::2]  # not contiguous
+    labels = torch.randint(max(1, classes - 1), (rows,), device=DEVICE)  # the last class is absent
+    weights = _anchor.SampleWeights(2 * torch.rand(rows, device=DEVICE), torch.rand(rows, classes, device=DEVICE))
+    results = []
+    for kernels in (None, _kernels):
+        monkeypatch.setattr(_anchor, "kernels_for", lambda x, kernels=kernels: kernels)
+        options = {"alpha": 32.0, "margin": 0.1, "positive_norm": positive_norm, "weights": weights}
+        results.append(_anchor.anchor_slope(similarities, labels, **options))
+    assert_equal(*results)
+
+
+@pytest.mark.parametrize("per_class", [1, 3])
+def test_informative_samples_are_weighted_alike_with_fused_kernels(monkeypatch, per_class):
+    results = []
+    for kernels in (None, _kernels):
+        for module in (_proxy, _anchor, _class_similarity, _cross_entropy):
+            monkeypatch.setattr(module, "kernels_for", lambda x, kernels=kernels: kernels)
+        torch.manual_seed(4)
+        weighting = InformativeSampleWeights(6, 24, memory_size=150, volume=20.0, hardness=0.9)
+        loss = losses.MultiProxyAnchor(6, 24, proxies_per_class=per_class, weighting=weighting).to(DEVICE)
+        for epoch in range(5):
+            loss.begin_epoch(epoch)
+            labels = torch.randint(6, (70,), device=DEVICE)
+            outcome = step(loss, loss.bank.vectors.detach()[labels, 0] + torch.randn(70, 24, device=DEVICE), labels)
+        assert loss.weighting.filter_on
+        assert 0 < loss.weighting.diagnostics()["informative"] < 1
+        results.append([*outcome, weighting.average])
+    assert_equal(*results)

@@ -170,6 +170,7 @@ def test_own_similarities_are_the_own_columns_of_the_class_similarities(kind):
     labels = torch.tensor([0, 3, 3, 1, 0, 3, 5])
     own = loss.own_similarities(unit, labels)
     torch.testing.assert_close(own, loss.class_similarities(unit)[torch.arange(7), labels].detach())
+    torch.testing.assert_close(loss.own_similarities(unit[:6], None), loss.class_similarities(unit[:6]).diag().detach())
 
 
 def test_integer_labels_of_any_width():

@@ -63,13 +63,20 @@ def anchor_slope(
 
     Positives are N entries, one per sample: they are gathered and summed by class. Only the negatives need ``[N, C]``.
     """
+    pull_norm, push_norm = _norms(similarities, labels, positive_norm, weights)
     kernels = kernels_for(similarities)
-    if kernels is not None and weights is None:
-        present, _ = _norms(similarities, labels, positive_norm, None)
-        loss, slope = kernels.anchor(similarities, labels, alpha=alpha, margin=margin, present=present)
+    if kernels is not None:
+        loss, slope = kernels.anchor(
+            similarities,
+            labels,
+            alpha=alpha,
+            margin=margin,
+            pull_norm=pull_norm,
+            push_norm=push_norm,
+            weights=weights,
+        )
         return loss, slope
     column = labels[:, None]
-    pull_norm, push_norm = _norms(similarities, labels, positive_norm, weights)
     pull_scale: float | Tensor = alpha if weights is None else alpha * weights.positive
 
     exponent = (margin - similarities.gather(1, column).squeeze(1)).mul_(pull_scale)

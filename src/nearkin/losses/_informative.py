@@ -63,7 +63,7 @@ class InformativeSampleWeights(nn.Module):
     memory: Tensor
     memory_labels: Tensor
     pointer: Tensor
-    shares: Tensor
+    kinds: Tensor
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class InformativeSampleWeights(nn.Module):
         self.register_buffer("memory", torch.zeros(memory_size + 1, dim))
         self.register_buffer("memory_labels", torch.full((memory_size + 1,), num_classes))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("shares", torch.zeros(3))
+        self.register_buffer("kinds", torch.zeros(3, dtype=torch.int64))
 
     def begin_epoch(self, epoch: int) -> None:
         """Memory on from the second epoch (index 1), filter from the third (index 2), as in section 4.1."""
@@ -120,17 +120,26 @@ class InformativeSampleWeights(nn.Module):
         self.filter_on = epoch >= 2
 
     @torch.no_grad()
-    def weights(self, similarities: Tensor, labels: Tensor) -> SampleWeights | None:
-        """Weights for class similarities ``[N, C]`` and labels ``[N]``; None stands for weights of 1 throughout."""
+    def judgement(self, similarities: Tensor, labels: Tensor) -> Judgement:
+        """What the samples of class similarities ``[N, C]`` and labels ``[N]`` are to their own classes at present."""
+        at = self._thresholds(similarities.dtype)
+        own = similarities.gather(1, labels[:, None]).squeeze(1)
+        learned, outlier, positive = torch.stack([at.learned, at.outlier, at.positive]).index_select(1, labels).unbind()
+        return Judgement(at, positive, own > learned, (own >= outlier) & (own <= learned), own < outlier)
+
+    @torch.no_grad()
+    def weights(self, similarities: Tensor, labels: Tensor, *, judged: Judgement | None = None) -> SampleWeights | None:
+        """Weights for class similarities ``[N, C]`` and labels ``[N]``; None stands for weights of 1 throughout.
+
+        ``judged`` is their :meth:`judgement`, where it is known already.
+        """
         if not (self.filter_on or self.as_released):
             return None
-        at = self._thresholds(similarities.dtype)
-        negative = torch.where(similarities < at.outlier, at.easy_negative, 1.0)
+        judged = self.judgement(similarities, labels) if judged is None else judged
+        negative = torch.where(similarities < judged.at.outlier, judged.at.easy_negative, 1.0)
         if not self.filter_on:
             return SampleWeights(torch.ones_like(similarities[:, 0]), negative)
-        own = similarities.gather(1, labels[:, None]).squeeze(1)
-        informative = (own >= at.outlier[labels]) & (own <= at.learned[labels])
-        return SampleWeights(at.positive[labels] + informative, negative)
+        return SampleWeights(judged.positive + judged.informative, negative)
 
     @torch.no_grad()
     def update(
@@ -138,9 +147,10 @@ class InformativeSampleWeights(nn.Module):
         embeddings: Tensor,
         labels: Tensor,
         similarities: Tensor,
-        own_similarity: Callable[[Tensor, Tensor], Tensor],
+        own_similarity: Callable[[Tensor, Tensor | None], Tensor],
         *,
         linear: bool = False,
+        judged: Judgement | None = None,
     ) -> None:
         """Take in a batch, after its loss.
 
@@ -149,18 +159,14 @@ class InformativeSampleWeights(nn.Module):
             labels: ``[N]``.
             similarities: to the classes, ``[N, C]``, as :meth:`weights` got them.
             own_similarity: gives the similarities ``[T]`` of normalised embeddings ``[T, dim]`` to the classes that
-                labels ``[T]`` name, with the present proxies.
+                labels ``[T]`` name, with the present proxies; without labels row c is of class c.
             linear: ``own_similarity`` is linear in the embeddings, as it is with one proxy per class. The mean over a
                 class's memory is then taken before the similarity, which is much cheaper.
+            judged: the batch's :meth:`judgement`, where it is known already.
         """
-        at = self._thresholds(similarities.dtype)
-        own = similarities.gather(1, labels[:, None]).squeeze(1)
-        outlier, learned = own < at.outlier[labels], own > at.learned[labels]
-        informative = (own >= at.outlier[labels]) & (own <= at.learned[labels])
-        kinds = torch.stack([learned, informative, outlier]).sum(1)
-        self.shares.copy_(kinds / kinds.sum().clamp_min(1))
-
-        kept = ~outlier if self.filter_on else torch.ones_like(outlier)
+        judged = self.judgement(similarities, labels) if judged is None else judged
+        torch.sum(torch.stack([judged.learned, judged.informative, judged.outlier]), 1, out=self.kinds)
+        kept = ~judged.outlier if self.filter_on else torch.ones_like(judged.outlier)
         self.counts.index_add_(0, labels, kept.long())
         if self.memory_on:
             self._enqueue(embeddings, labels, kept)
@@ -174,7 +180,7 @@ class InformativeSampleWeights(nn.Module):
         the last batch's samples of classes in memory, all 0 where there were none.
         """
         at = self._thresholds(self.average.dtype)
-        easy, informative, outlier = self.shares.tolist()
+        easy, informative, outlier = (self.kinds / self.kinds.sum().clamp_min(1)).tolist()
         return {
             "effective_number": at.effective_number,
             "learned_similarity": self.hardness * self.average,
@@ -194,56 +200,58 @@ class InformativeSampleWeights(nn.Module):
     def extra_repr(self) -> str:
         return f"memory_size={self.memory_size}, memory_on={self.memory_on}, filter_on={self.filter_on}"
 
-    def _thresholds(self, dtype: torch.dtype) -> _Thresholds:
+    def _thresholds(self, dtype: torch.dtype) -> Thresholds:
         n, learned = self.counts.to(self.average.dtype), self.hardness * self.average
-        effective = -self.volume * torch.expm1(n * math.log1p(-1.0 / self.volume))
-        bound = 1.0 / (1.0 + torch.log1p(effective))
-        decayed = torch.sigmoid(effective + self.decay - self.volume)
-        easy_negative = effective.clamp_min(1.0).reciprocal()
-        positive = {
-            "sigma": 1.0 + (1.0 + math.exp(-self.decay)) * (bound - 1.0) * decayed,
-            "nu": bound,
-            "effective": easy_negative,
-            "none": torch.ones_like(bound),
-        }[self.positive_penalty]
-        search_length = (1.0 + self.sensitivity * (1.0 - learned)) * bound + self.search_margin
+        effective = torch.expm1(n.mul_(math.log1p(-1.0 / self.volume))).mul_(-self.volume)
+        bound = torch.log1p(effective).add_(1.0).reciprocal_()
+        easy_negative = effective.clamp_min(1.0).reciprocal_()
+        if self.positive_penalty == "sigma":
+            decayed = (effective + (self.decay - self.volume)).sigmoid_()
+            positive = (bound - 1.0).mul_(decayed).mul_(1.0 + math.exp(-self.decay)).add_(1.0)
+        elif self.positive_penalty == "none":
+            positive = torch.ones_like(bound)
+        else:
+            positive = bound if self.positive_penalty == "nu" else easy_negative
+        # (1 + k (1 − L)) ν + λ
+        further = torch.rsub(learned, 1.0 + self.sensitivity, alpha=self.sensitivity)
+        search_length = further.mul_(bound).add_(self.search_margin)
         outlier = learned - search_length
         if not self.as_released:
             known = self.in_memory > 0
             positive = torch.where(known, positive, 1.0)
             # No similarity is above, below or equal to NaN: without memory nothing is easy, informative or an outlier.
             learned, outlier = (torch.where(known, threshold, math.nan) for threshold in (learned, outlier))
-        return _Thresholds(
-            *(x.to(dtype) for x in (effective, search_length, learned, outlier, positive, easy_negative))
-        )
+        return Thresholds(*(x.to(dtype) for x in (effective, search_length, learned, outlier, positive, easy_negative)))
 
     def _enqueue(self, embeddings: Tensor, labels: Tensor, kept: Tensor) -> None:
         size, spare = self.memory_size, self.memory_size
         rank = kept.cumsum(0)
         # Of a batch larger than the memory only the last rows would stay: the others are not written at all.
         stays = kept & (rank > rank[-1] - size)
-        slot = torch.where(stays, (self.pointer + rank - 1) % size, spare)
+        slot = torch.where(stays, (rank + (self.pointer - 1)).remainder_(size), spare)
         self.memory.index_copy_(0, slot, embeddings.to(self.memory.dtype))
         self.memory_labels.index_copy_(0, slot, labels)
         self.memory[spare].zero_()
         self.memory_labels[spare].fill_(self.num_classes)
         self.pointer.add_(rank[-1]).remainder_(size)
 
-    def _average(self, labels: Tensor, own_similarity: Callable[[Tensor, Tensor], Tensor], *, linear: bool) -> None:
+    def _average(
+        self, labels: Tensor, own_similarity: Callable[[Tensor, Tensor | None], Tensor], *, linear: bool
+    ) -> None:
         classes, embeddings, owners = self.num_classes, self.memory[:-1], self.memory_labels[:-1]
         if linear:
             sums = embeddings.new_zeros(classes + 1, embeddings.shape[1]).index_add_(0, owners, embeddings)[:-1]
-            total = own_similarity(sums, torch.arange(classes, device=owners.device)).to(self.average.dtype)
+            total = own_similarity(sums, None).to(self.average.dtype)
         else:
             similarity = own_similarity(embeddings, owners.clamp_max(classes - 1)).to(self.average.dtype)
             total = self.average.new_zeros(classes + 1).index_add_(0, owners, similarity)[:-1]
         number = self.counts.new_zeros(classes + 1).index_add_(0, owners, torch.ones_like(owners))[:-1]
-        present = torch.zeros_like(number, dtype=torch.bool).index_fill_(0, labels, True)
-        self.average.copy_(torch.where(present & (number > 0), total / number, self.average))
+        present = (number > 0).logical_and_(torch.zeros_like(number, dtype=torch.bool).index_fill_(0, labels, True))
+        torch.where(present, total.div_(number), self.average, out=self.average)
         self.in_memory.copy_(number)
 
 
-class _Thresholds(NamedTuple):
+class Thresholds(NamedTuple):
     """Per class ``[num_classes]``: E, η, L, L − η, σ and 1/max(1, E)."""
 
     effective_number: Tensor
@@ -252,3 +260,16 @@ class _Thresholds(NamedTuple):
     outlier: Tensor
     positive: Tensor
     easy_negative: Tensor
+
+
+class Judgement(NamedTuple):
+    """What the samples ``[N]`` of a batch are to their own classes: too easy, informative, or outliers.
+
+    ``at`` are the classes' thresholds and ``positive`` the samples' σ.
+    """
+
+    at: Thresholds
+    positive: Tensor
+    learned: Tensor
+    informative: Tensor
+    outlier: Tensor

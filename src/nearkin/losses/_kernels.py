@@ -120,26 +120,43 @@ def cross_entropy(
 
 
 def anchor(
-    similarities: Tensor, labels: Tensor, *, alpha: float, margin: float, present: Tensor | float
+    similarities: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float,
+    margin: float,
+    pull_norm: Tensor | float,
+    push_norm: Tensor | float,
+    weights: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Proxy-Anchor's loss of similarities ``[N, C]`` and its derivative; ``present`` divides the sum over positives."""
+    """Proxy-Anchor's loss of similarities ``[N, C]`` and its derivative.
+
+    ``pull_norm`` divides the sum over positives. Without weights ``push_norm`` is the number of classes; with them,
+    ``[N]`` for positives and ``[N, C]`` for negatives, both norms are tensors.
+    """
+    similarities = similarities.contiguous()
     rows, classes = similarities.shape
     block = 32
     programs = triton.cdiv(classes, block)
     value, slope = similarities.new_empty(programs), torch.empty_like(similarities)
-    given = isinstance(present, Tensor)
+    given = isinstance(pull_norm, Tensor)
+    positive, negative = (value, value) if weights is None else (part.contiguous() for part in weights)
     anchor_kernel[(programs,)](
         similarities,
         labels,
-        present if given else value,
+        positive,
+        negative,
+        pull_norm if given else value,
+        value if weights is None else push_norm,
         value,
         slope,
         rows,
         classes,
         alpha,
         margin,
-        1.0 if given else present,
-        READ_PRESENT=given,
+        1.0 if given else pull_norm,
+        READ_PULL_NORM=given,
+        WEIGHTED=weights is not None,
         ROWS=64,
         BLOCK=block,
         num_warps=4,

@@ -94,10 +94,12 @@ class ProxyLoss(nn.Module):
         """:meth:`value_and_slope` with the pairs weighed, where the loss has a weighting; part of the forward pass."""
         weights = None
         if self.weighting is not None:
-            weights = self.weighting.weights(similarities, labels)
+            judged = self.weighting.judgement(similarities, labels)
+            weights = self.weighting.weights(similarities, labels, judged=judged)
             if self.training:
-                linear = self.bank.per_class == 1
-                self.weighting.update(unit, labels, similarities, self.own_similarities, linear=linear)
+                self.weighting.update(
+                    unit, labels, similarities, self.own_similarities, linear=self.bank.per_class == 1, judged=judged
+                )
         return self.value_and_slope(similarities, labels, weights, **lengths)
 
     def class_similarities(self, embeddings: Tensor) -> Tensor:
@@ -108,12 +110,19 @@ class ProxyLoss(nn.Module):
             return class_similarity(by_proxy.view(-1, *vectors.shape[:2]), self.class_similarity, gamma=self.gamma)
 
     @torch.no_grad()
-    def own_similarities(self, unit: Tensor, labels: Tensor) -> Tensor:
-        """Similarity ``[T]`` of unit vectors ``[T, dim]`` to the class that ``labels [T]`` gives each."""
+    def own_similarities(self, unit: Tensor, labels: Tensor | None) -> Tensor:
+        """Similarity ``[T]`` of unit vectors ``[T, dim]`` to the class that ``labels [T]`` gives each.
+
+        Without labels there is a row for every class, in their order.
+        """
         vectors = at_least_float32(self.bank.vectors).to(unit.dtype)
         norms = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
-        by_proxy = [(unit * vectors[labels, k]).sum(1) for k in range(self.bank.per_class)]
-        similarities = torch.stack(by_proxy, 1).div_(norms[labels])[:, None]
+        if labels is None:
+            by_proxy = torch.linalg.vecdot(unit[:, None], vectors)
+        else:
+            by_proxy = torch.stack([(unit * vectors[labels, k]).sum(1) for k in range(self.bank.per_class)], 1)
+            norms = norms[labels]
+        similarities = by_proxy.div_(norms)[:, None]
         return class_similarity(similarities, self.class_similarity, gamma=self.gamma).squeeze(1)
 
     def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:

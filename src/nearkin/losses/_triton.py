@@ -137,7 +137,10 @@ def cross_entropy_kernel(
 def anchor_kernel(
     similarities,
     labels,
-    present,
+    positive,
+    negative,
+    pull_norms,
+    push_norms,
     value,
     slope,
     rows,
@@ -145,15 +148,19 @@ def anchor_kernel(
     alpha,
     margin,
     pull_norm,
-    READ_PRESENT: tl.constexpr,
+    READ_PULL_NORM: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     program = tl.program_id(0)
     columns = program * BLOCK + tl.arange(0, BLOCK)
     inside = columns < classes
-    if READ_PRESENT:
-        pull_norm = tl.load(present)
+    if READ_PULL_NORM:
+        pull_norm = tl.load(pull_norms)
+    push_norm = classes * 1.0  # a single class is a constant to the compiler, without a type to convert
+    if WEIGHTED:
+        push_norm = tl.load(push_norms)
     # The 1 in log(1 + Σ): an exponent of 0 that is there from the start.
     pull_top = tl.zeros([BLOCK], tl.float32)
     push_top = tl.zeros([BLOCK], tl.float32)
@@ -166,18 +173,23 @@ def anchor_kernel(
         place = r.to(tl.int64)[:, None] * classes + columns[None, :]
         s = tl.load(similarities + place, mask=there, other=0.0)
         own = label[:, None] == columns[None, :]
-        pull = tl.where(there & own, alpha * (margin - s), float("-inf"))
-        push = tl.where(there & (own == 0), alpha * (margin + s), float("-inf"))
+        pull = alpha * (margin - s)
+        push = alpha * (margin + s)
+        if WEIGHTED:
+            pull *= tl.load(positive + r, mask=r < rows, other=0.0)[:, None]
+            push *= tl.load(negative + place, mask=there, other=0.0)
+        pull = tl.where(there & own, pull, float("-inf"))
+        push = tl.where(there & (own == 0), push, float("-inf"))
         higher = tl.maximum(pull_top, tl.max(pull, axis=0))
         pull_total = pull_total * tl.exp(pull_top - higher) + tl.sum(tl.exp(pull - higher[None, :]), axis=0)
         pull_top = higher
         higher = tl.maximum(push_top, tl.max(push, axis=0))
         push_total = push_total * tl.exp(push_top - higher) + tl.sum(tl.exp(push - higher[None, :]), axis=0)
         push_top = higher
-    each = (tl.log(pull_total) + pull_top) / pull_norm + (tl.log(push_total) + push_top) / classes
+    each = (tl.log(pull_total) + pull_top) / pull_norm + (tl.log(push_total) + push_top) / push_norm
     tl.store(value + program, tl.sum(tl.where(inside, each, 0.0), axis=0))
     pull_step = -alpha / pull_norm / pull_total
-    push_step = alpha / classes / push_total
+    push_step = alpha / push_norm / push_total
     for start in range(0, rows, ROWS):
         r = start + tl.arange(0, ROWS)
         label = tl.load(labels + r, mask=r < rows, other=-1)
@@ -185,9 +197,18 @@ def anchor_kernel(
         place = r.to(tl.int64)[:, None] * classes + columns[None, :]
         s = tl.load(similarities + place, mask=there, other=0.0)
         own = label[:, None] == columns[None, :]
-        exponent = tl.where(own, alpha * (margin - s) - pull_top[None, :], alpha * (margin + s) - push_top[None, :])
-        weight = tl.where(own, pull_step[None, :], push_step[None, :])
-        tl.store(slope + place, tl.exp(tl.minimum(exponent, 0.0)) * weight, mask=there)
+        exponent = tl.where(own, alpha * (margin - s), alpha * (margin + s))
+        step = tl.where(own, pull_step[None, :], push_step[None, :])
+        if WEIGHTED:
+            weight = tl.where(
+                own,
+                tl.load(positive + r, mask=r < rows, other=0.0)[:, None],
+                tl.load(negative + place, mask=there, other=0.0),
+            )
+            exponent *= weight
+            step *= weight
+        exponent -= tl.where(own, pull_top[None, :], push_top[None, :])
+        tl.store(slope + place, tl.exp(tl.minimum(exponent, 0.0)) * step, mask=there)
 
 
 @triton.jit
