@@ -1,7 +1,7 @@
 """How long the papers' recipes would take on this machine, from a few of their steps.
 
     python benchmarks/run_times.py                       # a table
-    python benchmarks/run_times.py --write               # also into the recipes, where they say "run time"
+    python benchmarks/run_times.py --write               # also into the recipes, beside the times of other machines
 
 A step is the encoder's forward and backward pass and the optimiser's, on random images of the recipe's size and batch;
 an evaluation is the encoder's forward pass over as many images as the protocol scores. The losses' own time and the
@@ -28,7 +28,7 @@ from nearkin.reproduction.papers import papers
 
 SIZES = {"cub": (5_864, 5_924), "mnist": (60_000, 10_000)}
 """Training and test images."""
-LINE = re.compile(r"(; run time: ).*$", re.MULTILINE)
+LINE = re.compile(r"(; run time: )(.*)$", re.MULTILINE)
 
 
 def timed(device: torch.device, rounds: int, work: Callable[[], None]) -> float:
@@ -131,12 +131,24 @@ def main() -> None:
         told = in_words(seconds_of(recipe, *known[key]))
         print(f"{file.parent.name}/{file.stem}: {told}", flush=True)
         if given.write:
-            put_into(file, f"{told} with {where} (estimated from its first steps)")
+            put_into(file, told, where)
 
 
-def put_into(file: Path, text: str) -> None:
+def put_into(file: Path, told: str, where: str) -> None:
+    """Add this machine's time to those that the recipe names, or replace it there."""
     content = file.read_text(encoding="utf-8")
-    file.write_text(LINE.sub(rf"\g<1>{text}", content, count=1), encoding="utf-8")
+    file.write_text(LINE.sub(lambda found: found[1] + merged(found[2], told, where), content, count=1), "utf-8")
+
+
+def merged(line: str, told: str, where: str) -> str:
+    """
+    >>> merged("28 h with 2 CPU cores (estimated from its first steps)", "15 min", "NVIDIA H200")
+    '15 min with NVIDIA H200, 28 h with 2 CPU cores (estimated from its first steps)'
+    >>> merged("15 min with NVIDIA H200, 28 h with 2 CPU cores (estimated from its first steps)", "9 h", "2 CPU cores")
+    '9 h with 2 CPU cores, 15 min with NVIDIA H200 (estimated from its first steps)'
+    """
+    others = [part for part in line.split(" (")[0].split(", ") if part and not part.endswith(f" with {where}")]
+    return f"{', '.join([f'{told} with {where}', *others])} (estimated from its first steps)"
 
 
 if __name__ == "__main__":

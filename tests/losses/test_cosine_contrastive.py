@@ -24,6 +24,36 @@ def test_equals_the_slow_reference(pair_case, margin):
     assert pair_case.agrees(loss, lambda case: slow(case, margin))
 
 
+def slow_means(case, margin=0.5):
+    queries, references = case.units()
+    pulls, pushes = [], []
+    for i, query in enumerate(queries):
+        pulls += [1 - query @ references[j] for j in case.positives(i)]
+        pushes += [query @ references[j] for j in case.negatives(i) if query @ references[j] > margin]
+    return sum(sum(terms) / len(terms) for terms in (pulls, pushes) if terms)
+
+
+@pytest.mark.parametrize("margin", [0.5, 0.1])
+def test_means_of_each_kind_of_pair_equal_the_slow_reference(pair_case, margin):
+    loss = CosineContrastive(margin=margin, reduction="nonzero", normalisation=pair_case.normalisation)
+    assert pair_case.agrees(loss, lambda case: slow_means(case, margin))
+
+
+def test_with_means_more_references_weigh_no_more():
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 5), torch.arange(8) // 2
+    references, labels = torch.randn(20, 5), torch.arange(20) % 4
+    for reduction, factor in (("queries", 3.0), ("nonzero", 1.0)):
+        loss = CosineContrastive(margin=0.2, reduction=reduction)
+        once, thrice = loss(x, y, references, labels), loss(x, y, references.repeat(3, 1), labels.repeat(3))
+        torch.testing.assert_close(thrice, factor * once)
+
+
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(ValueError, match="reduction must be 'queries' or 'nonzero', got 'mean'"):
+        CosineContrastive(reduction="mean")
+
+
 def test_by_hand():
     # s(a,b) = 0.6, s(a,c) = 0.8, s(b,c) = 0.96; a and b are one class. Positive pairs: 0.4 for each order.
     # Negative pairs: 0.8 for (a,c), (c,a) and 0.96 for (b,c), (c,b), all above 0.5.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from nearkin.losses._pair import PairLoss, Pairs
+from nearkin.losses._pair import PairLoss, Pairs, mean_where
 from nearkin.numerics import Normalisation
 
 __all__ = ["CosineContrastive"]
@@ -23,6 +25,9 @@ class CosineContrastive(PairLoss):
 
     Args:
         margin: m, the similarity above which a negative pair is pushed apart.
+        reduction: ``"queries"`` sums as written; ``"nonzero"`` adds the mean over positive pairs and the mean over the
+            negative pairs beyond the margin. With many references, as CCP's proxies are, a sum lets a hundred negatives
+            outweigh a handful of positives, and an embedding that has not been trained yet collapses.
         normalisation: ``"l2"``, or ``"ball"``: s is then the inner product of the ball-normalised vectors.
 
     Example:
@@ -33,12 +38,23 @@ class CosineContrastive(PairLoss):
 
     representatives = "balanced anchors"
 
-    def __init__(self, *, margin: float = 0.5, normalisation: Normalisation = "l2") -> None:
+    def __init__(
+        self,
+        *,
+        margin: float = 0.5,
+        reduction: Literal["queries", "nonzero"] = "queries",
+        normalisation: Normalisation = "l2",
+    ) -> None:
         super().__init__(normalisation=normalisation)
+        if reduction not in ("queries", "nonzero"):
+            raise ValueError(f"reduction must be 'queries' or 'nonzero', got {reduction!r}")
         self.margin = margin
+        self.reduction = reduction
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
         similarity = pairs.similarity
         push = pairs.negative & (similarity > self.margin)
+        if self.reduction == "nonzero":
+            return mean_where(1.0 - similarity, pairs.positive) + mean_where(similarity, push)
         total = torch.where(pairs.positive, 1.0 - similarity, 0.0).sum() + torch.where(push, similarity, 0.0).sum()
         return total / similarity.shape[0]
