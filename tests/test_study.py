@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ from nearkin.errors import InterruptedRunError, RecipeError, TrainingError
 from nearkin.progress import ConsoleObserver
 from nearkin.recipe import Recipe
 from nearkin.run_folder import RunFolder
-from nearkin.study import Row, difference, figure, outcome_of, planned_runs, run_study, summarise
+from nearkin.study import Row, difference, figure, outcome_of, planned_runs, rank_correlation, run_study, summarise
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -188,7 +189,7 @@ def write_run(row, seed, folder, *, recall, last=None, step_ms=10.0, hardware="C
             "cost": {"step_ms": step_ms},
             "untrained": {"R@1": 0.1, "MAP@R": 0.05},
             "test": test,
-            "best": {"epoch": 1.0, "R@1": recall},
+            "best": {"epoch": 1.0, "R@1": recall, "MAP@R": 1 - recall},
             "last": {"epoch": 2.0, "R@1": last or recall, "MAP@R": 0.2},
         }
     )
@@ -228,6 +229,27 @@ def test_only_the_conventional_protocol_has_a_last_epoch_beside_the_best(make_ro
     row = make_row("a", "protocol.name=validation")
     write_run(row, 0, tmp_path, recall=0.6)
     assert summarise([row], tmp_path, [0])[0]["last"] == {}
+
+
+def test_only_validation_classes_have_a_score_that_chose_the_epoch(make_row, tmp_path):
+    chosen = make_row("a", "protocol.name=validation")
+    named = make_row("b", "protocol.name=validation", "protocol.select_by=R@1")
+    on_test = make_row("c")
+    for row in (chosen, named, on_test):
+        write_run(row, 0, tmp_path, recall=0.6)
+        write_run(row, 1, tmp_path, recall=0.5)
+    first, second, third = (row["chosen"] for row in summarise([chosen, named, on_test], tmp_path, [0, 1]))
+    assert first["score"] == "MAP@R"
+    assert first["validation"]["values"] == pytest.approx([0.4, 0.5])
+    assert first["test"]["values"] == pytest.approx([0.3, 0.25])
+    assert second["score"] == "R@1"
+    assert third == {}
+
+
+def test_ranks_of_equal_values_are_shared():
+    # Ranks 0.5, 0.5, 2, 3 and 0, 1, 2, 3: covariance 4.5 over the root of 4.5 · 5.
+    assert rank_correlation([1, 1, 4, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert math.isnan(rank_correlation([1, 1], [1, 2]))
 
 
 @pytest.mark.parametrize(

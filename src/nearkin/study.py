@@ -21,7 +21,7 @@ from rich.console import Console
 from nearkin import methods
 from nearkin.device import pick_device
 from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError
-from nearkin.evaluation.protocol import SELECTED_ON_TEST
+from nearkin.evaluation.protocol import SELECTED_ON_TEST, select_by
 from nearkin.objective import build_objective
 from nearkin.progress import ConsoleObserver
 from nearkin.recipe import Recipe
@@ -184,8 +184,9 @@ def summarise(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> 
 
     Every figure is ``{"mean", "spread", "values"}``: the spread is the sample standard deviation over the seeds, None
     with a single one. ``metrics`` are those of the reported weights on the test classes; ``last`` those of the last
-    epoch, which only protocols that choose on the test images have beside the best. ``against`` holds a row against
-    its base.
+    epoch, which only protocols that choose on the test images have beside the best. ``chosen`` is the score by which
+    validation classes chose the epoch, there and on the test classes, where there are any. ``against`` holds a row
+    against its base.
     """
     by_row: dict[str, list[StudyRun]] = {}
     for planned in planned_runs(rows, folder, seeds):
@@ -214,6 +215,23 @@ def figure(values: Sequence[float]) -> dict[str, Any] | None:
         return None
     spread = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "spread": spread, "values": list(values)}
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's ρ: whether two lists put the same things in the same order. NaN where one of them orders nothing.
+
+    >>> rank_correlation([0.1, 0.5, 0.3], [10.0, 1000.0, 20.0]), rank_correlation([1, 2, 3], [3, 2, 1])
+    (1.0, -1.0)
+    """
+
+    def ranks(values: Sequence[float]) -> list[float]:
+        # Values that are equal share the middle of their places.
+        return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
+
+    by_first, by_second = ranks(list(first)), ranks(list(second))
+    if len(set(by_first)) < 2 or len(set(by_second)) < 2:
+        return math.nan
+    return statistics.correlation(by_first, by_second)
 
 
 def difference(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -259,6 +277,7 @@ def _summary_of(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
         "problems": [dataclasses.asdict(outcome) for outcome in outcomes if outcome.status != "finished"],
         "metrics": {name: value for name, value in figures(tests, METRICS).items() if value is not None},
         "last": {name: value for name, value in figures(lasts, COMPARED).items() if value is not None},
+        "chosen": _chosen(row.recipe, scores),
         "untrained": figures([each["untrained"] or {} for each in scores], COMPARED),
         "step_ms": figure([each["cost"]["step_ms"] for each in scores]),
         "best_epochs": [(each["best"] or {}).get("epoch") for each in scores],
@@ -268,6 +287,17 @@ def _summary_of(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
         "training_conditions": sorted({text for each in scores if (text := each.get("training_conditions"))}),
         **{key: said(key) for key in ("data", "protocol", "selection", "test_classes", "hardware")},
     }
+
+
+def _chosen(recipe: Recipe, scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The score that chose the epoch, on the validation and on the test classes; empty where test classes chose."""
+    name = select_by(recipe.protocol)
+    both = [(each["best"] or {}, each["test"] or {}) for each in scores]
+    pairs = [(best[name], test[name]) for best, test in both if name in best and name in test]
+    if recipe.protocol.name in SELECTED_ON_TEST or not pairs:
+        return {}
+    validation, test = zip(*pairs, strict=True)
+    return {"score": name, "validation": figure(validation), "test": figure(test)}
 
 
 def _budget(recipe: Recipe) -> str:

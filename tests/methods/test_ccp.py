@@ -9,6 +9,7 @@ import torch
 from nearkin import checkpoint
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import Protocol
+from nearkin.methods import ccp
 from nearkin.run_folder import RunFolder
 from nearkin.training import fit
 
@@ -193,6 +194,29 @@ def test_training_stops_after_evaluations_without_a_best(tiny, tmp_path, scripte
     assert state.step == 10  # best at step 2, then evaluations at 4, 6, 8 and 10 without a better one
 
 
+def whole_and_resumed(tiny, overrides, tmp_path, *, stop_at):
+    """A run, and the same run broken off after a step and gone on with from its checkpoint."""
+    whole = tiny(*overrides)
+    fit(whole, RunFolder.begun(tmp_path / "whole", whole.recipe), Silent())
+
+    class Stop(Exception):
+        pass
+
+    class StopAt(Silent):
+        def on_step(self, state, loss, images):
+            if state.step == stop_at:
+                checkpoint.save_last(state, folder)
+                raise Stop
+
+    folder = RunFolder.begun(tmp_path / "broken", whole.recipe)
+    with pytest.raises(Stop):
+        fit(tiny(*overrides), folder, StopAt())
+    resumed = tiny(*overrides)
+    checkpoint.load_last(resumed, folder)
+    fit(resumed, folder, Silent())
+    return whole, resumed
+
+
 @pytest.mark.parametrize(
     "objective",
     [
@@ -220,24 +244,7 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         overrides.append("method.proxies_per_class=2")
     if objective in ("mpa_ap", "soft_triple"):
         overrides.append("objective.proxies_per_class=2")
-    whole = tiny(*overrides)
-    fit(whole, RunFolder.begun(tmp_path / "whole", whole.recipe), Silent())
-
-    class Stop(Exception):
-        pass
-
-    class StopAt(Silent):
-        def on_step(self, state, loss, images):
-            if state.step == 5:
-                checkpoint.save_last(state, folder)
-                raise Stop
-
-    folder = RunFolder.begun(tmp_path / "broken", whole.recipe)
-    with pytest.raises(Stop):
-        fit(tiny(*overrides), folder, StopAt())
-    resumed = tiny(*overrides)
-    checkpoint.load_last(resumed, folder)
-    fit(resumed, folder, Silent())
+    whole, resumed = whole_and_resumed(tiny, overrides, tmp_path, stop_at=5)
     assert equal(weights(whole), weights(resumed))
     assert torch.equal(whole.method.bank.vectors, resumed.method.bank.vectors)
     assert whole.method.events == resumed.method.events
@@ -254,6 +261,7 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         (["method.pool_size=2", "method.proxies_per_class=3"], "pool_size must be at least"),
         (["protocol.name=conventional"], "by the scores of the test classes"),
         (["method.patience=0"], "method.patience must be at least 1"),
+        (["method.warmup_steps=-1"], "method.warmup_steps must be at least 0, got -1"),
         (["method.steps_per_problem=0"], "method.steps_per_problem must be at least 1"),
     ],
 )
@@ -332,3 +340,54 @@ def test_proxies_that_a_loss_owns_turn_to_the_images_about_their_mean_and_keep_t
     torch.testing.assert_close(directions, torch.ones_like(directions))
     torch.testing.assert_close(bank.vectors.norm(dim=2)[1:], before[1:])
     torch.testing.assert_close(bank.vectors.norm(dim=2)[0], torch.ones(1))
+
+
+def test_a_warm_up_trains_with_the_loss_by_itself_and_then_begins_the_first_problem(tiny, tmp_path):
+    """Two steps of warm-up, then problems of three: by hand, 1 at step 2, 2 at step 5, 3 at step 8."""
+    given = ("method.steps_per_problem=3", "method.proxies_per_class=2", "method.pool_size=3", "training.max_steps=9")
+    state, plain = tiny("method.name=ccp", "method.warmup_steps=2", *given), tiny("training.max_steps=9")
+    after = {}
+
+    class Watch(Silent):
+        def on_step(self, state, loss, images):
+            after.setdefault(state.step, []).append(weights(state))
+
+    proxies = state.method.bank.vectors.detach().clone()
+    for number, each in enumerate((state, plain)):
+        fit(each, RunFolder.begun(tmp_path / str(number), each.recipe), Watch())
+    assert [(e["step"], e["number"], e["steps_before"]) for e in state.method.events] == [
+        (2, 1, 2),
+        (5, 2, 3),
+        (8, 3, 3),
+    ]
+    assert all(equal(*after[step]) for step in (1, 2)), "until then it is the plain method"
+    assert not equal(*after[3])
+    assert not torch.equal(state.method.bank.vectors, proxies)
+
+
+def test_in_a_warm_up_scores_end_no_problem(tiny, tmp_path, scripted):
+    # An evaluation every two steps: those at 2 and 4 are within the warm-up, and the third after it is a worse one.
+    scripted([0.0, 0.0, 0.9, 0.1, 0.5, 0.6, 0.5, 0.1])
+    given = ("method.patience=1", "method.proxies_per_class=2", "method.pool_size=3", "training.max_steps=12")
+    state = tiny("method.name=ccp", "method.warmup_steps=5", *given)
+    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    assert [(e["step"], e["number"]) for e in state.method.events] == [(5, 1), (10, 2)]
+
+
+def test_proxies_that_a_loss_owns_have_been_trained_when_the_warm_up_ends(tiny, tmp_path, monkeypatch):
+    given = ("objective.name=proxy_anchor", "method.pool_size=3", "method.steps_per_problem=5", "training.max_steps=3")
+    held = []
+    genuine = ccp.greedy_k_center
+    monkeypatch.setattr(ccp, "greedy_k_center", lambda *args, **rest: held.append(args[1]) or genuine(*args, **rest))
+    state = tiny("method.name=ccp", "method.warmup_steps=3", *given)
+    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    assert len(held) == 1
+    assert held[0] is not None, "what they cover is not to be covered again"
+
+
+def test_interrupted_in_a_warm_up_it_goes_on_bit_for_bit(tiny, tmp_path):
+    overrides = ["method.name=ccp", "method.warmup_steps=4", "method.steps_per_problem=3", "method.pool_size=3"]
+    overrides += ["method.proxies_per_class=2", "training.max_steps=9"]
+    whole, resumed = whole_and_resumed(tiny, overrides, tmp_path, stop_at=3)
+    assert equal(weights(whole), weights(resumed))
+    assert whole.method.events == resumed.method.events

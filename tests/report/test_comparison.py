@@ -11,6 +11,7 @@ from rich.console import Console
 from nearkin.report import comparison
 from nearkin.report.comparison import (
     base_lines,
+    chosen_lines,
     comparison_csv,
     comparison_markdown,
     comparison_table,
@@ -185,3 +186,40 @@ def test_nothing_finished_is_still_a_table(summary, tmp_path):
     assert "No run has finished" in text
     assert "skipped: triplet seed 0, C2 seed 0: CUB is not there" in text
     assert comparison.title_of(summary) == "Comparison on no finished run"
+
+
+def chosen(name, *validation, test, score="MAP@R"):
+    return entry(
+        name,
+        0.5,
+        None,
+        chosen={"score": score, "validation": figure(*validation), "test": figure(*test)},
+        best_epochs=[3.0, 4.5][: len(validation)],
+    )
+
+
+def test_what_chose_the_epoch_is_shown_with_the_epochs():
+    rows = [chosen("C2", 0.5, 0.6, test=(0.2, 0.3)), entry("triplet", 0.4, None)]
+    assert chosen_lines(rows) == [["", "validation MAP@R", "epochs"], ["C2", "55.0 ± –", "3, 4.5"]]
+    assert "How the epoch was chosen" in comparison_markdown(rows)
+    assert "How the epoch was chosen" in shown(rows)
+    assert "How the epoch was chosen" not in comparison_markdown(rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("test", "said"), [((1, 2, 3, 4, 5, 6, 7, 8), False), ((8, 7, 6, 5, 4, 3, 2, 1), True), ((1,) * 8, False)]
+)
+def test_validation_classes_that_order_the_runs_otherwise_are_named(test, said):
+    rows = [chosen(f"row{k}", k / 10, test=(value / 10,)) for k, value in enumerate(test)]
+    lines = [line for line in warnings_of(rows) if "validation classes" in line]
+    assert len(lines) == said
+    if said:
+        assert "these 8 runs" in lines[0]
+        assert "rank correlation of MAP@R -1.00" in lines[0]
+        assert "protocol.validation_share" in lines[0]
+    assert not any("validation classes" in line for line in warnings_of(rows[:7])), "too few to say"
+
+
+def test_different_scores_are_not_correlated():
+    rows = [chosen(f"row{k}", k / 10, test=(-k / 10,), score="MAP@R" if k else "R@1") for k in range(9)]
+    assert not any("validation classes" in line for line in warnings_of(rows))

@@ -47,6 +47,9 @@ class Ccp(Plain):
         min_improvement: what counts as an improvement of the score that the protocol selects by.
         steps_per_problem: end every sub-problem after this many steps instead of by its scores.
         stop_after: evaluations on validation classes without a new best after which the whole training ends.
+        warmup_steps: steps of the loss by itself before the first sub-problem. Embeddings of a network that has learned
+            nothing yet nearly coincide, and so would proxies that start from them: each loss whose push outweighs its
+            pull then chases the whole batch away from all of them. Pretrained networks, as in the paper, need none.
         anchors: ``"proxies"``, or ``"samples"`` for the MNIST study, where the chosen images themselves are embedded
             in every step.
         as_released: what the authors' code adds: no pull in the first sub-problem, and a tenth of the loss on pairs
@@ -63,6 +66,7 @@ class Ccp(Plain):
         min_improvement: float = 1e-5,
         steps_per_problem: int | None = None,
         stop_after: int = 60,
+        warmup_steps: int = 0,
         anchors: Literal["proxies", "samples"] = "proxies",
         as_released: bool = False,
     ) -> None:
@@ -76,6 +80,8 @@ class Ccp(Plain):
                 raise RecipeError(f"method.{name} must be at least 1, got {value}")
         if steps_per_problem is not None and steps_per_problem < 1:
             raise RecipeError(f"method.steps_per_problem must be at least 1, got {steps_per_problem}")
+        if warmup_steps < 0:
+            raise RecipeError(f"method.warmup_steps must be at least 0, got {warmup_steps}")
         if not pull >= 0:
             raise RecipeError(f"method.pull must be at least 0, got {pull}")
         self.proxies_per_class = proxies_per_class
@@ -85,6 +91,7 @@ class Ccp(Plain):
         self.min_improvement = min_improvement
         self.steps_per_problem = steps_per_problem
         self.stop_after = stop_after
+        self.warmup_steps = warmup_steps
         self.anchors = anchors
         self.as_released = as_released
         self.events: list[dict[str, Any]] = []
@@ -149,10 +156,11 @@ class Ccp(Plain):
                 "CCP ends its sub-problems by the scores of validation classes, and these data leave none to hold out: "
                 "set method.steps_per_problem"
             )
-        self._begin_problem(state, first=True)
+        if self.warmup_steps == 0:
+            self._begin_problem(state, first=True)
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
-        if not self._feeds_references:
+        if not self._feeds_references or self.problem == 0:
             return super().loss(state, embeddings, labels, batch)
         if self.anchors == "samples":
             rows = state.protocol.train_rows[self._anchor_rows.ravel()]
@@ -171,7 +179,11 @@ class Ccp(Plain):
             self._reference.add_to_gradients(state.weights, self.pull)
 
     def after_step(self, state: TrainingState) -> None:
-        if self.steps_per_problem is not None and state.step - self.problem_began >= self.steps_per_problem:
+        if self.problem == 0:
+            if state.step >= self.warmup_steps:
+                # A loss that owns proxies has trained them in the meantime.
+                self._begin_problem(state, first=self._feeds_references)
+        elif self.steps_per_problem is not None and state.step - self.problem_began >= self.steps_per_problem:
             self._best_weights = None  # without scores the last weights are the solution
             self._begin_problem(state)
 
@@ -180,7 +192,7 @@ class Ccp(Plain):
         self.without_best += 1
         if score > self.overall_best:
             self.overall_best, self.without_best = score, 0
-        if self.steps_per_problem is None:
+        if self.steps_per_problem is None and self.problem > 0:
             # A score that is not a number compares as no improvement.
             if score > self.problem_best + self.min_improvement or self._best_weights is None:
                 self.problem_best = score if not math.isnan(score) else -math.inf

@@ -17,12 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from nearkin.run_folder import write_atomically
+from nearkin.study import rank_correlation
 
 Summary = Sequence[Mapping[str, Any]]
 """What :func:`nearkin.study.summarise` returns."""
 
 HEADINGS = {"R@1": "R@1", "MAP@R": "MAP@R", "nDCG@8": "nDCG@8", "covering_radius": "covering radius"}
 MARKS = {"above": "▲", "below": "▼", "within the spread": "≈", None: ""}
+RUNS_TO_CORRELATE, GOOD_CORRELATION = 8, 0.5
 BASE, METHOD, BAND = "#555555", "#1f6fb4", "#ebebeb"
 
 
@@ -168,8 +170,9 @@ def families(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _tables(summary: Summary) -> list[tuple[str, list[list[str]]]]:
-    """Scores; best beside last epoch where the protocol has both; rows beside their base. Titles, headings, cells."""
+    """Scores; best beside last epoch, or what chose the epoch; rows beside their base. Titles, headings, cells."""
     tables = [("", score_lines(summary)), ("Best and last epoch", last_lines(summary))]
+    tables.append(("How the epoch was chosen", chosen_lines(summary)))
     tables.append(("Against their base", base_lines(summary)))
     return [(title, lines) for title, lines in tables if len(lines) > 1]
 
@@ -193,6 +196,19 @@ def last_lines(summary: Summary) -> list[list[str]]:
     for row in rows:
         cells = [figure_text(row[which].get(name), name) for name in names for which in ("metrics", "last")]
         lines.append([_indented(row), *cells])
+    return lines
+
+
+def chosen_lines(summary: Summary) -> list[list[str]]:
+    """Headings and cells of the validation scores by which epochs were chosen, and of those epochs."""
+    rows = [row for row in families(summary) if row.get("chosen")]
+    names = list(dict.fromkeys(row["chosen"]["score"] for row in rows))
+    lines = [["", *(f"validation {name}" for name in names), "epochs"]]
+    for row in rows:
+        chosen = row["chosen"]
+        cells = [figure_text(chosen["validation"] if chosen["score"] == name else None, name) for name in names]
+        epochs = ", ".join(f"{epoch:.3g}" for epoch in row.get("best_epochs", ()) if epoch is not None)
+        lines.append([_indented(row), *cells, epochs])
     return lines
 
 
@@ -268,12 +284,34 @@ def warnings_of(summary: Summary) -> list[str]:
         lines.append("Mixed load: some runs had the machine to themselves and some did not; do not compare ms/step.")
     if len({tuple(row["seeds"]) for row in rows}) > 1:
         lines.append("Not every row has the same seeds.")
+    lines += _doubts_about_validation(rows)
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in summary:
         for problem in row["problems"]:
             reason = (problem["status"], problem["reason"] or "no reason given")
             reasons.setdefault(reason, []).append(f"{row['title']} seed {problem['seed']}")
     return lines + [f"{status}: {', '.join(runs)}: {reason}" for (status, reason), runs in reasons.items()]
+
+
+def _doubts_about_validation(rows: Summary) -> list[str]:
+    """A line where validation classes put the runs in another order than the test classes do."""
+    chosen = [row["chosen"] for row in rows if row.get("chosen")]
+    if len({each["score"] for each in chosen}) != 1:
+        return []
+    validation, test = (
+        [value for each in chosen for value in each[which]["values"]] for which in ("validation", "test")
+    )
+    if len(validation) < RUNS_TO_CORRELATE:
+        return []
+    rho = rank_correlation(validation, test)
+    if not rho < GOOD_CORRELATION:
+        return []
+    score = chosen[0]["score"]
+    return [
+        f"The validation classes put these {len(validation)} runs in another order than the test classes (rank "
+        f"correlation of {score} {rho:.2f}): what they choose, an epoch or a setting, may be far from the best. "
+        f"More of them help (protocol.validation_share), or another score (protocol.select_by)."
+    ]
 
 
 def _said(summary: Summary, key: str) -> list[str]:
