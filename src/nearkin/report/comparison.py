@@ -229,10 +229,13 @@ def figure_text(value: Mapping[str, Any] | None, name: str) -> str:
 
     >>> figure_text({"mean": 0.6571, "spread": 0.0042}, "R@1"), figure_text({"mean": 0.5, "spread": None}, "R@1")
     ('65.7 ± 0.4', '50.0 ± –')
+    >>> figure_text({"mean": 41.37, "spread": 0.52}, "step_ms"), figure_text({"mean": 284.2, "spread": 11.6}, "step_ms")
+    ('41.4 ± 0.5', '284 ± 12')
     """
     if value is None:
         return "–"
-    scale, digits = {"covering_radius": (1, 3), "step_ms": (1, 1)}.get(name, (100, 1))
+    # Of a long step the tenth of a millisecond says nothing and takes room.
+    scale, digits = {"covering_radius": (1, 3), "step_ms": (1, int(value["mean"] < 100))}.get(name, (100, 1))
     spread = "–" if value["spread"] is None else f"{scale * value['spread']:.{digits}f}"
     return f"{scale * value['mean']:.{digits}f} ± {spread}"
 
