@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -150,7 +151,19 @@ class TestSubProblems:
     def test_reasons(self, tmp_path):
         plain = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)]))
         assert "protocol.covering=true" in reasons(sub_problems.draw_covering([plain]))["covering"]
-        assert "the method is plain" in reasons(sub_problems.draw_steps([plain]))["problems"]
+        assert "the method is plain; only ccp" in reasons(sub_problems.draw_steps([plain]))["problems"]
+
+    def test_problems_that_began_after_a_warm_up(self, tmp_path):
+        events = [event | {"step": event["step"] + 30} for event in self.EVENTS]
+        opened = OpenedRun(written(tmp_path / "a", [row(40, 1.0, 0.1), row(50, 1.0, 0.1)], events))
+        assert sub_problems.problem_steps(opened) == [(1, 12, True), (2, 5, True), (3, 3, False)]
+        axis = shown(sub_problems.draw_steps([opened]))["problems"].figure.axes[0]
+        assert axis.get_xlabel() == "number of the sub-problem, counted from step 30"
+
+    def test_a_run_that_ended_within_its_warm_up_has_none(self, tmp_path):
+        opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)]))
+        opened.recipe = opened.recipe.replace(method=dataclasses.replace(opened.recipe.method, name="ccp"))
+        assert "ended within the warm-up" in reasons(sub_problems.draw_steps([opened]))["problems"]
 
 
 class TestMap:

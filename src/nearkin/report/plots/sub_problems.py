@@ -35,7 +35,9 @@ def draw_steps(runs: Sequence[OpenedRun]) -> Drawing:
     for run in runs:
         try:
             if not any(event.get("kind") in _KINDS for event in run.events):
-                raise CannotDrawError(f"the method is {run.recipe.method.name}; only ccp and profs have them")
+                method = run.recipe.method.name
+                none = "its training ended within the warm-up" if method == "ccp" else "only ccp and profs have them"
+                raise CannotDrawError(f"the method is {method}; {none}")
             present.append((run, problem_steps(run)))
         except NearkinError as error:
             yield NotDrawn("problems", str(error), run)
