@@ -141,7 +141,8 @@ def put_into(file: Path, told: str, where: str) -> None:
 
 
 def merged(line: str, told: str, where: str) -> str:
-    """
+    """What a recipe says of run times, with this one first and those of other machines behind it.
+
     >>> merged("28 h with 2 CPU cores (estimated from its first steps)", "15 min", "NVIDIA H200")
     '15 min with NVIDIA H200, 28 h with 2 CPU cores (estimated from its first steps)'
     >>> merged("15 min with NVIDIA H200, 28 h with 2 CPU cores (estimated from its first steps)", "9 h", "2 CPU cores")
