@@ -30,6 +30,7 @@ from nearkin.errors import InterruptedRunError, TrainingError
 from nearkin.evaluation.protocol import EvaluationSet
 from nearkin.evaluation.protocol import Protocol as EvaluationProtocol
 from nearkin.interrupt import StopRequest
+from nearkin.numerics import at_least_float32
 from nearkin.optimisation import Scheduler, clip_gradients, gradient_norms
 from nearkin.recipe import Recipe
 from nearkin.run_folder import RunFolder
@@ -257,7 +258,8 @@ class HealthCheck:
 
     def watch(self, batch: Batch, loss: Tensor) -> float:
         norms = gradient_norms(self.state.optimiser)
-        values = torch.stack([loss.detach().float(), *(norm.float() for norm in norms.values())])
+        loss = at_least_float32(loss.detach())
+        values = torch.stack([loss, *(norm.to(loss.dtype) for norm in norms.values())])
         if values.device.type == "cpu":
             self._check(self.state.step, batch, list(norms), values)
             return self._latest

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -33,26 +35,58 @@ def test_distances_equal_those_of_the_vectors(ours, power):
     a, b = rows(5), rows(6)
 
     def between(a, b):
-        return ours(a @ b.T, a.square().sum(dim=1), b.square().sum(dim=1))
+        return ours(a @ b.T, a.square().sum(dim=1), b.square().sum(dim=1), dim=4)
 
     torch.testing.assert_close(between(a, b), (a[:, None] - b).norm(dim=2) ** power)
     assert torch.autograd.gradcheck(between, (a, b))
 
 
+def sums_in_other_orders(x):
+    """Inner products of rows as other processors may add them up: in order, backwards, halves first, in blocks of 8."""
+    products = x[:, None] * x
+    dim = x.shape[1]
+    in_order = products.cumsum(dim=2)[:, :, -1]
+    backwards = products.flip(2).cumsum(dim=2)[:, :, -1]
+    halves = products
+    while halves.shape[2] > 1:
+        halves = halves[:, :, ::2] + halves[:, :, 1::2]
+    blocks = products.unflatten(2, (dim // 8, 8)).cumsum(dim=2)[:, :, -1].cumsum(dim=2)[:, :, -1]
+    return {"in order": in_order, "backwards": backwards, "halves": halves[:, :, 0], "blocks": blocks, "torch": x @ x.T}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dim", [16, 128, 2048])
-def test_equal_vectors_are_exactly_zero_apart_without_gradient(dtype, dim):
+def test_equal_vectors_are_exactly_zero_apart_without_gradient_however_sums_are_added_up(dtype, dim):
     torch.manual_seed(dim)
-    x = torch.nn.functional.normalize(torch.randn(50, dim, dtype=dtype))
-    similarity = (x @ x.T).requires_grad_()
-    distance = _geometry.distance(similarity, x.square().sum(dim=1), x.square().sum(dim=1))
-    assert (distance.diagonal() == 0).all()
-    assert (distance + torch.eye(50) > 0.01).all()
-    (gradient,) = torch.autograd.grad(
-        _geometry.distance(similarity, x.square().sum(dim=1), x.square().sum(dim=1)).sum(), similarity
-    )
-    assert (gradient.diagonal() == 0).all()
-    assert torch.isfinite(gradient).all()
+    x = torch.nn.functional.normalize(torch.randn(20, dim, dtype=dtype))
+    sums = sums_in_other_orders(x)
+    for (name, similarity), lengths in itertools.product(sums.items(), [s.diagonal() for s in sums.values()]):
+        similarity = similarity.clone().requires_grad_()
+        distance = _geometry.distance(similarity, lengths, lengths, dim=dim)
+        assert (distance.diagonal() == 0).all(), name
+        assert (distance + torch.eye(20) > 0.01).all(), name
+        (gradient,) = torch.autograd.grad(distance.sum(), similarity)
+        assert (gradient.diagonal() == 0).all(), name
+        assert torch.isfinite(gradient).all(), name
+
+
+@pytest.mark.parametrize("dim", [16, 512, 8192])
+def test_the_floor_holds_in_the_worst_case_and_is_no_larger_than_it_must_be(dim):
+    """Terms that are all rounded down, one after another: the sum that numerical analysis bounds."""
+    x = torch.full((1, dim), 1 + 2**-11 + 2**-12)  # its square is not a float32, nor are the partial sums
+    added = torch.zeros(1)
+    for term in (x * x)[0]:
+        added = added + term
+    exact = x.double().square().sum()
+    error = float(2 * abs(exact - added) / (2 * exact))
+    floor = _geometry.rounding_floor(dim, torch.float32)
+    assert error < floor
+    apart = torch.zeros(1, dim)
+    apart[0, 0] = 2 * (2 * floor) ** 0.5  # twice the floor's distance, for unit vectors
+    unit = torch.nn.functional.normalize(torch.ones(1, dim))
+    pair = torch.cat([unit, torch.nn.functional.normalize(unit + apart)])
+    distance = _geometry.distance(pair @ pair.T, pair.square().sum(1), pair.square().sum(1), dim=dim)
+    assert distance[0, 1] > 0, "vectors that are apart stay apart"
 
 
 def test_log_sum_exp_skips_what_is_masked_and_stands_empty_rows():

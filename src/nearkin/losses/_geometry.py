@@ -32,30 +32,48 @@ def gram(x: Tensor) -> Tensor:
     return _apply(_Gram, x)
 
 
-def squared_distance(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
-    """``‖q‖² + ‖r‖² − 2 q·r``, with 0 and no gradient where it is less than rounding makes of two equal vectors.
+def squared_distance(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, *, dim: int) -> Tensor:
+    """``‖q‖² + ‖r‖² − 2 q·r``, with 0 and no gradient where it is less than rounding may make of two equal vectors.
 
     Without that floor a sample would lie a random 1e-4 away from its own copy among the references, and a loss that
-    averages non-zero terms would count it or not by chance.
+    averages non-zero terms would count it or not by chance; see :func:`rounding_floor`.
 
     Args:
         similarity: inner products ``[N, M]``.
         query_lengths: squared lengths ``[N]``.
         reference_lengths: squared lengths ``[M]``.
+        dim: D, the number of terms in each of those sums.
 
-    >>> squared_distance(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.ones(2))
+    >>> squared_distance(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.ones(2), dim=2)
     tensor([[2., 0.]])
     """
-    return _apply(_SquaredDistance, similarity, query_lengths, reference_lengths)
+    return _apply(_SquaredDistance, similarity, query_lengths, reference_lengths, dim)
 
 
-def distance(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+def distance(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, *, dim: int) -> Tensor:
     """The root of :func:`squared_distance`, with gradient 0, not infinity, where it is 0.
 
-    >>> distance(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.ones(2))
+    >>> distance(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.ones(2), dim=2)
     tensor([[1.4142, 0.0000]])
     """
-    return _apply(_Distance, similarity, query_lengths, reference_lengths)
+    return _apply(_Distance, similarity, query_lengths, reference_lengths, dim)
+
+
+def rounding_floor(dim: int, dtype: torch.dtype) -> float:
+    """What rounding may make of the squared distance of two equal vectors, as a share of ``‖q‖² + ‖r‖²``.
+
+    A sum of D products, added up in any order, is off by at most ``γ_D Σ|x_i y_i|`` with ``γ_n = n u / (1 − n u)`` and
+    the unit roundoff u = ε/2 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). For equal vectors
+    that is ``γ_D ‖q‖²`` for the inner product and for each squared length, so that ``‖q‖² + ‖r‖² − 2 q·r`` is off by
+    ``2 γ_D (‖q‖² + ‖r‖²)``; two further roundings are those of the sum and the difference. The order in which a
+    processor adds depends on its instructions and the number of threads, and the bound holds for all of them.
+
+    >>> rounding_floor(512, torch.float32) ** 0.5  # the distance of unit vectors, over √2
+    0.00782...
+    """
+    unit = torch.finfo(dtype).eps / 2
+    terms = dim + 2
+    return 2 * terms * unit / (1 - terms * unit)
 
 
 def log_sum_exp(x: Tensor, mask: Tensor, *, dim: int, extra_zero: bool = False) -> Tensor:
@@ -107,39 +125,39 @@ class _Gram(Function):
 
 class _SquaredDistance(Function):
     @staticmethod
-    def forward(ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
-        squared = _above_rounding(similarity, query_lengths, reference_lengths)
+    def forward(ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, dim: int) -> Tensor:
+        squared = _above_rounding(similarity, query_lengths, reference_lengths, dim)
         ctx.save_for_backward(squared)
         return squared
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (squared,) = ctx.saved_tensors
         gradient = gradient * (squared > 0)
-        return gradient * -2.0, gradient.sum(dim=1), gradient.sum(dim=0)
+        return gradient * -2.0, gradient.sum(dim=1), gradient.sum(dim=0), None
 
 
 class _Distance(Function):
     @staticmethod
-    def forward(ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
-        root = _above_rounding(similarity, query_lengths, reference_lengths).sqrt_()
+    def forward(ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, dim: int) -> Tensor:
+        root = _above_rounding(similarity, query_lengths, reference_lengths, dim).sqrt_()
         ctx.save_for_backward(root)
         return root
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (root,) = ctx.saved_tensors
         zero = root == 0
         slope = (gradient / (root + zero)).masked_fill(zero, 0.0)
-        return -slope, slope.sum(dim=1) * 0.5, slope.sum(dim=0) * 0.5
+        return -slope, slope.sum(dim=1) * 0.5, slope.sum(dim=0) * 0.5, None
 
 
-def _above_rounding(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+def _above_rounding(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, dim: int) -> Tensor:
     lengths = query_lengths[:, None] + reference_lengths
     squared = torch.sub(lengths, similarity, alpha=2)
-    return squared.mul_(squared > lengths.mul_(4.0 * torch.finfo(squared.dtype).eps))
+    return squared.mul_(squared > lengths.mul_(rounding_floor(dim, squared.dtype)))
 
 
 class _LogSumExp(Function):

@@ -35,11 +35,11 @@ class Pairs:
 
     def distance(self) -> Tensor:
         """``‖q − r‖``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
-        return _geometry.distance(self.similarity, *self._squared_lengths())
+        return _geometry.distance(self.similarity, *self._squared_lengths(), dim=self.queries.shape[1])
 
     def squared_distance(self) -> Tensor:
         """``‖q − r‖²``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
-        return _geometry.squared_distance(self.similarity, *self._squared_lengths())
+        return _geometry.squared_distance(self.similarity, *self._squared_lengths(), dim=self.queries.shape[1])
 
     def reference_similarity(self) -> Tensor:
         """Inner products of the references among themselves, ``[M, M]``."""
