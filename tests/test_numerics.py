@@ -27,7 +27,7 @@ def test_log_sum_exp_and_its_derivative_equal_torch(dim, extra_zero):
     with_zero = torch.cat([leaf, torch.zeros_like(leaf.narrow(dim, 0, 1))], dim) if extra_zero else leaf
     expected = torch.logsumexp(with_zero, dim)
     (derivative,) = torch.autograd.grad(expected.sum(), leaf)
-    value = log_sum_exp_(x, dim, extra_zero=extra_zero, slope=0.5)
+    value = log_sum_exp_(x, dim, extra_zero=extra_zero, factor=0.5)
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(x, 0.5 * derivative, rtol=1e-12, atol=1e-12)
 

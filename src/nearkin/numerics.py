@@ -73,8 +73,8 @@ def log1p_sum_exp(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     return (total.log() + top).squeeze(dim)
 
 
-def log_sum_exp_(x: Tensor, dim: int, *, extra_zero: bool = False, slope: float | Tensor = 1.0) -> Tensor:
-    """``log Σ exp x_i`` over ``dim``, or ``log(1 + Σ exp x_i)``; overwrites ``x`` with ``slope`` times its derivative.
+def log_sum_exp_(x: Tensor, dim: int, *, extra_zero: bool = False, factor: float | Tensor = 1.0) -> Tensor:
+    """``log Σ exp x_i`` over ``dim``, or ``log(1 + Σ exp x_i)``; overwrites ``x`` with ``factor`` times its derivative.
 
     The derivative is the softmax of ``x`` (with the extra zero among the exponents), so value and gradient cost one
     exponential and no second array. Entries of minus infinity count for nothing.
@@ -89,7 +89,7 @@ def log_sum_exp_(x: Tensor, dim: int, *, extra_zero: bool = False, slope: float 
     total = x.sub_(top).exp_().sum(dim, keepdim=True)
     if extra_zero:
         total.add_((-top).exp_())
-    x.div_(total / slope)
+    x.div_(total / factor)
     return total.log_().add_(top).squeeze(dim)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nearkin.losses._anchor import SampleWeights, anchor_loss, anchor_slope
+from nearkin.losses._anchor import SampleWeights, anchor_loss, anchor_value_and_gradient
 
 
 def weighted_anchor(s, labels, weights, *, alpha, margin, positive_norm):
@@ -57,16 +57,19 @@ def test_weights_of_one_change_nothing(proxy_batch, positive_norm):
     s = torch.tanh(z @ torch.ones(5, 6, dtype=torch.float64).cumsum(1))
     ones = SampleWeights(torch.ones(len(z), dtype=torch.float64), torch.ones(len(z), 6, dtype=torch.float64))
     options = {"alpha": 32.0, "margin": 0.1, "positive_norm": positive_norm}
-    plain, weighted = anchor_slope(s, labels, **options), anchor_slope(s, labels, weights=ones, **options)
+    plain, weighted = (
+        anchor_value_and_gradient(s, labels, **options),
+        anchor_value_and_gradient(s, labels, weights=ones, **options),
+    )
     torch.testing.assert_close(weighted, plain, rtol=1e-12, atol=1e-12)
 
 
 def test_own_entry_of_the_negative_weights_is_ignored():
     weights = some_weights(3, 4)
     s, labels = torch.linspace(-0.9, 0.9, 12, dtype=torch.float64).view(3, 4), torch.tensor([2, 0, 2])
-    before = anchor_slope(s, labels, alpha=32.0, margin=0.1, weights=weights)
+    before = anchor_value_and_gradient(s, labels, alpha=32.0, margin=0.1, weights=weights)
     weights.negative.scatter_(1, labels[:, None], 1e3)
-    after = anchor_slope(s, labels, alpha=32.0, margin=0.1, weights=weights)
+    after = anchor_value_and_gradient(s, labels, alpha=32.0, margin=0.1, weights=weights)
     torch.testing.assert_close(after, before)
 
 
@@ -81,7 +84,9 @@ def test_similarities_are_left_alone_and_the_loss_can_be_differentiated_again():
 
 
 def test_huge_exponents_stay_finite():
-    value, slope = anchor_slope(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([1, 0]), alpha=1e4, margin=0.1)
+    value, slope = anchor_value_and_gradient(
+        torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([1, 0]), alpha=1e4, margin=0.1
+    )
     # Every pull and push is 1e4 · 1.1, far beyond what exp can hold, and the slopes are ±α/2.
     assert value.item() == pytest.approx(2.2e4)
     torch.testing.assert_close(slope, torch.tensor([[5e3, -5e3], [-5e3, 5e3]]))

@@ -81,7 +81,7 @@ def test_extreme_lengths_and_coinciding_points(with_and_without, name, length):
     labels = torch.tensor([0, 1, 1, 5, 5], device=DEVICE)
     plain, fused = with_and_without(loss, embeddings, labels)
     assert all(bool(part.isfinite().all()) for part in fused)
-    if name != "ArcFace":  # where the angle is 0 its slope is a ratio of two roundings
+    if name != "ArcFace":  # where the angle is 0 its gradient is a ratio of two roundings
         assert_equal(plain[:1], fused[:1])
 
 
@@ -105,7 +105,7 @@ def test_weighted_pairs_cost_the_same_with_the_fused_kernel(monkeypatch, positiv
     for kernels in (None, _kernels):
         monkeypatch.setattr(_anchor, "kernels_for", lambda x, kernels=kernels: kernels)
         options = {"alpha": 32.0, "margin": 0.1, "positive_norm": positive_norm, "weights": weights}
-        results.append(_anchor.anchor_slope(similarities, labels, **options))
+        results.append(_anchor.anchor_value_and_gradient(similarities, labels, **options))
     assert_equal(*results)
 
 

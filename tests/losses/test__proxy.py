@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nearkin.catalogue import keyword_options
 from nearkin.losses import (
     AllPairsMultiProxyAnchor,
     ArcFace,
@@ -19,6 +20,8 @@ from nearkin.losses import (
     ProxyNCAPlusPlus,
     SoftTriple,
 )
+from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._proxy import ProxyLoss
 
 SINGLE = [ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, NormalizedSoftmax, CosFace, ArcFace]
 MULTI = [SoftTriple, MultiProxyAnchor, DataWiseMultiProxyAnchor, AllPairsMultiProxyAnchor]
@@ -78,19 +81,97 @@ def test_no_copy_of_the_proxies_but_their_gradient(loss_class):
     assert large_arrays(loss, z, torch.randint(300, (6,)), loss.bank.vectors.numel()) == 1
 
 
-@pytest.mark.parametrize("loss_class", LOSSES)
-def test_the_two_ways_to_a_loss_agree(loss_class, proxy_batch):
-    """forward is one closed form; class_similarities and from_similarities go through autograd."""
+def weighting():
+    weights = InformativeSampleWeights(6, 5, memory_size=30)
+    weights.memory_on = weights.filter_on = True
+    return weights
+
+
+WITH_OPTIONS = [
+    (loss, options)
+    for loss in LOSSES
+    for options in ({}, {"weighting": True}, {"proxies_per_class": 3})
+    if set(options) <= set(keyword_options(loss))
+]
+
+
+@pytest.mark.parametrize("loss_class, options", WITH_OPTIONS)
+def test_the_closed_form_agrees_with_autograd_through_the_formula(loss_class, options, proxy_batch):
     z, labels = proxy_batch
     z.requires_grad_()
-    options = {"tau": 0.0} if loss_class in MULTI else {}
-    loss = loss_class(6, 5, **options).double()
-    leaves = [z, loss.bank.vectors]
-    fused, by_steps = loss(z, labels), loss.from_similarities(loss.class_similarities(z), labels)
-    torch.testing.assert_close(fused, by_steps, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(
-        torch.autograd.grad(fused, leaves), torch.autograd.grad(by_steps, leaves), rtol=1e-9, atol=1e-9
-    )
+    results = []
+    for by_autograd in (False, True):
+        torch.manual_seed(0)
+        built = {key: weighting() if key == "weighting" else value for key, value in options.items()}
+        loss = loss_class(6, 5, **built).double()
+        assert loss.has_closed_form
+        for _ in range(3 if "weighting" in options else 1):  # a weighting learns from the batches before
+            value = loss.by_autograd(z, loss.bank.vectors, labels) if by_autograd else loss(z, labels)
+        results.append((value, *torch.autograd.grad(value, [z, loss.bank.vectors])))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+class Hinge(ProxyLoss):
+    """A loss by the book: the formula and nothing else, with a parameter of its own."""
+
+    def __init__(self, num_classes, dim, **options):
+        super().__init__(num_classes, dim, **options)
+        self.margin = torch.nn.Parameter(torch.tensor(0.2))
+
+    def from_similarities(self, similarities, labels, weights=None):
+        own = similarities.gather(1, labels[:, None])
+        terms = (similarities - own + self.margin).clamp_min(0)
+        return (terms if weights is None else terms * weights.negative).mean()
+
+
+@pytest.mark.parametrize("options", [{}, {"weighting": True}, {"proxies_per_class": 3, "tau": 0.2}])
+def test_a_loss_needs_nothing_but_its_formula(options):
+    torch.manual_seed(0)
+    loss = Hinge(6, 5, **{key: weighting() if key == "weighting" else value for key, value in options.items()})
+    assert not loss.has_closed_form
+    centres = torch.randn(6, 5)
+    labels = torch.arange(6).repeat(4)
+    optimiser = torch.optim.Adam(loss.parameters(), lr=0.05)
+    first = None
+    for _ in range(40):
+        optimiser.zero_grad()
+        value = loss(centres[labels] + 0.1 * torch.randn(24, 5), labels)
+        value.backward()
+        if first is None:
+            first = value.item()
+            assert all(parameter.grad.abs().sum() > 0 for parameter in loss.parameters())
+        optimiser.step()
+    assert value.item() < 0.7 * first
+    assert loss.similarity_weights(centres, torch.arange(6)).shape == (6, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert loss(centres.bfloat16(), torch.arange(6)).dtype == torch.float32
+
+
+def test_another_formula_does_not_inherit_the_gradient_of_the_old_one():
+    class Doubled(ProxyAnchor):
+        def from_similarities(self, similarities, labels, weights=None):
+            return 2 * super().from_similarities(similarities, labels, weights)
+
+    class Faster(Doubled):
+        def value_and_gradient(self, similarities, labels, weights):
+            value, gradient = ProxyAnchor.value_and_gradient(self, similarities, labels, weights)
+            return 2 * value, 2 * gradient
+
+    assert ProxyAnchor.has_closed_form
+    assert Faster.has_closed_form
+    assert not Doubled.has_closed_form
+    z, labels = torch.randn(4, 5), torch.tensor([0, 3, 3, 5])
+    plain = ProxyAnchor(6, 5)
+    for kind in (Doubled, Faster):
+        loss = kind(6, 5)
+        loss.load_state_dict(plain.state_dict())
+        torch.testing.assert_close(loss(z, labels), 2 * plain(z, labels))
+
+
+def test_a_loss_without_a_formula_says_what_is_missing():
+    with pytest.raises(NotImplementedError, match="from_similarities"):
+        ProxyLoss(6, 5)(torch.randn(4, 5), torch.tensor([0, 3, 3, 5]))
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)

@@ -82,7 +82,7 @@ def test_weights_of_one_change_nothing(proxy_batch):
     loss = ProxyNCA(6, 5).double()
     s = loss.class_similarities(z).detach()
     ones = SampleWeights(torch.ones(len(z), dtype=torch.float64), torch.ones_like(s))
-    torch.testing.assert_close(loss.value_and_slope(s, labels, ones), loss.value_and_slope(s, labels, None))
+    torch.testing.assert_close(loss.value_and_gradient(s, labels, ones), loss.value_and_gradient(s, labels, None))
 
 
 def test_needs_two_classes():

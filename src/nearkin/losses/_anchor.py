@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from nearkin.losses._fused import kernels_for
-from nearkin.numerics import log_sum_exp_
+from nearkin.numerics import log1p_sum_exp, log_sum_exp_
 
 PositiveNorm = Literal["present", "all"]
 
@@ -35,7 +34,7 @@ def anchor_loss(
     positive_norm: PositiveNorm = "present",
     weights: SampleWeights | None = None,
 ) -> Tensor:
-    """Proxy-Anchor's loss of class similarities ``[N, C]`` and labels ``[N]``, differentiable once.
+    """Proxy-Anchor's loss of class similarities ``[N, C]`` and labels ``[N]``.
 
     With ``weights`` it is equation (13) of the ISA paper: ``alpha · weight`` for ``alpha``, and the two sums divided by
     the sums of the classes' mean weights. A class without positives (or without negatives) counts there with weight 1
@@ -44,13 +43,15 @@ def anchor_loss(
     >>> anchor_loss(torch.tensor([[0.1, -0.1]]), torch.tensor([0]), alpha=32.0, margin=0.1)
     tensor(1.0397)
     """
-    return FromSimilarities.apply(  # type: ignore[no-any-return, no-untyped-call]
-        similarities,
-        lambda s: anchor_slope(s, labels, alpha=alpha, margin=margin, positive_norm=positive_norm, weights=weights),
-    )
+    own = F.one_hot(labels, similarities.shape[1]).bool()
+    pull, push = alpha * (margin - similarities), alpha * (similarities + margin)
+    if weights is not None:
+        pull, push = weights.positive[:, None] * pull, weights.negative * push
+    pull_norm, push_norm = _norms(similarities, labels, positive_norm, weights)
+    return log1p_sum_exp(pull, own, 0).sum() / pull_norm + log1p_sum_exp(push, ~own, 0).sum() / push_norm
 
 
-def anchor_slope(
+def anchor_value_and_gradient(
     similarities: Tensor,
     labels: Tensor,
     *,
@@ -66,7 +67,7 @@ def anchor_slope(
     pull_norm, push_norm = _norms(similarities, labels, positive_norm, weights)
     kernels = kernels_for(similarities)
     if kernels is not None:
-        loss, slope = kernels.anchor(
+        loss, gradient = kernels.anchor(
             similarities,
             labels,
             alpha=alpha,
@@ -75,7 +76,7 @@ def anchor_slope(
             push_norm=push_norm,
             weights=weights,
         )
-        return loss, slope
+        return loss, gradient
     column = labels[:, None]
     pull_scale: float | Tensor = alpha if weights is None else alpha * weights.positive
 
@@ -83,17 +84,17 @@ def anchor_slope(
     top = similarities.new_zeros(similarities.shape[1]).scatter_reduce_(0, labels, exponent, "amax")
     share = exponent.sub_(top[labels]).exp_()
     total = (-top).exp_().index_add_(0, labels, share)
-    pull_slope = share.div_(total[labels]).mul_(-pull_scale / pull_norm)
+    pull_gradient = share.div_(total[labels]).mul_(-pull_scale / pull_norm)
     pull = total.log_().add_(top).div_(pull_norm)
 
     negative = (similarities + margin).mul_(alpha)
     if weights is not None:
         negative.mul_(weights.negative)
     negative.scatter_(1, column, float("-inf"))
-    push = log_sum_exp_(negative, 0, extra_zero=True, slope=alpha / push_norm).div_(push_norm)
+    push = log_sum_exp_(negative, 0, extra_zero=True, factor=alpha / push_norm).div_(push_norm)
     if weights is not None:
         negative.mul_(weights.negative)
-    return pull.add_(push).sum(), negative.scatter_(1, column, pull_slope[:, None])
+    return pull.add_(push).sum(), negative.scatter_(1, column, pull_gradient[:, None])
 
 
 def _norms(
@@ -111,23 +112,3 @@ def _norms(
     negative = weights.negative.sum(0).index_add_(0, labels, own, alpha=-1) / (samples - count)
     absent = 0.0 if positive_norm == "present" else 1.0
     return torch.where(count > 0, positive, absent).sum(), torch.where(count < samples, negative, 1.0).sum()
-
-
-class FromSimilarities(torch.autograd.Function):
-    """A loss of similarities whose derivative is computed along with its value.
-
-    ``value_and_slope`` runs outside autograd and returns the scalar loss and its derivative, which is all that is kept
-    for the backward pass.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, similarities: Tensor, value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-        loss, slope = value_and_slope(similarities)
-        ctx.save_for_backward(slope)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (slope,) = ctx.saved_tensors
-        return slope * gradient, None

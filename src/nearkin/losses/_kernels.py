@@ -18,9 +18,9 @@ from nearkin.losses._triton import (
     anchor_kernel,
     class_similarity_kernel,
     cross_entropy_kernel,
+    gradient_by_proxy_kernel,
     proxy_spread_kernel,
     remove_radial_kernel,
-    slope_by_proxy_kernel,
     units_and_lengths_kernel,
 )
 
@@ -71,8 +71,11 @@ def remove_radial_(
     )
 
 
-def proxy_spread(vectors: Tensor, lengths: Tensor, *, weight: float) -> tuple[Tensor, Tensor]:
-    """``weight`` times the distances within classes of proxies ``[C, K, D]``, and the matrices of its gradient."""
+def proxy_spread(vectors: Tensor, lengths: Tensor, *, weight: float, floor: float) -> tuple[Tensor, Tensor]:
+    """``weight`` times the distances within classes of proxies ``[C, K, D]``, and the matrices of its gradient.
+
+    A squared distance of at most ``floor`` is none.
+    """
     classes, per_class, dim = vectors.shape
     value, matrices = vectors.new_empty(classes), vectors.new_empty(classes, per_class, per_class)
     proxy_spread_kernel[(classes,)](
@@ -82,6 +85,7 @@ def proxy_spread(vectors: Tensor, lengths: Tensor, *, weight: float) -> tuple[Te
         matrices,
         dim,
         weight,
+        floor,
         K=per_class,
         PADDED=max(16, triton.next_power_of_2(per_class)),  # the least that a matrix product takes
         BLOCK=128,
@@ -98,13 +102,13 @@ def cross_entropy(
     With ``lengths [C]`` the similarities are still to be divided by them, and so is the derivative.
     """
     rows, classes = similarities.shape
-    value, slope = similarities.new_empty(rows), torch.empty_like(similarities)
+    value, gradient = similarities.new_empty(rows), torch.empty_like(similarities)
     cross_entropy_kernel[(rows,)](
         similarities,
         labels,
         similarities if lengths is None else lengths,
         value,
-        slope,
+        gradient,
         classes,
         scale,
         scale / rows,
@@ -116,7 +120,7 @@ def cross_entropy(
         BLOCK=min(ROW_BLOCK, triton.next_power_of_2(classes)),
         num_warps=8,
     )
-    return value.mean(), slope
+    return value.mean(), gradient
 
 
 def anchor(
@@ -138,7 +142,7 @@ def anchor(
     rows, classes = similarities.shape
     block = 32
     programs = triton.cdiv(classes, block)
-    value, slope = similarities.new_empty(programs), torch.empty_like(similarities)
+    value, gradient = similarities.new_empty(programs), torch.empty_like(similarities)
     given = isinstance(pull_norm, Tensor)
     positive, negative = (value, value) if weights is None else (part.contiguous() for part in weights)
     anchor_kernel[(programs,)](
@@ -149,7 +153,7 @@ def anchor(
         pull_norm if given else value,
         value if weights is None else push_norm,
         value,
-        slope,
+        gradient,
         rows,
         classes,
         alpha,
@@ -161,7 +165,7 @@ def anchor(
         BLOCK=block,
         num_warps=4,
     )
-    return value.sum(), slope
+    return value.sum(), gradient
 
 
 KINDS = {"softmax": 0, "max": 1, "mean": 2}
@@ -177,13 +181,13 @@ def class_similarity(products: Tensor, lengths: Tensor, *, kind: str, gamma: flo
     return combined
 
 
-def slope_by_proxy(
-    products: Tensor, lengths: Tensor, combined: Tensor, slope: Tensor, *, kind: str, gamma: float
+def gradient_by_proxy(
+    products: Tensor, lengths: Tensor, combined: Tensor, gradient: Tensor, *, kind: str, gamma: float
 ) -> Tensor:
     """Overwrite the products ``[N, C, K]`` with the loss's derivative for them, given that for the classes."""
     rows, classes, per_class = products.shape
-    slope_by_proxy_kernel[_class_grid(rows, classes)](
-        products, lengths, combined, slope, classes, 1.0 / gamma, **_class_options(per_class), KIND=KINDS[kind]
+    gradient_by_proxy_kernel[_class_grid(rows, classes)](
+        products, lengths, combined, gradient, classes, 1.0 / gamma, **_class_options(per_class), KIND=KINDS[kind]
     )
     return products
 

@@ -48,7 +48,7 @@ def remove_radial_kernel(
 
 @triton.jit
 def proxy_spread_kernel(
-    vectors, lengths, value, matrices, dim, weight, K: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
+    vectors, lengths, value, matrices, dim, weight, floor, K: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
 ):
     c = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, PADDED)
@@ -62,7 +62,9 @@ def proxy_spread_kernel(
     pair = length[:, None] * length[None, :]
     cosine = products / pair
     different = (k[:, None] != k[None, :]) & (k < K)[:, None] & (k < K)[None, :]
-    distance = tl.where(different, tl.sqrt(tl.maximum(2.0 - 2.0 * cosine, 0.0)), 0.0)
+    squared = 2.0 - 2.0 * cosine
+    apart = different & (squared > floor)
+    distance = tl.where(apart, tl.sqrt(tl.where(apart, squared, 0.0)), 0.0)
     tl.store(value + c, tl.sum(tl.sum(distance, axis=1), axis=0) * (weight / 2))
     pull = tl.where(distance > 0, -weight / tl.where(distance > 0, distance, 1.0), 0.0)
     along = tl.sum(cosine * pull, axis=1) / length / length
@@ -77,7 +79,7 @@ def cross_entropy_kernel(
     labels,
     lengths,
     value,
-    slope,
+    gradient,
     classes,
     scale,
     step,
@@ -100,10 +102,10 @@ def cross_entropy_kernel(
         before_turn = own >= -cos_m
         target = tl.where(before_turn, cos_m * own - sin_m * sine, own - margin * sin_m)
         cotangent = tl.where(sine > 0, own / tl.where(sine > 0, sine, 1.0), 0.0)
-        target_slope = tl.where(before_turn, cos_m + sin_m * cotangent, 1.0)
+        target_gradient = tl.where(before_turn, cos_m + sin_m * cotangent, 1.0)
     else:
         target = own - margin
-        target_slope = 1.0
+        target_gradient = 1.0
     target = target * scale
     top, total = target, 1.0
     for start in range(0, classes, BLOCK):
@@ -126,11 +128,11 @@ def cross_entropy_kernel(
             share = tl.exp(logits / length - top - log_total) * step / length
         else:
             share = tl.exp(logits - top - log_total) * step
-        tl.store(slope + row * classes + columns, share, mask=inside & (columns != label))
-    own_share = (tl.exp(target - top - log_total) - 1.0) * step * target_slope
+        tl.store(gradient + row * classes + columns, share, mask=inside & (columns != label))
+    own_share = (tl.exp(target - top - log_total) - 1.0) * step * target_gradient
     if DIVIDE:
         own_share = own_share / own_length
-    tl.store(slope + row * classes + label, own_share)
+    tl.store(gradient + row * classes + label, own_share)
 
 
 @triton.jit
@@ -142,7 +144,7 @@ def anchor_kernel(
     pull_norms,
     push_norms,
     value,
-    slope,
+    gradient,
     rows,
     classes,
     alpha,
@@ -208,7 +210,7 @@ def anchor_kernel(
             exponent *= weight
             step *= weight
         exponent -= tl.where(own, pull_top[None, :], push_top[None, :])
-        tl.store(slope + place, tl.exp(tl.minimum(exponent, 0.0)) * step, mask=there)
+        tl.store(gradient + place, tl.exp(tl.minimum(exponent, 0.0)) * step, mask=there)
 
 
 @triton.jit
@@ -264,11 +266,11 @@ def class_similarity_kernel(
 
 
 @triton.jit
-def slope_by_proxy_kernel(
+def gradient_by_proxy_kernel(
     products,
     lengths,
     combined,
-    slope,
+    gradient,
     classes,
     inverse_gamma,
     K: tl.constexpr,
@@ -279,7 +281,7 @@ def slope_by_proxy_kernel(
     base = tl.program_id(1).to(tl.int64) * classes
     s, share, length, place, there = _shares(products, lengths, base, classes, inverse_gamma, K, PADDED, BLOCK, KIND)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    upstream = tl.load(slope + base + c, mask=c < classes, other=0.0)
+    upstream = tl.load(gradient + base + c, mask=c < classes, other=0.0)
     if KIND == 0:
         # ∂S/∂s_k = a_k (1 + (s_k − S)/γ) with a_k the softmax.
         whole = tl.load(combined + base + c, mask=c < classes, other=0.0)

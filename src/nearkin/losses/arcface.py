@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._cross_entropy import cross_entropy_slope
+from nearkin.losses._cross_entropy import cross_entropy_loss, cross_entropy_value_and_gradient
 from nearkin.losses._proxy import ProxyLoss
 
 __all__ = ["ArcFace"]
@@ -49,9 +49,12 @@ class ArcFace(ProxyLoss):
         self.scale = scale
         self.margin = margin
 
-    def value_and_slope(
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        return cross_entropy_loss(similarities, labels, scale=self.scale, margin=self.margin, on_angle=True)
+
+    def value_and_gradient(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_slope(
+        return cross_entropy_value_and_gradient(
             similarities, labels, scale=self.scale, margin=self.margin, on_angle=True, lengths=lengths
         )

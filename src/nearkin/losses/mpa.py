@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from nearkin.inputs import check_positive
-from nearkin.losses._anchor import SampleWeights, anchor_slope
+from nearkin.losses._anchor import SampleWeights, anchor_loss, anchor_value_and_gradient
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
@@ -72,7 +72,10 @@ class MultiProxyAnchor(ProxyLoss):
         self.alpha = alpha
         self.margin = margin
 
-    def value_and_slope(
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        return anchor_loss(similarities, labels, alpha=self.alpha, margin=self.margin, weights=weights)
+
+    def value_and_gradient(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
     ) -> tuple[Tensor, Tensor]:
-        return anchor_slope(similarities, labels, alpha=self.alpha, margin=self.margin, weights=weights)
+        return anchor_value_and_gradient(similarities, labels, alpha=self.alpha, margin=self.margin, weights=weights)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nearkin.inputs import check_positive
 from nearkin.losses._anchor import SampleWeights
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._proxy import ProxyLoss
-from nearkin.numerics import log_sum_exp_
+from nearkin.numerics import log1p_sum_exp, log_sum_exp_
 
 __all__ = ["AllPairsMultiProxyAnchor"]
 
@@ -65,11 +67,16 @@ class AllPairsMultiProxyAnchor(ProxyLoss):
         self.alpha = alpha
         self.margin = margin
 
-    def value_and_slope(
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        own = F.one_hot(labels, self.num_classes).bool()
+        exponents = self.alpha * torch.where(own, self.margin - similarities, similarities + self.margin)
+        return log1p_sum_exp(exponents, torch.ones_like(own), 1).mean()
+
+    def value_and_gradient(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
     ) -> tuple[Tensor, Tensor]:
         column = labels[:, None]
         pull = (self.margin - similarities.gather(1, column)).mul_(self.alpha)
-        slope = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, pull)
-        loss = log_sum_exp_(slope, 1, extra_zero=True, slope=self.alpha / len(labels)).mean()
-        return loss, slope.scatter_(1, column, -slope.gather(1, column))
+        gradient = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, pull)
+        loss = log_sum_exp_(gradient, 1, extra_zero=True, factor=self.alpha / len(labels)).mean()
+        return loss, gradient.scatter_(1, column, -gradient.gather(1, column))

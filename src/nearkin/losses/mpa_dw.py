@@ -9,7 +9,7 @@ from nearkin.inputs import check_positive
 from nearkin.losses._anchor import SampleWeights
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._proxy import ProxyLoss
-from nearkin.numerics import log_sum_exp_
+from nearkin.numerics import log1p_sum_exp, log_sum_exp_
 
 __all__ = ["DataWiseMultiProxyAnchor"]
 
@@ -66,11 +66,16 @@ class DataWiseMultiProxyAnchor(ProxyLoss):
         self.alpha = alpha
         self.margin = margin
 
-    def value_and_slope(
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        own = F.one_hot(labels, self.num_classes).bool()
+        pull, push = self.alpha * (self.margin - similarities), self.alpha * (similarities + self.margin)
+        return (F.softplus(pull[own]) + log1p_sum_exp(push, ~own, 1)).mean()
+
+    def value_and_gradient(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
     ) -> tuple[Tensor, Tensor]:
         column, step = labels[:, None], self.alpha / len(labels)
         pull = (self.margin - similarities.gather(1, column)).mul_(self.alpha)
         push = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, float("-inf"))
-        loss = (F.softplus(pull).squeeze(1) + log_sum_exp_(push, 1, extra_zero=True, slope=step)).mean()
+        loss = (F.softplus(pull).squeeze(1) + log_sum_exp_(push, 1, extra_zero=True, factor=step)).mean()
         return loss, push.scatter_(1, column, pull.sigmoid().mul_(-step))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._cross_entropy import cross_entropy_slope
+from nearkin.losses._cross_entropy import cross_entropy_loss, cross_entropy_value_and_gradient
 from nearkin.losses._proxy import ProxyLoss
 
 __all__ = ["NormalizedSoftmax"]
@@ -40,7 +40,10 @@ class NormalizedSoftmax(ProxyLoss):
             raise ValueError(f"temperature must be positive, got {temperature}")
         self.temperature = temperature
 
-    def value_and_slope(
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        return cross_entropy_loss(similarities, labels, scale=1.0 / self.temperature)
+
+    def value_and_gradient(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_slope(similarities, labels, scale=1.0 / self.temperature, lengths=lengths)
+        return cross_entropy_value_and_gradient(similarities, labels, scale=1.0 / self.temperature, lengths=lengths)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from nearkin.inputs import check_positive
-from nearkin.losses._anchor import PositiveNorm, SampleWeights, anchor_slope
+from nearkin.losses._anchor import PositiveNorm, SampleWeights, anchor_loss, anchor_value_and_gradient
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
 
@@ -57,14 +59,13 @@ class ProxyAnchor(ProxyLoss):
         self.alpha = alpha
         self.positive_norm: PositiveNorm = positive_norm
 
-    def value_and_slope(
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        return anchor_loss(similarities, labels, weights=weights, **self._options())
+
+    def value_and_gradient(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
     ) -> tuple[Tensor, Tensor]:
-        return anchor_slope(
-            similarities,
-            labels,
-            alpha=self.alpha,
-            margin=self.margin,
-            positive_norm=self.positive_norm,
-            weights=weights,
-        )
+        return anchor_value_and_gradient(similarities, labels, weights=weights, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {"alpha": self.alpha, "margin": self.margin, "positive_norm": self.positive_norm}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from nearkin.losses._anchor import SampleWeights
 from nearkin.losses._informative import InformativeSampleWeights
@@ -56,10 +57,17 @@ class ProxyNCA(ProxyLoss):
             raise ValueError(f"scale must be positive, got {scale}")
         self.scale = scale
 
-    def value_and_slope(
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        # −t d² = 2ts − 2t, and the constant cancels.
+        own = F.one_hot(labels, self.num_classes).bool()
+        exponents = others = 2.0 * self.scale * similarities
+        if weights is not None:
+            exponents, others = weights.positive[:, None] * exponents, weights.negative * others
+        return (others.masked_fill(own, float("-inf")).logsumexp(1) - exponents[own]).mean()
+
+    def value_and_gradient(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
     ) -> tuple[Tensor, Tensor]:
-        # −t d² = 2ts − 2t, and the constant cancels.
         scale, column = 2.0 * self.scale, labels[:, None]
         own_scale: float | Tensor = scale if weights is None else scale * weights.positive
         own = own_scale * similarities.gather(1, column).squeeze(1)
@@ -67,7 +75,7 @@ class ProxyNCA(ProxyLoss):
         if weights is not None:
             exponents.mul_(weights.negative)
         exponents.scatter_(1, column, float("-inf"))
-        loss = (log_sum_exp_(exponents, 1, slope=scale / len(labels)) - own).mean()
+        loss = (log_sum_exp_(exponents, 1, factor=scale / len(labels)) - own).mean()
         if weights is None:
             return loss, exponents.scatter_(1, column, -scale / len(labels))
         exponents.mul_(weights.negative)

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.inputs import check_embeddings, check_labels
-from nearkin.losses._anchor import SampleWeights, anchor_slope
+from nearkin.losses._anchor import SampleWeights, anchor_loss, anchor_value_and_gradient
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity
+from nearkin.losses._closed_form import from_value_and_gradient
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.losses._variational import VariationalBank
 from nearkin.numerics import NORM_FLOOR, at_least_float32, l2_normalise
@@ -146,12 +147,17 @@ class VariationalProxyAnchor(ProxyLoss):
             dtype = torch.promote_types(unit.dtype, proxies.dtype)
             by_proxy = (unit.to(dtype) @ proxies.to(dtype).T).view(-1, self.num_classes, self.proxies_per_class)
             similarities = class_similarity(by_proxy, self.class_similarity, gamma=self.gamma)
-            return self.from_similarities(similarities, labels)
+            return from_value_and_gradient(similarities, lambda s: self.value_and_gradient(s, labels.long(), None))
 
-    def value_and_slope(
+    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+        return anchor_loss(
+            similarities, labels, alpha=self.alpha, margin=self.margin, positive_norm="all", weights=weights
+        )
+
+    def value_and_gradient(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
     ) -> tuple[Tensor, Tensor]:
-        return anchor_slope(
+        return anchor_value_and_gradient(
             similarities, labels, alpha=self.alpha, margin=self.margin, positive_norm="all", weights=weights
         )
 
