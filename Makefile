@@ -1,13 +1,16 @@
 # make demo    environment, a first training run on the embedded benchmark, scores before and after
 # make test    environment with the development extras, linting, types, the whole fast test suite
 # make test-all  also the slow tests, and those that need real data when NEARKIN_DATA is set
+# make test-portable  the numerical part of the suite as other processors would run it
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+LOG    := $(VENV)/install.log
+LOGGED := > $(LOG) 2>&1 || { tail -n 20 $(LOG); echo "The installation failed; all that pip said is in $(LOG)"; exit 1; }
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all test-portable lint format clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
@@ -20,6 +23,23 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m "not gpu and ($(if $(NEARKIN_DATA),slow or real_data,slow and not real_data) or not slow and not real_data)"
+
+# What computes, under other instruction sets and numbers of threads, with parameters a last bit away where a test pins
+# values. MKL_CBWR and OPENBLAS_CORETYPE do for matrix products what ATEN_CPU_CAPABILITY does for torch's own loops.
+NUMERICAL := tests/contracts tests/data/test_transforms.py tests/encoders tests/evaluation tests/losses tests/methods \
+	tests/proxies tests/samplers tests/test_numerics.py tests/test_objective.py tests/test_resume.py tests/test_training.py \
+	src/nearkin/encoders src/nearkin/evaluation src/nearkin/losses src/nearkin/numerics.py src/nearkin/proxies
+OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem
+AVX2   := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OPENBLAS_CORETYPE=Haswell
+PORTABLE = $(1) OMP_NUM_THREADS=$(2) NEARKIN_TEST_NUDGE=$(3) $(BIN)/python -m pytest --numprocesses 2 $(NUMERICAL)
+
+test-portable: $(VENV)/.development
+	$(call PORTABLE,$(OLDEST),1,1)
+	$(call PORTABLE,$(OLDEST),4,2)
+	$(call PORTABLE,$(AVX2),1,3)
+	$(call PORTABLE,$(AVX2),4,4)
+	$(call PORTABLE,,1,5)
+	$(call PORTABLE,,4,6)
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check .
@@ -36,12 +56,12 @@ $(BIN)/python:
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing nearkin into $(VENV) (a minute or two) …"
-	$(PIP) --editable .
+	@$(PIP) --editable . $(LOGGED)
 	@touch $@
 
 $(VENV)/.development: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing nearkin with its development extras into $(VENV) (a few minutes) …"
-	$(PIP) --editable ".[dev]"
+	@$(PIP) --editable ".[dev]" $(LOGGED)
 	@touch $@ $(VENV)/.runtime
 
 clean:

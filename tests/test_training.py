@@ -194,13 +194,25 @@ def test_plateau_waits_for_evaluations_without_improvement(photos, tmp_path):
             "training.schedule_every=1",
             "training.learning_rate=1e-6",
             "training.epochs=5",
+            "protocol.monitor_test=true",
         ),
         folder,
         Silent(),
     )
+    assert folder.scores()["selection"] == "best R@1 on the test classes, which training also followed"
     rates = [float(row["lr"]) for row in csv.DictReader(folder.evaluations_file.open())]
     assert rates[1] == pytest.approx(1e-6)
     assert rates[-1] < rates[1], "with nothing learned the rate falls"
+
+
+def test_a_plateau_of_the_test_classes_is_refused_unless_the_recipe_says_so(photos, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(RecipeError, match=r"rate by the scores of the test classes: .*protocol\.monitor_test=true"):
+        run(recipe_for(photos, "training.schedule=plateau"), folder, Silent())
+    assert not folder.is_begun
+    validated = ["protocol.name=validation", "protocol.test_share=0.2", "training.max_steps=1"]
+    run(recipe_for(photos, "training.schedule=plateau", *validated), folder, Silent())
+    assert "followed" not in folder.scores()["selection"]
 
 
 @pytest.mark.parametrize("clip", ["value", "norm"])

@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from nearkin.encoders import Encoder
+from nearkin.evaluation.protocol import refuse_test_scores
 from nearkin.proxies import ProxyBank
-from nearkin.recipe import TrainingSection
+from nearkin.recipe import Recipe, TrainingSection
 
 Scheduler = lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau
 
@@ -49,6 +50,14 @@ def build_optimiser(groups: list[dict[str, Any]], training: TrainingSection) -> 
     if training.optimiser == "adam":
         return torch.optim.Adam(groups, weight_decay=decay, fused=fused)
     return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=decay, fused=fused)
+
+
+def check_schedule(recipe: Recipe) -> None:
+    """Refuse a schedule that would look at the test classes."""
+    if recipe.training.schedule == "plateau":
+        refuse_test_scores(
+            recipe.protocol, "the plateau schedule would lower the rate", instead="use training.schedule=step"
+        )
 
 
 def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection) -> Scheduler:

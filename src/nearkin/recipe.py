@@ -133,6 +133,9 @@ class ProtocolSection:
     wrong."""
     select_by: str | None = None
     """Score that chooses the best evaluation; default: R@1 (conventional, query-gallery), else MAP@R."""
+    monitor_test: bool = False
+    """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau`` and
+    CCP's patience, which are refused there otherwise. Every table names it."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     precision_at: tuple[int, ...] = ()
     map_at: tuple[int, ...] = ()
@@ -281,7 +284,7 @@ def _part(content: Any, where: str, parts: Mapping[str, type], options_of: Any) 
         if key == "name":
             continue
         if key not in known:
-            raise RecipeError(f"unknown key '{where}.{key}' for {name}: {did_you_mean(str(key), known)}")
+            raise RecipeError(f"unknown key '{where}.{key}' for {name}: {did_you_mean(str(key), ['name', *known])}")
         values[key] = coerce(value, known[key].annotation, f"{where}.{key}")
     lacking = [key for key, p in known.items() if p.default is inspect.Parameter.empty and key not in values]
     if lacking:
@@ -306,7 +309,7 @@ def _objective(content: Any, where: str) -> PartSection:
     if "weighting" in nested and "weighting" in losses.options(loss):
         weighting = nested.pop("weighting")
         if weighting is not None:
-            content = {**weighting, "name": "isa"} if isinstance(weighting, Mapping) else weighting
+            content = {"name": "isa", **weighting} if isinstance(weighting, Mapping) else weighting
             part = _part(content, f"{where}.weighting", losses.weightings(), losses.options)
             section = PartSection(section.name, {**section.options, "weighting": part})
     if nested:

@@ -23,7 +23,7 @@ from nearkin.encoders import Encoder, build_encoder
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.objective import build_objective
-from nearkin.optimisation import build_optimiser, build_scheduler, parameter_groups
+from nearkin.optimisation import build_optimiser, build_scheduler, check_schedule, parameter_groups
 from nearkin.recipe import DataSection, EncoderSection, Recipe
 from nearkin.run_folder import RunFolder, environment
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
@@ -220,6 +220,7 @@ def _admit(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) 
     device = pick_device(recipe.training.device)
     autocast_dtype(recipe.training.precision, device)
     methods.catalogue()[recipe.method.name].check(recipe)
+    check_schedule(recipe)
     transform_of(recipe.data)
     try:
         build_objective(

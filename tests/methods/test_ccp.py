@@ -287,10 +287,24 @@ def test_without_validation_classes_a_problem_needs_a_number_of_steps(tiny, tabl
     assert state.method.problem == 1
 
 
+def test_test_scores_end_a_problem_where_the_recipe_says_that_they_may(tiny):
+    given = ("method.name=ccp", "method.patience=1", "method.proxies_per_class=2", "protocol.name=conventional")
+    state = tiny(*given, "protocol.monitor_test=true")
+    state.method.start(state)
+    for score in (0.5, 0.4):
+        assert not state.method.after_evaluation(state, {state.protocol.select_by: score})
+    assert state.method.problem == 2
+    assert "which training also followed" in state.protocol.selection_rule
+
+
 def test_test_scores_do_not_end_the_training(tiny):
     given = ("method.name=ccp", "method.steps_per_problem=3", "method.stop_after=1", "method.proxies_per_class=2")
-    for protocol, ends in (("conventional", False), ("validation", True)):
-        state = tiny(*given, f"protocol.name={protocol}")
+    for protocol, ends in (
+        (["protocol.name=conventional"], False),
+        (["protocol.name=conventional", "protocol.monitor_test=true"], True),
+        (["protocol.name=validation"], True),
+    ):
+        state = tiny(*given, *protocol)
         state.method.start(state)
         first, second = ({state.protocol.select_by: score} for score in (0.5, 0.4))
         assert not state.method.after_evaluation(state, first)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.table import ImageTable
-from nearkin.errors import DataError
+from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.clustering import clustering_scores
 from nearkin.evaluation.covering import covering_radius
 from nearkin.evaluation.retrieval import retrieval_scores
@@ -54,6 +54,15 @@ def select_by(section: ProtocolSection) -> str:
     ('R@1', 'MAP@R')
     """
     return section.select_by or ("R@1" if section.name in SELECTED_ON_TEST else "MAP@R")
+
+
+def refuse_test_scores(section: ProtocolSection, what: str, *, instead: str) -> None:
+    """Refuse a training that would follow the scores of the test classes, unless the recipe says that it may."""
+    if section.name in SELECTED_ON_TEST and not section.monitor_test:
+        raise RecipeError(
+            f"under the {section.name} protocol {what} by the scores of the test classes: {instead}, "
+            f"protocol.name=validation, or protocol.monitor_test=true, which every table then names"
+        )
 
 
 class Protocol:
@@ -170,8 +179,11 @@ class Protocol:
         if self.section.name == "mlrc":
             return f"best {self.select_by} on the held-out class fold {self.section.fold} of 0–{self.section.folds - 1}"
         if self.section.name == "query-gallery":
-            return f"best {self.select_by} of the test queries in their gallery"
-        return f"best {self.select_by} on the {self.selects_on} classes"
+            rule = f"best {self.select_by} of the test queries in their gallery"
+        else:
+            rule = f"best {self.select_by} on the {self.selects_on} classes"
+        followed = self.selects_on == "test" and self.section.monitor_test
+        return f"{rule}, which training also followed" if followed else rule
 
     def selection_set(self) -> EvaluationSet | None:
         return self.validation if self.validation is not None else (self.test if self.selects_on == "test" else None)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nearkin import losses
 from nearkin.errors import RecipeError
-from nearkin.evaluation.protocol import SELECTED_ON_TEST
+from nearkin.evaluation.protocol import refuse_test_scores
 from nearkin.methods._pull import ProximalPull
 from nearkin.methods.plain import Plain
 from nearkin.numerics import normalise
@@ -131,10 +131,9 @@ class Ccp(Plain):
             raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
-        if options.get("steps_per_problem") is None and recipe.protocol.name in SELECTED_ON_TEST:
-            raise RecipeError(
-                f"under the {recipe.protocol.name} protocol CCP would end its sub-problems by the scores of the test "
-                f"classes: set method.steps_per_problem, or protocol.name=validation"
+        if options.get("steps_per_problem") is None:
+            refuse_test_scores(
+                recipe.protocol, "CCP would end its sub-problems", instead="set method.steps_per_problem"
             )
 
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
@@ -151,7 +150,7 @@ class Ccp(Plain):
         return self._bank
 
     def start(self, state: TrainingState) -> None:
-        if self.steps_per_problem is None and state.protocol.validation is None:
+        if self.steps_per_problem is None and state.protocol.selection_set() is None:
             raise RecipeError(
                 "CCP ends its sub-problems by the scores of validation classes, and these data leave none to hold out: "
                 "set method.steps_per_problem"
@@ -202,8 +201,10 @@ class Ccp(Plain):
                 self.without_improvement += 1
             if self.without_improvement >= self.patience:
                 self._begin_problem(state)
-        # Scores of the test classes must not decide how long to train.
-        return state.protocol.selects_on == "validation" and self.without_best >= self.stop_after
+        # Scores of the test classes must not decide how long to train, unless the recipe says that they may.
+        section = state.protocol.section
+        may_end = state.protocol.selects_on == "validation" or section.monitor_test
+        return may_end and self.without_best >= self.stop_after
 
     def _begin_problem(self, state: TrainingState, *, first: bool = False) -> None:
         self._reference.remember(self._best_weights if self._best_weights is not None else state.weights)
