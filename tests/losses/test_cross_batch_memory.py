@@ -118,7 +118,9 @@ def test_a_new_instance_resumes_before_its_first_call():
         loss(x, y)
     resumed = CrossBatchMemory(Margin(), size=20, warmup_steps=2)
     resumed.load_state_dict(copy.deepcopy(loss.state_dict()))
-    assert (resumed.pointer, resumed.fill, resumed.steps) == (loss.pointer, loss.fill, loss.steps) == (4, 20, 6)
+    assert (
+        (resumed.ring.pointer, resumed.fill, resumed.steps) == (loss.ring.pointer, loss.fill, loss.steps) == (4, 20, 6)
+    )
     for x, y in given[6:]:
         assert torch.equal(resumed(x, y), loss(x, y))
 
@@ -130,7 +132,7 @@ def test_state_loads_without_unpickling_objects(tmp_path):
     fresh = CrossBatchMemory(Contrastive(), size=5, warmup_steps=0)
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert torch.equal(fresh.memory, loss.memory)
-    assert fresh.pointer == loss.pointer
+    assert fresh.ring.pointer == loss.ring.pointer
 
 
 def test_a_state_of_another_size_is_refused():
@@ -145,7 +147,7 @@ def test_an_empty_state_resets():
     start = copy.deepcopy(loss.state_dict())
     loss(*next(batches(1)))
     loss.load_state_dict(start)
-    assert (loss.fill, loss.pointer, loss.steps) == (0, 0, 0)
+    assert (loss.fill, loss.ring.pointer, loss.steps) == (0, 0, 0)
     # Also with another dimension than before.
     assert loss(torch.eye(2), torch.tensor([0, 0])).item() == pytest.approx(2**0.5, abs=1e-6)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.losses._pair import PairLoss
+from nearkin.losses._ring import Ring
 from nearkin.numerics import at_least_float32
 
 __all__ = ["CrossBatchMemory"]
@@ -52,12 +53,15 @@ class CrossBatchMemory(nn.Module):
         self.pair_loss = pair_loss
         self.size = size
         self.warmup_steps = warmup_steps
-        # Counted on the host, where the batch sizes are known: asking a device for them would make every step wait.
-        self.pointer = 0
-        self.fill = 0
+        self.ring = Ring(size)
         self.steps = 0
         self.register_buffer("memory", torch.zeros(size, 0))
         self.register_buffer("memory_labels", torch.zeros(size, dtype=torch.int64))
+
+    @property
+    def fill(self) -> int:
+        """How many embeddings the memory holds."""
+        return self.ring.fill
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.pair_loss(embeddings, labels)
@@ -92,12 +96,7 @@ class CrossBatchMemory(nn.Module):
             # The dimension, the precision and the device are known from the first batch on.
             self.memory = at_least_float32(embeddings).new_zeros(self.size, embeddings.shape[1])
             self.memory_labels = self.memory_labels.to(embeddings.device)
-        rows = min(len(labels), self.size)
-        slots = torch.arange(self.pointer, self.pointer + rows, device=labels.device) % self.size
-        self.memory.index_copy_(0, slots, embeddings[-rows:].to(self.memory.dtype))
-        self.memory_labels.index_copy_(0, slots, labels[-rows:].long())
-        self.pointer = (self.pointer + rows) % self.size
-        self.fill = min(self.fill + rows, self.size)
+        self.ring.put(embeddings, into=self.memory, labels=labels, labels_into=self.memory_labels)
 
     def _check_columns(self, embeddings: Tensor) -> None:
         if self.fill and embeddings.ndim == 2 and embeddings.shape[1] != self.memory.shape[1]:
@@ -107,10 +106,10 @@ class CrossBatchMemory(nn.Module):
             )
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.pointer, self.fill, self.steps])
+        return torch.tensor([self.ring.pointer, self.ring.fill, self.steps])
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.pointer, self.fill, self.steps = state.tolist()
+        self.ring.pointer, self.ring.fill, self.steps = state.tolist()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         stored = state_dict.get(f"{prefix}memory")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.inputs import check_embeddings
+from nearkin.losses._ring import Ring
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.numerics import at_least_float32, l2_normalise
 
@@ -62,11 +63,14 @@ class MomentumProxyAnchor(ProxyAnchor):
             raise ValueError(f"queue_size must be at least 1, got {queue_size}")
         self.momentum = momentum
         self.queue_size = queue_size
-        # Counted on the host, where the batch sizes are known: asking a device for them would make every step wait.
-        self.pointer = 0
-        self.fill = 0
+        self.ring = Ring(queue_size)
         self.register_buffer("queue", torch.zeros(queue_size, dim))
         self.register_buffer("queue_labels", torch.zeros(queue_size, dtype=torch.int64))
+
+    @property
+    def fill(self) -> int:
+        """How many embeddings the queue holds."""
+        return self.ring.fill
 
     def forward(self, embeddings: Tensor, labels: Tensor, keys: Tensor | None = None) -> Tensor:
         self._check(embeddings, labels)
@@ -93,18 +97,14 @@ class MomentumProxyAnchor(ProxyAnchor):
 
     @torch.no_grad()
     def _enqueue(self, keys: Tensor, labels: Tensor) -> None:
-        rows = min(len(labels), self.queue_size)
-        slots = torch.arange(self.pointer, self.pointer + rows, device=labels.device) % self.queue_size
-        self.queue.index_copy_(0, slots, l2_normalise(at_least_float32(keys[-rows:])).to(self.queue.dtype))
-        self.queue_labels.index_copy_(0, slots, labels[-rows:].long())
-        self.pointer = (self.pointer + rows) % self.queue_size
-        self.fill = min(self.fill + rows, self.queue_size)
+        unit = l2_normalise(at_least_float32(keys))
+        self.ring.put(unit, into=self.queue, labels=labels, labels_into=self.queue_labels)
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.pointer, self.fill])
+        return torch.tensor([self.ring.pointer, self.ring.fill])
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.pointer, self.fill = state.tolist()
+        self.ring.pointer, self.ring.fill = state.tolist()
 
     def extra_repr(self) -> str:
         return f"momentum={self.momentum}, queue_size={self.queue_size}"
