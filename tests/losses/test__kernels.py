@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 import nearkin.losses as losses
-from nearkin.losses import _anchor, _class_similarity, _cross_entropy, _kernels, _proxy
+from nearkin.losses import _anchor, _class_similarity, _closed_form, _cross_entropy, _kernels
 from nearkin.losses._informative import InformativeSampleWeights
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
@@ -45,7 +45,7 @@ def with_and_without(monkeypatch):
     def run(loss, embeddings, labels):
         results = []
         for kernels in (None, _kernels):
-            for module in (_proxy, _anchor, _class_similarity, _cross_entropy):
+            for module in (_closed_form, _anchor, _class_similarity, _cross_entropy):
                 monkeypatch.setattr(module, "kernels_for", lambda x, kernels=kernels: kernels)
             results.append(step(loss, embeddings, labels))
         return results
@@ -113,7 +113,7 @@ def test_weighted_pairs_cost_the_same_with_the_fused_kernel(monkeypatch, positiv
 def test_informative_samples_are_weighted_alike_with_fused_kernels(monkeypatch, per_class):
     results = []
     for kernels in (None, _kernels):
-        for module in (_proxy, _anchor, _class_similarity, _cross_entropy):
+        for module in (_closed_form, _anchor, _class_similarity, _cross_entropy):
             monkeypatch.setattr(module, "kernels_for", lambda x, kernels=kernels: kernels)
         torch.manual_seed(4)
         weighting = InformativeSampleWeights(6, 24, memory_size=150, volume=20.0, hardness=0.9)
@@ -126,3 +126,14 @@ def test_informative_samples_are_weighted_alike_with_fused_kernels(monkeypatch, 
         assert 0 < loss.weighting.diagnostics()["informative"] < 1
         results.append([*outcome, weighting.average])
     assert_equal(*results)
+
+
+def test_equal_proxies_do_not_pull_on_each_other_in_the_fused_kernel(monkeypatch):
+    monkeypatch.setattr(_class_similarity, "kernels_for", lambda x: _kernels)
+    torch.manual_seed(5)
+    vectors = torch.randn(20, 1, 300, device=DEVICE).expand(20, 3, 300).contiguous()
+    vectors[:, 2] = torch.randn(20, 300, device=DEVICE)
+    value, matrices = _class_similarity.proxy_spread_and_gradient(vectors, vectors.norm(dim=2), tau=1.0)
+    assert (matrices[:, 0, 1] == 0).all()
+    assert (matrices[:, 0, 2] != 0).all()
+    torch.testing.assert_close(value, _class_similarity.proxy_spread(vectors, tau=1.0), rtol=1e-4, atol=1e-6)
