@@ -34,6 +34,8 @@ class DataSection:
     """A benchmark's name, a folder with one folder per class, or a CSV/JSONL manifest."""
     root: str | None = None
     """Folder that holds the benchmarks; default: the environment variable NEARKIN_DATA."""
+    kinds: Literal["deepest", "top"] | None = None
+    """Which folders are the classes where folders of images lie inside class folders; without it they are refused."""
     transform: str = "standard"
     image_size: int | None = None
     """Overrides the side of the crop."""
@@ -212,7 +214,10 @@ class Recipe:
 
     def fingerprint(self) -> str:
         """A short hash of everything in the recipe."""
-        return hashlib.sha256(json.dumps(self.as_mapping(), sort_keys=True).encode()).hexdigest()[:8]
+        mapping = self.as_mapping()
+        if mapping["data"]["kinds"] is None:  # a key that earlier runs do not have, which must find their folders again
+            del mapping["data"]["kinds"]
+        return hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:8]
 
     def replace(self, **sections: Any) -> Recipe:
         return dataclasses.replace(self, **sections)

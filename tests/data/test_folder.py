@@ -7,8 +7,9 @@ import warnings
 import pytest
 from PIL import Image
 
-from nearkin.data.folder import list_images, read_folder
-from nearkin.errors import DataError
+from nearkin.data import formats
+from nearkin.data.folder import folder_images, list_images, read_folder
+from nearkin.errors import DataError, RecipeError
 
 
 def put(root, *names):
@@ -45,9 +46,9 @@ def test_images_can_be_opened_by_the_paths(tmp_path):
 
 
 def test_every_image_extension_in_any_case_and_nothing_else(tmp_path):
-    endings = ["jpg", "JPEG", "png", "webp", "BMP", "gif", "tif", "Tiff", "ppm"]
+    endings = ["jpg", "JPEG", "png", "webp", "BMP", "gif", "tif", "Tiff", "ppm", "jfif", "JP2", "j2k", "tga", "mpo"]
     put(tmp_path, *(f"a/{n}.{ending}" for n, ending in enumerate(endings)), "b/x.jpg")
-    put(tmp_path, "a/notes.txt", "a/jpg", "a/Thumbs.db", "c/readme.md")
+    put(tmp_path, "a/notes.txt", "a/jpg", "a/Thumbs.db", "c/readme.md", "a/x.pdf", "a/x.eps", "a/x.mpg", "a/x.h5")
     table = read_quietly(tmp_path)
     assert len(table) == len(endings) + 1
     assert table.class_names == ("a", "b")
@@ -58,11 +59,92 @@ def test_hidden_files_and_folders_are_ignored(tmp_path):
     assert read_quietly(tmp_path).ids == ("a/1.jpg", "b/1.jpg")
 
 
-def test_nested_folders_belong_to_their_class(tmp_path):
-    put(tmp_path, "a/2.jpg", "a/2019/may/1.jpg", "a/2020/1.jpg", "b/deep/er/1.jpg")
-    table = read_quietly(tmp_path)
+NESTED = ("a/2.jpg", "a/2019/may/1.jpg", "a/2020/1.jpg", "b/deep/er/1.jpg")
+
+
+def test_nested_folders_are_refused_until_somebody_says_what_they_are(tmp_path):
+    put(tmp_path, *NESTED)
+    with pytest.raises(DataError, match="folders of images inside its class folders") as caught:
+        read_folder(tmp_path)
+    said = str(caught.value)
+    assert "  a/2019/may/ (1 images)\n  a/2020/ (1 images)\n  b/deep/er/ (1 images)" in said
+    assert "--kinds deepest every folder with images in it, 4 in all, such as 'a/2019/may'" in said
+    assert "--kinds top the 2 at the top, such as 'a'" in said
+
+
+def test_nested_folders_belong_to_the_class_at_the_top(tmp_path):
+    put(tmp_path, *NESTED)
+    table = read_quietly(tmp_path, kinds="top")
     assert table.class_names == ("a", "b")
-    assert table.ids == ("a/2.jpg", "a/2019/may/1.jpg", "a/2020/1.jpg", "b/deep/er/1.jpg")
+    assert table.ids == NESTED
+
+
+def test_nested_folders_are_classes_named_by_their_path(tmp_path):
+    put(tmp_path, *NESTED)
+    table = read_quietly(tmp_path, kinds="deepest")
+    assert table.class_names == ("a", "a/2019/may", "a/2020", "b/deep/er")
+    assert [table.class_names[label] for label in table.labels] == ["a", "a/2019/may", "a/2020", "b/deep/er"]
+    assert table.ids == NESTED
+
+
+def test_nested_folders_below_splits_are_named_without_the_split(tmp_path):
+    kinds = ("Fruit/Apple", "Fruit/Pear", "Vegetables/Leek")
+    put(tmp_path, *(f"{split}/{kind}/1.jpg" for split in ("train", "test") for kind in kinds))
+    with pytest.raises(DataError, match="3 in all, such as 'Fruit/Apple'"):
+        read_folder(tmp_path)
+    table = read_quietly(tmp_path, kinds="deepest")
+    assert table.class_names == kinds
+    assert table.splits.tolist() == ["test"] * 3 + ["train"] * 3
+
+
+def test_a_folder_around_everything_is_recognised(tmp_path):
+    put(tmp_path, "photos/apple/1.jpg", "photos/pear/1.jpg")
+    with pytest.raises(DataError, match=r"Or give the one folder that everything lies in: '.*photos'"):
+        read_folder(tmp_path)
+
+
+def test_flat_folders_are_the_same_whatever_kinds_says(tmp_path):
+    put(tmp_path, "a/1.jpg", "b/1.jpg")
+    assert (
+        read_quietly(tmp_path, kinds="deepest").ids == read_quietly(tmp_path, kinds="top").ids == ("a/1.jpg", "b/1.jpg")
+    )
+    with pytest.raises(RecipeError, match="did you mean 'deepest'"):
+        read_folder(tmp_path, kinds="deeper")
+
+
+def test_what_is_left_out_is_counted_by_ending_and_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "image_extensions", lambda: frozenset({".jpg"}))
+    monkeypatch.setattr("nearkin.data.folder_tree.image_extensions", lambda: frozenset({".jpg"}))
+    put(
+        tmp_path,
+        "a/1.jpg",
+        "b/1.jpg",
+        "a/2.HEIC",
+        "b/3.heic",
+        "b/x.mp4",
+        "b/notes.txt",
+        "b/README",
+        "c/4.heic",
+        "a/.x.txt",
+    )
+    with pytest.warns(UserWarning, match=r"3 \.heic \(HEIC photos: pip install 'nearkin\[heic\]'") as caught:
+        table = read_folder(tmp_path)
+    assert len(caught) == 1
+    assert "notes.txt" not in str(caught[0].message), "nobody means a text file to be a photo"
+    assert {(each.count, each.what, each.reason) for each in table.left_out} == {
+        (3, ".heic", "HEIC photos: pip install 'nearkin[heic]' to read them"),
+        (1, "folders", "without an image that can be read"),
+        (1, ".mp4", "videos"),
+        (1, ".txt", "not images"),
+        (1, "extensionless files", "not images"),
+    }
+
+
+def test_a_folder_of_photos_that_cannot_be_read_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("nearkin.data.folder_tree.image_extensions", lambda: frozenset({".jpg"}))
+    put(tmp_path, "a/1.heic", "b/2.heic")
+    with pytest.raises(DataError, match=r"holds no images \(2 .heic, HEIC photos: pip install 'nearkin\[heic\]'"):
+        read_folder(tmp_path)
 
 
 def test_spaces_and_umlauts_in_names(tmp_path):
@@ -134,7 +216,7 @@ def test_train_query_gallery(tmp_path):
 
 def test_a_class_of_trains_is_not_a_split(tmp_path):
     put(tmp_path, "bus/1.jpg", "train/1.jpg", "train/steam/2.jpg")
-    table = read_quietly(tmp_path)
+    table = read_quietly(tmp_path, kinds="top")
     assert table.class_names == ("bus", "train")
     assert table.labels.tolist() == [0, 1, 1]
 
@@ -147,14 +229,16 @@ def test_a_split_without_class_folders_is_an_error_not_a_class(tmp_path):
 
 def test_images_beside_class_folders_are_counted_and_ignored(tmp_path):
     put(tmp_path, "a/1.jpg", "b/1.jpg", "cover1.jpg", "cover2.jpg", ".hidden.jpg")
-    with pytest.warns(UserWarning, match=r"^2 images in .* are left out, for instance 'cover1.jpg'"):
+    with pytest.warns(
+        UserWarning, match=r"^left out of .*: 2 images \(in no class folder\), for instance 'cover1.jpg'"
+    ):
         table = read_folder(tmp_path)
     assert table.ids == ("a/1.jpg", "b/1.jpg")
 
 
 def test_images_and_folders_beside_splits_are_counted_and_ignored(tmp_path):
     put(tmp_path, "train/a/1.jpg", "test/b/1.jpg", "test/stray.jpg", "extra/1.jpg", "top.jpg")
-    with pytest.warns(UserWarning, match=r"^3 images"):
+    with pytest.warns(UserWarning, match=r": 3 images \(in no class folder\)"):
         table = read_folder(tmp_path)
     assert table.ids == ("test/b/1.jpg", "train/a/1.jpg")
 
@@ -205,6 +289,17 @@ def test_one_class_is_too_few(tmp_path):
 def test_list_images_takes_all_depths_without_classes(tmp_path):
     put(tmp_path, "z.jpg", "a/10.PNG", "a/9.png", "a/.x.png", "a/readme.txt")
     assert list_images(tmp_path) == [tmp_path / name for name in ("z.jpg", "a/9.png", "a/10.PNG")]
+
+
+def test_images_of_any_layout_are_labelled_by_their_folder(tmp_path):
+    put(tmp_path, "top.jpg", "kiwi/1.jpg", "Fruit/Apple/1.jpg")
+    table = folder_images(tmp_path)
+    assert [table.class_names[label] for label in table.labels] == ["", "Fruit/Apple", "kiwi"]
+    table = folder_images(tmp_path, kinds="top")
+    assert [table.class_names[label] for label in table.labels] == ["", "Fruit", "kiwi"]
+    for split in ("train", "test"):
+        put(tmp_path / "divided", f"{split}/kiwi/1.jpg", f"{split}/emu/1.jpg")
+    assert set(folder_images(tmp_path / "divided").class_names) == {"kiwi", "emu"}
 
 
 def test_list_images_of_an_empty_folder(tmp_path):

@@ -6,7 +6,8 @@ import unicodedata
 import pytest
 
 from nearkin.data.folder import read_folder
-from nearkin.data.manifest import read_manifest
+from nearkin.data.manifest import manifest_images, read_manifest
+from nearkin.data.source import read_source
 from nearkin.errors import DataError
 
 IMAGES = ("a/1.jpg", "a/2.jpg", "b/1.jpg", "b/2.jpg")
@@ -136,7 +137,8 @@ def test_line_numbers_count_lines_inside_quotes(folder):
         ("a/1.jpg\nb/1.jpg\n", r"needs a column 'path' .* and 'label' or 'class'"),
         ("path,label\na/1.jpg,x\na/2.jpg,x\n", r"one class only \('x'\)"),
         ("path,label\n", "lists no images"),
-        ("", "lists no images"),
+        ("", "is an empty file; give a folder with one folder per class, or a list"),
+        (" \n", "lists no images"),
         ('{"path": "a/1.jpg", "label": "x"}\n{"path": "b/1.jpg"}\n', r"line 2: column 'label' is empty"),
         ('{"path": "a/1.jpg", "label": "x"}\n{"path": "b/1.jpg", \n', r"line 2: not a JSON object"),
         ('{"path": "a/1.jpg", "label": "x"}\n7\n', r"line 2: a JSON object is needed, got '7'"),
@@ -175,3 +177,31 @@ def test_what_is_not_a_list(folder):
     (folder / "list.xlsx").write_bytes(b"PK\x03\x04rest")
     with pytest.raises(DataError, match="save the sheet as 'CSV UTF-8'"):
         read_manifest(folder / "list.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("owl.jpg", b"\xff\xd8\xff\xe0 whatever", "is one image; give a folder with one folder per class"),
+        ("owl.heic", b"\0\0\0\x18ftypheic", "is one image"),
+        ("owl", b"P6 1 1 255\n\0\0\0", "is one image"),
+        ("owls.zip", b"PK\x03\x04", "is an archive; unpack it"),
+        ("owls.tar.gz", b"\x1f\x8b\x08", "is an archive; unpack it"),
+        ("owls", b"\x1f\x8b\x08", "is a spreadsheet or an archive"),
+        ("owls.pdf", b"%PDF-1.4", r"is no list of images \(such files are drawings or documents"),
+        ("owls.mov", b"ftypqt", r"is no list of images \(such files are videos"),
+    ],
+)
+def test_a_file_that_is_no_list_is_named_for_what_it_is(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    for read in (read_manifest, read_source):
+        with pytest.raises(DataError, match=said) as caught:
+            read(tmp_path / name)
+        assert "UTF-8;" not in str(caught.value)
+
+
+def test_a_list_to_be_embedded_needs_no_labels(folder):
+    table = manifest_images(write(folder, "path\na/1.jpg\nb/1.jpg\n"))
+    assert (table.ids, table.class_names) == (("a/1.jpg", "b/1.jpg"), ("",))
+    table = manifest_images(write(folder, "path,label\na/1.jpg,\nb/1.jpg,emu\n"))
+    assert [table.class_names[label] for label in table.labels] == ["", "emu"]

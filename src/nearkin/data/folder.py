@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args
 
-from nearkin.data.listing import class_name, natural_key, readable
-from nearkin.data.table import ImageTable
-from nearkin.errors import DataError
-
-IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+from nearkin.data.folder_tree import Folder, scan
+from nearkin.data.formats import MANIFEST_ENDINGS, is_archive
+from nearkin.data.listing import class_name, natural_key, readable, some_of
+from nearkin.data.table import ImageTable, LeftOut
+from nearkin.errors import DataError, RecipeError
+from nearkin.suggest import did_you_mean
 
 SPLIT_FOLDERS = {
     "train": "train",
@@ -25,20 +26,26 @@ SPLIT_FOLDERS = {
     "gallery": "gallery",
 }
 
-_ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"})
-_MANIFESTS = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json"})
+_COMMON = "jpg, png, webp, gif, tif, bmp, avif and what else Pillow reads"
+
+Kinds = Literal["deepest", "top"]
+"""Which folders are the classes where folders of images lie inside each other."""
 
 
-def read_folder(root: str | Path, *, name: str | None = None) -> ImageTable:
-    """Read a folder that has one subfolder per class, named after it; deeper folders belong to the class above them.
+def read_folder(root: str | Path, *, name: str | None = None, kinds: Kinds | None = None) -> ImageTable:
+    """Read a folder that has one subfolder per class, named after it.
 
     Everything is in the split ``train`` (a protocol divides it later), unless the top folders are called ``train``,
     ``test``, ``validation`` (``val``, ``valid``), ``query`` or ``gallery`` and hold the class folders. Hidden files
-    are left out. An image's id is its path below ``root``.
+    are left out; so are files that are no images, and images in no class folder, which the table's ``left_out`` counts
+    and, where they are pictures, a warning names. An image's id is its path below ``root``.
 
     Args:
         root: the folder.
         name: what to call the table; the folder's own name when None.
+        kinds: which folders are the classes where a class folder holds folders of images. ``deepest``: every folder
+            that images lie in, named by its path below the root or split (``Fruit/Apple``). ``top``: the folders at
+            the top, with everything below them. None: there must be no such folders.
 
     Raises:
         DataError: when there is no such folder, or it is not laid out like this, or has fewer than two classes.
@@ -53,42 +60,48 @@ def read_folder(root: str | Path, *, name: str | None = None) -> ImageTable:
         >>> table.class_names, table.ids
         (('apple', 'pear'), ('apple/1.jpg', 'pear/2.jpg', 'pear/10.jpg'))
     """
-    root = _existing_folder(root)
-    tree = _scan(root)
+    table = folder_table(root, name=name, kinds=kinds)
+    if lost := [str(each) for each in table.left_out if each.picture]:
+        warnings.warn(f"left out of {str(root)!r}: {'; '.join(lost)}", stacklevel=2)
+    return table
+
+
+def folder_table(root: str | Path, *, name: str | None = None, kinds: Kinds | None = None) -> ImageTable:
+    """:func:`read_folder` without the warning, for those who say themselves what was left out."""
+    if kinds is not None and kinds not in get_args(Kinds):
+        raise RecipeError(f"no kinds {kinds!r}: {did_you_mean(str(kinds), get_args(Kinds))}")
+    root = existing_folder(root)
+    tree, others = scan(root)
     if not tree.folders:
-        what = f"holds {len(tree.images):,} images but no class folders" if tree.images else "holds no images"
-        raise DataError(f"{str(root)!r} {what}; {_expected_layout(root)}")
+        what = f"{len(tree.images):,} images but no class folders" if tree.images else f"no images{_beside(others)}"
+        raise DataError(f"{str(root)!r} holds {what}; {_expected_layout(root)}")
 
     splits = _split_folders(tree)
+    tops = splits or [tree]
+    groups = [(SPLIT_FOLDERS[top.key] if splits else "train", top, folder) for top in tops for folder in top.folders]
+    strays = list(tree.own_images())
     if splits:
-        groups = [(SPLIT_FOLDERS[top.key], folder) for top in splits for folder in top.folders]
-        ignored = [image for folder in (tree, *splits) for image in folder.own_images()]
-        ignored += [image for top in tree.folders if top.key not in SPLIT_FOLDERS for image in top.every_image()]
-    else:
-        groups = [("train", folder) for folder in tree.folders]
-        ignored = list(tree.own_images())
+        strays += [image for top in splits for image in top.own_images()]
+        strays += [image for top in tree.folders if top.key not in SPLIT_FOLDERS for image in top.every_image()]
+    if kinds is None:
+        _check_flat(root, [(top, folder) for _, top, folder in groups])
 
     images: list[tuple[str, Path]] = []
     labels: list[str] = []
     in_split: list[str] = []
-    for split, folder in groups:
-        found = list(folder.every_image())
-        images += found
-        labels += [class_name(folder.path.name)] * len(found)
-        in_split += [split] * len(found)
+    for split, top, folder in groups:
+        for kind in folder.holding_images():
+            found = list(kind.own_images())
+            images += found
+            labels += [_label(_below(kind, top), "deepest" if kinds == "deepest" else "top")] * len(found)
+            in_split += [split] * len(found)
     classes = sorted(set(labels), key=natural_key)
     if len(classes) < 2:
         raise DataError(
             f"{str(root)!r} has images of one class only ({classes[0]!r}), at least two are needed; "
             f"{_expected_layout(root)}"
         )
-    if ignored:
-        warnings.warn(
-            f"{len(ignored):,} images in {str(root)!r} are in no class folder and are left out, "
-            f"for instance {ignored[0][0]!r}",
-            stacklevel=2,
-        )
-    return ImageTable.build(
+    table = ImageTable.build(
         name or readable(root.resolve().name),
         [path for _, path in images],
         labels,
@@ -96,6 +109,8 @@ def read_folder(root: str | Path, *, name: str | None = None) -> ImageTable:
         ids=[name for name, _ in images],
         class_names=classes,
     )
+    empty = [folder for top in tops for folder in top.empty]
+    return replace(table, left_out=(*_counted(strays, empty), *others))
 
 
 def list_images(root: str | Path) -> list[Path]:
@@ -108,69 +123,77 @@ def list_images(root: str | Path) -> list[Path]:
     ...     [image.name for image in list_images(root)]
     ['b9.PNG', 'b10.jpg']
     """
-    root = _existing_folder(root)
-    images = [path for _, path in _scan(root).every_image()]
-    if not images:
-        raise DataError(f"{str(root)!r} holds no images ({_extensions()})")
-    return images
+    return [Path(image) for image in folder_images(root).images]
 
 
-@dataclass(frozen=True)
-class _Folder:
-    """A folder with images somewhere in it; folders without any are left out of ``folders``."""
+def folder_images(root: str | Path, *, kinds: Kinds | None = None) -> ImageTable:
+    """Every image at any depth below ``root`` whatever the layout, labelled by its folder or, in none, by ``""``.
 
-    path: Path
-    below_root: str
-    images: tuple[str, ...]
-    folders: tuple[_Folder, ...]
-
-    @property
-    def key(self) -> str:
-        return self.path.name.casefold()
-
-    def own_images(self) -> Iterator[tuple[str, Path]]:
-        """Id and path of the images that lie in the folder itself."""
-        for image in self.images:
-            yield self.below_root + readable(image), self.path / image
-
-    def every_image(self) -> Iterator[tuple[str, Path]]:
-        yield from self.own_images()
-        for folder in self.folders:
-            yield from folder.every_image()
-
-
-def _scan(path: Path, *, below_root: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> _Folder:
-    """Read a folder and everything below it. ``above`` are the folders it lies in, against links that go in circles."""
-    images: list[str] = []
-    folders: list[str] = []
+    The label is the folder's path below the root or split, with ``kinds="top"`` only the first part of it.
+    """
+    root = existing_folder(root)
+    tree, others = scan(root)
+    if not (tree.images or tree.folders):
+        raise DataError(f"{str(root)!r} holds no images ({_COMMON}){_beside(others)}")
     try:
-        status = os.stat(path)
-        here = above | {(status.st_dev, status.st_ino)}
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    below = entry.stat()
-                    if (below.st_dev, below.st_ino) not in here:
-                        folders.append(entry.name)
-                elif os.path.splitext(entry.name)[1].lower() in IMAGE_EXTENSIONS and entry.is_file():
-                    images.append(entry.name)
-    except OSError as error:
-        raise DataError(f"cannot read the folder {str(path)!r}: {error.strerror or error}") from error
-    scanned = [
-        _scan(path / folder, below_root=f"{below_root}{readable(folder)}/", above=here)
-        for folder in sorted(folders, key=natural_key)
-    ]
-    return _Folder(
-        path=path,
-        below_root=below_root,
-        images=tuple(sorted(images, key=natural_key)),
-        folders=tuple(folder for folder in scanned if folder.images or folder.folders),
+        splits = {split.below_root for split in _split_folders(tree)}
+    except DataError:
+        splits = set()
+    images: list[tuple[str, Path]] = []
+    labels: list[str] = []
+    for folder in tree.holding_images():
+        found = list(folder.own_images())
+        below = next((folder.below_root[len(split) :] for split in splits if folder.below_root.startswith(split)), None)
+        label = _label(folder.below_root if below is None else below, kinds)
+        images += found
+        labels += [label] * len(found)
+    table = ImageTable.build(
+        readable(root.resolve().name),
+        [path for _, path in images],
+        labels,
+        splits=["test"] * len(images),
+        ids=[name for name, _ in images],
+    )
+    return replace(table, left_out=others)
+
+
+def _label(below: str, kinds: Kinds | None) -> str:
+    """The class of images whose folder is ``below`` the root or split; names end in a slash."""
+    parts = [class_name(part) for part in below.split("/")[:-1]]
+    return "/".join(parts[:1] if kinds == "top" else parts)
+
+
+def _check_flat(root: Path, class_folders: list[tuple[Folder, Folder]]) -> None:
+    """Refuse folders of images inside class folders: whether they are classes is not for us to guess."""
+    nested = [kind for _, folder in class_folders if folder.folders for kind in folder.holding_images()]
+    if not nested:
+        return
+    deepest = {_label(_below(kind, top), None) for top, folder in class_folders for kind in folder.holding_images()}
+    tops = sorted({_label(_below(folder, top), "top") for top, folder in class_folders}, key=natural_key)
+    example = next(name for name in sorted(deepest, key=natural_key) if "/" in name)
+    listed = [f"{kind.below_root} ({len(kind.images):,} images)" for kind in nested]
+    advice = ""
+    if len(class_folders) == 1 and len(class_folders[0][1].folders) > 1:
+        advice = f" Or give the one folder that everything lies in: {str(class_folders[0][1].path)!r}."
+    raise DataError(
+        f"{str(root)!r} has folders of images inside its class folders:\n{some_of(listed, most=5)}\n"
+        f"Which are the classes? With --kinds deepest every folder with images in it, {len(deepest):,} in all, such as "
+        f"{example!r}; with --kinds top the {len(tops):,} at the top, such as {tops[0]!r}, each with all below it "
+        f"(in a recipe data.kinds, from Python kinds).{advice}"
     )
 
 
-def _split_folders(tree: _Folder) -> list[_Folder]:
+def _counted(strays: list[tuple[str, Path]], empty: list[str]) -> list[LeftOut]:
+    counted = []
+    if strays:
+        counted.append(LeftOut(len(strays), "images", "in no class folder", strays[0][0], picture=True))
+    # Archives made on macOS bring a folder of hidden files along.
+    if empty := [name for name in empty if not name.startswith("__")]:
+        counted.append(LeftOut(len(empty), "folders", "without an image that can be read", empty[0]))
+    return counted
+
+
+def _split_folders(tree: Folder) -> list[Folder]:
     """The top folders that are splits rather than classes; none when the top folders are the classes.
 
     One folder called ``train`` among others is a class (there are photographs of trains).
@@ -189,22 +212,23 @@ def _split_folders(tree: _Folder) -> list[_Folder]:
     return [] if flat else named
 
 
-def _existing_folder(root: str | Path) -> Path:
+def existing_folder(root: str | Path) -> Path:
+    """``root``, if it is a folder; else an error that says what it is, or what was probably meant."""
     root = Path(root).expanduser()
     if root.is_dir():
         return root
     if root.exists():
         advice = "a folder is needed"
-        if root.suffix.lower() in _ARCHIVES:
-            advice = "unpack it, and give the folder that it unpacks to"
-        elif root.suffix.lower() in _MANIFESTS:
+        if root.suffix.lower() in MANIFEST_ENDINGS:
             advice = "read a list of images with nearkin.data.manifest.read_manifest"
+        elif is_archive(root):
+            advice = "unpack it, and give the folder that it unpacks to"
         raise DataError(f"{str(root)!r} is a file; {advice}")
-    raise DataError(f"there is no folder {str(root)!r}{_nearest_folder(root)}")
+    raise DataError(f"there is no folder {str(root)!r}{nearest_folder(root)}")
 
 
-def _nearest_folder(missing: Path) -> str:
-    """The folder that was probably meant, looked for beside the first part of the path that does not exist."""
+def nearest_folder(missing: Path) -> str:
+    """A clause on the folder that was probably meant, beside the first part of the path that does not exist."""
     while not missing.parent.exists():
         missing = missing.parent
     try:
@@ -216,8 +240,14 @@ def _nearest_folder(missing: Path) -> str:
     return f"; did you mean {str(missing.parent / by_key[near[0]])!r}?" if near else ""
 
 
-def _extensions() -> str:
-    return ", ".join(sorted(extension[1:] for extension in IMAGE_EXTENSIONS))
+def _below(folder: Folder, top: Folder) -> str:
+    return folder.below_root[len(top.below_root) :]
+
+
+def _beside(others: tuple[LeftOut, ...]) -> str:
+    """What a folder without images does hold."""
+    listed = "; ".join(f"{each.count:,} {each.what}, {each.reason}" for each in others[:3])
+    return f" ({listed})" if listed else ""
 
 
 def _expected_layout(root: Path) -> str:
@@ -230,5 +260,5 @@ def _expected_layout(root: Path) -> str:
         "      photo2.jpg\n"
         "    pear/\n"
         "      photo3.jpg\n"
-        f"or the same below {name}/train and {name}/test. Images end in {_extensions()}."
+        f"or the same below {name}/train and {name}/test. Images are {_COMMON}."
     )

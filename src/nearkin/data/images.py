@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
+from nearkin.data.formats import DRAWINGS, is_heic, teach_pillow_heic
 from nearkin.errors import DataError
 
 MAX_PIXELS = 120_000_000
@@ -22,9 +23,6 @@ _MOST_BYTES_PER_PIXEL = 8
 
 # Pillow keeps the box of a crop in float32, which is too coarse for much longer strips.
 _LONGEST_SIDE = 1 << 20
-
-# Pillow hands these to an outside program or a system renderer, so a data set could run code by holding one.
-_DRAWINGS = frozenset({"EPS", "WMF", "EMF"})
 
 # How to bring an image upright for each value of the EXIF orientation tag other than 1.
 _UPRIGHT = {
@@ -105,23 +103,60 @@ def decode_bytes(
 ) -> NDArray[np.uint8]:
     """Like :func:`decode`, from the bytes that were read from ``path``."""
     _hush_pillow()
+    teach_pillow_heic()
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            width, height = opened.size
-            if width * height > max_pixels or max(width, height) > _LONGEST_SIDE:
-                raise UnreadableImageError(path, f"too large: {width} x {height} pixels, allowed are {max_pixels:,}")
-            if opened.format in _DRAWINGS:
+            _check_size(opened, path, max_pixels)
+            if opened.format in DRAWINGS:
                 raise UnreadableImageError(path, f"a drawing ({opened.format}), not pixels; export it as PNG")
             if shorter_side is not None and opened.format in ("JPEG", "MPO"):
                 # At twice the final size the fraction is still resampled by shrink, so no aliasing comes in here.
                 opened.draft(None, (2 * shorter_side, 2 * shorter_side))
-            opened.load()
-            image = _upright(_as_rgb(opened), opened)
-            return _array(image if shorter_side is None else _shrunk(image, shorter_side))
+            return _pixels(opened, shorter_side)
     except UnreadableImageError:
         raise
     except Exception as error:  # a malformed file can make a decoder raise nearly anything
+        if isinstance(error, UnidentifiedImageError) and is_heic(data):
+            raise UnreadableImageError(path, "a HEIC photo: pip install 'nearkin[heic]' to read it") from error
         raise UnreadableImageError(path, _reason(error)) from error
+
+
+def decode_picture(
+    image: Image.Image, *, path: Path, max_pixels: int = MAX_PIXELS, shorter_side: int | None = None
+) -> NDArray[np.uint8]:
+    """Like :func:`decode`, from an image that Pillow has opened or made; ``path`` is what errors call it.
+
+    A file that was opened but not yet read is read here from its beginning, which gives the same pixels as its path
+    does, and leaves the image as it was: a list of opened photos does not fill the memory.
+    """
+    _hush_pillow()
+    if isinstance(image, ImageFile.ImageFile) and image.fp is not None and image.tile and image.tell() == 0:
+        place = image.fp.tell()
+        image.fp.seek(0)
+        data = image.fp.read()
+        image.fp.seek(place)
+        return decode_bytes(data, path=path, max_pixels=max_pixels, shorter_side=shorter_side)
+    try:
+        _check_size(image, path, max_pixels)
+        return _pixels(image, shorter_side)
+    except UnreadableImageError:
+        raise
+    except Exception as error:  # an image opened from a malformed file is read only now
+        raise UnreadableImageError(path, _reason(error)) from error
+
+
+def _check_size(opened: Image.Image, path: Path, max_pixels: int) -> None:
+    width, height = opened.size
+    if width * height > max_pixels or max(width, height) > _LONGEST_SIDE:
+        raise UnreadableImageError(path, f"too large: {width} x {height} pixels, allowed are {max_pixels:,}")
+    if not width * height:
+        raise UnreadableImageError(path, f"no pixels: {width} x {height}")
+
+
+def _pixels(opened: Image.Image, shorter_side: int | None) -> NDArray[np.uint8]:
+    opened.load()
+    image = _upright(_as_rgb(opened), opened)
+    return _array(image if shorter_side is None else _shrunk(image, shorter_side))
 
 
 def shrink(image: NDArray[np.uint8], shorter_side: int) -> NDArray[np.uint8]:

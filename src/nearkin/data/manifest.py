@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nearkin.data.folder import SPLIT_FOLDERS
+from nearkin.data.formats import ARCHIVE_ENDINGS, OTHER_FILES, is_archive, is_image_file, why_left_out
 from nearkin.data.listing import Listing, class_name, natural_key, some_of
 from nearkin.data.table import SPLITS, ImageTable
 from nearkin.errors import DataError
@@ -47,6 +48,15 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None) -> ImageT
         >>> table.class_names, table.columns["colour"].tolist()
         (('apple', 'pear'), ['red', 'green'])
     """
+    return _read(path, root, need_labels=True)
+
+
+def manifest_images(path: str | Path) -> ImageTable:
+    """The images of a list that need not say what they are: where it has no label, the label is ``""``."""
+    return _read(path, None, need_labels=False)
+
+
+def _read(path: str | Path, root: str | Path | None, *, need_labels: bool) -> ImageTable:
     path = Path(path).expanduser()
     text = _read_text(path)
     is_json = path.suffix.lower() in _JSON_ENDINGS or text.lstrip().startswith("{")
@@ -55,11 +65,14 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None) -> ImageT
         raise DataError(f"{str(path)!r} lists no images")
 
     names = list(dict.fromkeys(column for row in rows for column in row.values))
-    columns = _Columns.among(path, names)
+    columns = _Columns.among(path, names, need_labels=need_labels)
     files = [row.required(columns.path).replace("\\", "/") for row in rows]
-    labels = [class_name(row.required(columns.label)) for row in rows]
+    if need_labels:
+        labels = [class_name(row.required(columns.label)) for row in rows]
+    else:
+        labels = [class_name(row.values.get(columns.label, "")) for row in rows]
     classes = sorted(set(labels), key=natural_key)
-    if len(classes) < 2:
+    if need_labels and len(classes) < 2:
         raise DataError(f"{str(path)!r} has images of one class only ({classes[0]!r}), at least two are needed")
     return ImageTable.build(
         path.stem,
@@ -101,13 +114,15 @@ class _Columns:
     others: tuple[str, ...]
 
     @classmethod
-    def among(cls, path: Path, names: list[str]) -> _Columns:
+    def among(cls, path: Path, names: list[str], *, need_labels: bool) -> _Columns:
         by_key = {name.casefold(): name for name in reversed(names)}
         found: dict[str, str | None] = {}
         meanings = {"path": PATH_COLUMNS, "label": LABEL_COLUMNS, "split": ("split",), "id": ("id",)}
         for meaning, accepted in meanings.items():
             found[meaning] = next((by_key[key] for key in accepted if key in by_key), None)
         image, label = found["path"], found["label"]
+        if label is None and not need_labels:
+            label = LABEL_COLUMNS[0]
         if image is None or label is None:
             wanted = " and ".join(
                 " or ".join(repr(name) for name in accepted)
@@ -127,22 +142,37 @@ def _read_text(path: Path) -> str:
             f"{str(path)!r} is a folder; a CSV or JSON Lines file is needed, or read the folder with "
             "nearkin.data.folder.read_folder"
         )
+    if path.is_file():
+        _check_is_list(path)
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"there is no file {str(path)!r}") from error
     except OSError as error:
         raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    if content.startswith(b"PK\x03\x04"):
-        raise DataError(
-            f"{str(path)!r} is a spreadsheet or an archive; save the sheet as 'CSV UTF-8', or unpack the archive"
-        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         byte = f"0x{content[error.start]:02x}"
         raise _error(path, line, f"byte {byte} is not UTF-8; save the file as 'CSV UTF-8'") from error
+
+
+def _check_is_list(path: Path) -> None:
+    """Say of files that are something else what they are: that a photo is not UTF-8 would help nobody."""
+    wanted = "a folder with one folder per class, or a list of images with their labels (CSV or JSON Lines)"
+    if not path.stat().st_size:
+        raise DataError(f"{str(path)!r} is an empty file; give {wanted}")
+    if is_image_file(path):
+        raise DataError(f"{str(path)!r} is one image; give {wanted}")
+    if path.suffix.lower() in ARCHIVE_ENDINGS:
+        raise DataError(f"{str(path)!r} is an archive; unpack it, and give the folder that it unpacks to")
+    if (what := why_left_out(path.suffix)) != OTHER_FILES:
+        raise DataError(f"{str(path)!r} is no list of images (such files are {what}); give {wanted}")
+    if is_archive(path):
+        raise DataError(
+            f"{str(path)!r} is a spreadsheet or an archive; save the sheet as 'CSV UTF-8', or unpack the archive"
+        )
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[_Row]:

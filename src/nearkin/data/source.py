@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from nearkin.data.benchmarks import benchmarks, read_benchmark
-from nearkin.data.folder import read_folder
+from nearkin.data.folder import Kinds, folder_table, nearest_folder
 from nearkin.data.manifest import read_manifest
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
@@ -21,22 +21,28 @@ def data_root(given: str | Path | None = None) -> Path | None:
     return Path("data") if Path("data").is_dir() else None
 
 
-def read_source(source: str | Path, *, root: str | Path | None = None) -> ImageTable:
+def is_benchmark(source: str | Path) -> bool:
+    """Whether ``source`` names a benchmark rather than somebody's own images."""
+    return str(source) in benchmarks()
+
+
+def read_source(source: str | Path, *, root: str | Path | None = None, kinds: Kinds | None = None) -> ImageTable:
     """Read the data set that ``source`` names.
 
-    A name of a benchmark wins over a folder of the same name; write ``./cub`` for the folder.
+    A name of a benchmark wins over a folder of the same name; write ``./cub`` for the folder. ``kinds`` says which
+    folders are the classes where a folder has several levels of them (:func:`~nearkin.data.folder.read_folder`). What
+    was left out is in the table's ``left_out``.
     """
     text = str(source)
-    if text in benchmarks():
+    if is_benchmark(text):
         return read_benchmark(text, data_root(root))
     path = Path(text).expanduser()
     if path.is_file():
         return read_manifest(path)
     if path.exists() or _looks_like_path(text):
-        return read_folder(path)
-    raise DataError(
-        f"{text!r} is neither a folder or manifest here nor a benchmark: {did_you_mean(text, benchmarks())}"
-    )
+        return folder_table(path, kinds=kinds)
+    near = nearest_folder(path) or f": {did_you_mean(text, benchmarks())}"
+    raise DataError(f"{text!r} is neither a folder or manifest here nor a benchmark{near}")
 
 
 def _looks_like_path(text: str) -> bool:

@@ -15,12 +15,35 @@ SPLITS = ("train", "validation", "test", "query", "gallery")
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Files of a data set that are no rows of its table, and why.
+
+    >>> str(LeftOut(2, ".mp4", "videos", "kiwi/1.mp4"))
+    "2 .mp4 (videos), for instance 'kiwi/1.mp4'"
+    """
+
+    count: int
+    what: str
+    """The files' ending, or what they are, in the plural."""
+    reason: str
+    example: str
+    picture: bool = False
+    """Whether somebody may well have meant them to be read."""
+
+    def __str__(self) -> str:
+        what = self.what[:-1] if self.count == 1 and not self.what.startswith(".") else self.what
+        example = f", for instance {self.example!r}" if self.count > 1 else f": {self.example!r}"
+        return f"{self.count:,} {what} ({self.reason}){example}"
+
+
+@dataclass(frozen=True)
 class ImageTable:
     """Images with a label and a split each, and the names that let people read the results.
 
     ``images`` is either a sequence of paths or one uint8 array ``[N, H, W]`` or ``[N, H, W, 3]``. ``labels`` are
     positions in ``class_names``; a table keeps its class names when rows are taken out, so a label means the same
-    class in every part of a data set. ``ids`` name the images, usually by their path relative to the data set.
+    class in every part of a data set. ``ids`` name the images, usually by their path relative to the data set. What a
+    folder holds beside its images is counted in ``left_out``.
 
     >>> pixels = np.zeros((3, 8, 8), dtype=np.uint8)
     >>> table = ImageTable.build("toy", pixels, ["cat", "dog", "cat"], splits=["train", "train", "test"])
@@ -35,6 +58,7 @@ class ImageTable:
     ids: tuple[str, ...]
     splits: NDArray[np.str_]
     columns: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
 
     def __post_init__(self) -> None:
         rows = len(self.images)
