@@ -17,10 +17,12 @@ from nearkin.cli.reproduce import reproduce  # isort: skip
 from nearkin.cli.tune import tune  # isort: skip
 from nearkin.cli.report import report, table  # isort: skip
 from nearkin.cli.listing import datasets, losses, recipes  # isort: skip
+from nearkin.cli.cache import cache  # isort: skip
 from nearkin.errors import NearkinError
 
 __all__ = [
     "app",
+    "cache",
     "compare",
     "datasets",
     "embed",

@@ -32,6 +32,9 @@ except ImportError:  # not on Windows; packs are safe without the lock, which on
 
 PACK_BYTES = 1 << 30  # a killed run loses at most this much decoded work
 
+# Held by every process that writes packs, shared, and alone by one that removes them.
+_WRITERS = "writers.lock"
+
 _STALE_SECONDS = 24 * 3600
 _SETTLED_NS = 2_000_000_000
 
@@ -238,8 +241,24 @@ def sole_writer(folder: Path, work: str) -> Iterator[None]:
         if fcntl is not None:
             with contextlib.suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(stack.enter_context(open(folder / _WRITERS, "wb")), fcntl.LOCK_SH)
                 fcntl.flock(stack.enter_context(open(folder / f"{work}.lock", "wb")), fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def no_writer(folder: Path) -> Iterator[bool]:
+    """Whether no process writes packs to ``folder``; if so, none begins to until the block is left."""
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            try:
+                fcntl.flock(stack.enter_context(open(folder / _WRITERS, "wb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:  # a file system without locks, or one that cannot be written to anyway
+                pass
+        yield True
 
 
 def sweep(folder: Path) -> None:

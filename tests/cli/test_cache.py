@@ -1,0 +1,45 @@
+"""``nearkin cache`` as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nearkin.data.cache import open_images
+from nearkin.data.folder import read_folder
+
+
+@pytest.fixture
+def cache(tmp_path, photos, monkeypatch):
+    root = tmp_path / "cache"
+    monkeypatch.setenv("NEARKIN_CACHE", str(root))
+    open_images(read_folder(photos), cache_dir=root / "decoded", shorter_side=32)
+    return root
+
+
+def test_it_says_where_the_cache_is_and_what_it_holds(nearkin, cache):
+    code, out, err = nearkin("cache")
+    assert code == 0, err
+    assert f"{cache}: 0.2 MB" in out
+    assert "decoded, shorter side 32" in out
+    assert " 48 " in out
+    assert "NEARKIN_CACHE" in out
+    found = json.loads(nearkin("cache", "--json")[1])
+    assert (found["folder"], found["images"], found["cleared"]) == (str(cache), 48, False)
+
+
+def test_clearing_asks_or_is_told_yes(nearkin, cache, monkeypatch):
+    code, _, err = nearkin("cache", "--clear")
+    assert code == 2, "nobody to ask"
+    assert "--yes" in err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: (_ for _ in ()).throw(SystemExit(1)))
+    assert nearkin("cache", "--clear")[0] == 1
+    assert list(cache.rglob("*.bin")), "a no is a no"
+    code, out, err = nearkin("cache", "--clear", "--yes")
+    assert code == 0, err
+    assert "Cleared: 0.2 MB, 48 images" in out
+    assert not list(cache.rglob("*.bin"))
+    assert "is empty" in nearkin("cache")[1]
+    assert "is empty" in nearkin("cache", "--clear")[1]
