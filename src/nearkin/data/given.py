@@ -1,0 +1,122 @@
+"""Images that a caller hands over: paths, bytes, Pillow's images, arrays and tensors, one or many."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from nearkin.data.cache import Images
+from nearkin.data.images import MAX_PIXELS, decode, decode_bytes, decode_picture
+from nearkin.errors import DataError
+
+Picture: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor"
+
+_ACCEPTED = (
+    "a path, the bytes of an image file, a Pillow image, or a uint8 array or tensor [H, W] or [H, W, 3] (many of one "
+    "size as [N, H, W, 3], else as a list)"
+)
+_CHANNELS = (1, 3, 4)
+
+
+class GivenImages:
+    """One image or many, each decoded when it is asked for, in the order given.
+
+    Whatever form an image comes in, it gets what a file gets: it is turned upright by its EXIF tag, 16 bits keep their
+    scale, CMYK becomes RGB, transparency is laid on white, and it is shrunk to ``shorter_side``.
+
+    >>> images = GivenImages([np.zeros((4, 6), np.uint8), Image.new("CMYK", (6, 4))], shorter_side=256)
+    >>> len(images), images[0].shape, images[1].shape
+    (2, (4, 6, 3), (4, 6, 3))
+    """
+
+    def __init__(
+        self, given: Picture | Iterable[Picture], *, shorter_side: int | None, max_pixels: int = MAX_PIXELS
+    ) -> None:
+        self._items = [_checked(item, place) for place, item in enumerate(_many(given), start=1)]
+        self._shorter_side = shorter_side
+        self._max_pixels = max_pixels
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
+        item = self._items[row]
+        name = Path(f"image {row + 1} of those given")
+        if isinstance(item, Path):
+            return decode(item, max_pixels=self._max_pixels, shorter_side=self._shorter_side)
+        if isinstance(item, bytes):
+            return decode_bytes(item, path=name, max_pixels=self._max_pixels, shorter_side=self._shorter_side)
+        if isinstance(item, Image.Image):
+            path = Path(getattr(item, "filename", "") or name)
+            # The same image may have been given twice, and Pillow's images are not made to be read by two threads.
+            with self._lock:
+                return decode_picture(item, path=path, max_pixels=self._max_pixels, shorter_side=self._shorter_side)
+        image = Image.fromarray(item)
+        return decode_picture(image, path=name, max_pixels=self._max_pixels, shorter_side=self._shorter_side)
+
+
+def as_images(given: Images | Picture | Iterable[Picture], *, shorter_side: int | None) -> Images:
+    """``given`` as images by row; those that have been opened already, which cannot be iterated over, as they are."""
+    if isinstance(given, (os.PathLike, Image.Image, np.ndarray, Tensor, Iterable)):
+        return GivenImages(given, shorter_side=shorter_side)
+    return given
+
+
+def _many(given: Picture | Iterable[Picture]) -> Iterable[Picture]:
+    if isinstance(given, Tensor):
+        given = given.detach().cpu()
+        return given.unbind() if given.ndim == 4 else [given]
+    if isinstance(given, np.ndarray):
+        return list(given) if given.ndim == 4 or given.dtype.kind in "OU" else [given]
+    if isinstance(given, (str, os.PathLike, bytes, bytearray, Image.Image)):
+        return [given]
+    if isinstance(given, Iterable):
+        return given
+    raise DataError(f"cannot embed {type(given).__name__}: give {_ACCEPTED}")
+
+
+def _checked(item: Picture, place: int) -> Path | bytes | Image.Image | NDArray[Any]:
+    """An item in one of four forms; what cannot be an image is refused before any is decoded."""
+    if isinstance(item, (str, os.PathLike)):
+        path = Path(item).expanduser()
+        if path.is_dir():
+            raise DataError(
+                f"{str(path)!r} is a folder: give the images in it (nearkin.data.folder.list_images lists them), or "
+                f"use nearkin embed"
+            )
+        if not path.exists():
+            raise DataError(f"there is no file {str(path)!r} (image {place} of those given)")
+        return path
+    if isinstance(item, (bytes, bytearray)):
+        return bytes(item)
+    if isinstance(item, Image.Image):
+        return item
+    if isinstance(item, (np.ndarray, Tensor)):
+        return _checked_array(item, place)
+    raise DataError(f"image {place} of those given is a {type(item).__name__}: give {_ACCEPTED}")
+
+
+def _checked_array(item: NDArray[Any] | Tensor, place: int) -> NDArray[Any]:
+    if isinstance(item, Tensor):
+        item = item.detach().cpu()
+        # torch's own readers put the channels first.
+        if item.ndim == 3 and item.shape[0] in _CHANNELS and item.shape[2] not in _CHANNELS:
+            item = item.permute(1, 2, 0)
+        item = item.numpy()
+    array = np.ascontiguousarray(item)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    grey, colour = array.ndim == 2, array.ndim == 3 and array.shape[2] in _CHANNELS
+    if array.size and ((array.dtype == np.uint8 and (grey or colour)) or (array.dtype == np.uint16 and grey)):
+        return array
+    advice = "; values from 0 to 1 become uint8 by (255 * x).round()" if array.dtype.kind == "f" else ""
+    raise DataError(f"image {place} of those given is {array.dtype} {list(array.shape)}: give {_ACCEPTED}{advice}")
