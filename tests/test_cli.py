@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -31,16 +33,67 @@ def test_own_photos_with_spaces_and_umlauts(nearkin, photos, tmp_path):
     assert "classes never" in out
     assert "R@1" in out
     assert "nearkin embed" in out
-    assert err == "", "quiet when piped"
+    assert err.startswith("own photos: 48 images of 6 classes, 8 each\n"), "what was understood is said also when piped"
+    assert "epoch" not in err, "and the rest is quiet then"
     assert (tmp_path / "run" / "neighbours.png").stat().st_size > 5000
     scores = json.loads((tmp_path / "run" / "scores.json").read_text())
     assert scores["selection"] == "last epoch"
 
 
 def test_json_output_is_json_alone(nearkin, photos, tmp_path):
-    code, out, _ = nearkin("train", "--data", photos, "-o", tmp_path / "run", "--json", *QUICK, "training.max_steps=1")
+    command = [
+        "train",
+        "--data",
+        photos,
+        "-o",
+        tmp_path / "run",
+        "--overwrite",
+        "--json",
+        *QUICK,
+        "training.max_steps=1",
+    ]
+    code, out, err = nearkin(*command)
     assert code == 0
     assert json.loads(out)["run"] == str(tmp_path / "run")
+    assert err == ""
+    (photos / "kiwi" / "clip.mov").touch()
+    code, out, err = nearkin(*command)
+    assert json.loads(out)["run"] == str(tmp_path / "run")
+    assert err == "left out:\n  1 .mov (videos): 'kiwi/clip.mov'\n", "never quiet about what was left out"
+
+
+def test_nested_folders_are_asked_about(nearkin, photos, tmp_path):
+    nested = tmp_path / "nested"
+    for number, kind in enumerate(sorted(path for path in photos.iterdir())):
+        (nested / ("left", "right")[number % 2]).mkdir(parents=True, exist_ok=True)
+        kind.rename(nested / ("left", "right")[number % 2] / kind.name)
+    command = ["train", "--data", nested, "-o", tmp_path / "run", "--no-picture", *QUICK, "training.max_steps=1"]
+    code, _, err = nearkin(*command)
+    assert code == 3
+    assert "left/" in err
+    assert "--kinds deepest every folder with images in it, 6 in all" in err
+    assert not (tmp_path / "run").exists()
+    code, _, err = nearkin(*command, "--kinds", "deepest")
+    assert code == 0, err
+    assert "48 images of 6 classes" in err
+    code, out, err = nearkin("evaluate", tmp_path / "run", "--data", nested, "--kinds", "top", "--json")
+    assert json.loads(out)["classes"] == 2, err
+    code, out, err = nearkin("evaluate", tmp_path / "run", "--data", nested)
+    assert code == 0, "the run's own choice holds"
+    assert "48 images of 6 classes" in err
+    code, _, err = nearkin("train", "--data", nested, "--kinds", "deeper", *QUICK)
+    assert code == 2
+    assert "deepest" in err
+
+
+def test_images_in_no_class_folder_are_said_plainly_and_once(nearkin, photos, tmp_path):
+    shutil.copy(photos / "kiwi" / "Bild 0 ä.png", photos / "cover.png")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        code, _, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK, "training.max_steps=1")
+    assert code == 0, err
+    assert err.count("cover.png") == 1
+    assert not [each for each in warned if "cover.png" in str(each.message)]
 
 
 def test_verbose_shows_every_evaluation(nearkin, photos, tmp_path):
@@ -90,12 +143,29 @@ def test_embed_writes_one_row_per_readable_image(nearkin, trained, photos, tmp_p
     saved = np.load(tmp_path / "e.npz")
     assert saved["embeddings"].shape == (48, 16)
     assert np.allclose(np.linalg.norm(saved["embeddings"], axis=1), 1, atol=1e-5)
-    assert "blaue Möwe/Bild 0 ä.png" in saved["ids"].tolist()
+    first = saved["ids"].tolist().index("blaue Möwe/Bild 0 ä.png")
+    assert saved["labels"][first] == "blaue Möwe"
+    assert saved["paths"][first] == str(photos / "blaue Möwe" / "Bild 0 ä.png")
     nearkin("embed", trained, photos, "-o", tmp_path / "e.csv")
     rows = list(csv.reader((tmp_path / "e.csv").open(encoding="utf-8")))
-    assert rows[0][:2] == ["id", "e0"]
+    assert rows[0][:4] == ["id", "path", "label", "e0"]
     first = saved["ids"].tolist().index(rows[1][0])
-    assert np.allclose(np.array(rows[1][1:], dtype=float), saved["embeddings"][first], atol=1e-6)
+    assert rows[1][1:3] == [saved["paths"][first], saved["labels"][first]]
+    assert np.allclose(np.array(rows[1][3:], dtype=float), saved["embeddings"][first], atol=1e-6)
+
+
+def test_embed_takes_files_folders_and_lists_together(nearkin, trained, photos, tmp_path):
+    one = photos / "kiwi" / "Bild 0 ä.png"
+    (tmp_path / "list.csv").write_text(f"path,label\n{photos / 'rote Ente' / 'Bild 1 ä.png'},Ente\n")
+    code, out, err = nearkin("embed", trained, one, photos / "kiwi", tmp_path / "list.csv", "-o", tmp_path / "e.npz")
+    assert code == 0, err
+    assert "9 images embedded" in out
+    saved = np.load(tmp_path / "e.npz")
+    assert saved["paths"][0] == str(one)
+    assert saved["labels"].tolist() == [""] * 8 + ["Ente"]
+    code, out, err = nearkin("embed", trained, one, "-o", tmp_path / "one.npz")
+    assert code == 0, err
+    assert np.allclose(np.load(tmp_path / "one.npz")["embeddings"], saved["embeddings"][:1], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +181,14 @@ def test_embed_writes_one_row_per_readable_image(nearkin, trained, photos, tmp_p
         (["evaluate", "runs/none"], 3, "no run at"),
         (["embed", "runs/none", ".", "-o", "x.npz"], 3, "no run at"),
         (["embed", "runs/none", ".", "-o", "x.xls"], 2, "must end in .npz or .csv"),
+        (["embed", "runs/none", ".", "-o", "no/x.npz"], 2, "the folder 'no' does not exist"),
+        (["train", "--data", "photo.jpg", *QUICK], 3, "is one image; give a folder with one folder per class"),
         (["nonsense"], 2, "nonsense"),
     ],
 )
 def test_mistakes_get_one_clear_line_and_an_exit_code(nearkin, arguments, code, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     got, _, err = nearkin(*arguments)
     assert got == code, err
     assert said in " ".join(err.split())

@@ -19,13 +19,13 @@ LEVELS = (
     ("device",),
     ("embedding",),
     ("losses", "evaluation"),
-    ("methods",),
+    ("methods", "data_report"),
     ("recipe",),
     ("objective", "optimisation", "run_folder"),
     ("checkpoint",),
     ("training",),
     ("run", "progress"),
-    ("evaluate", "own_photos", "side_by_side", "study", "comparison", "mlrc", "tuning"),
+    ("evaluate", "embed_files", "own_photos", "side_by_side", "study", "comparison", "mlrc", "tuning"),
     ("report",),
     ("reproduction",),
     ("cli",),
@@ -42,6 +42,7 @@ OPTIONAL = {
     "transformers",
     "tensorboard",
     "optuna",
+    "pillow_heif",
     "pytorch_metric_learning",
 }
 

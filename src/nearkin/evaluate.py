@@ -1,26 +1,22 @@
-"""A trained run put to use on data: scores and embeddings."""
+"""A trained run scored again, on its own data or on others."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nearkin.data.folder import list_images
-from nearkin.data.images import UnreadableImageError
-from nearkin.data.table import ImageTable
+from nearkin.data.folder import Kinds
+from nearkin.data.source import is_benchmark
+from nearkin.data_report import Announce, describe_data
 from nearkin.device import describe_hardware
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.run import load_run, open_data
-from nearkin.run_folder import write_atomically
 
 Progress = Callable[[int, int], None]
 
@@ -30,15 +26,21 @@ def evaluate_run(
     *,
     data: str | None = None,
     data_root: str | Path | None = None,
+    kinds: Kinds | None = None,
     which: str = "best",
     device: str | None = None,
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> dict[str, Any]:
-    """Scores of a run's encoder on its own test classes, or on ``data``."""
+    """Scores of a run's encoder on its own test classes, or on ``data``.
+
+    Of ``data``, ``announce`` is told before they are scored what was understood; ``kinds`` says which of its folders
+    are the classes (:func:`~nearkin.data.folder.read_folder`).
+    """
     run = load_run(path, which=which, device=device)
     section = run.recipe.data
     if data is not None:
-        section = replace(section, source=data)
+        section = replace(section, source=data, kinds=kinds or section.kinds)
     if data_root is not None:
         section = replace(section, root=str(data_root))
     opened = open_data(section, progress=progress)
@@ -52,6 +54,8 @@ def evaluate_run(
         part = protocol.test
     if part is None:
         raise DataError(f"{table.name!r} has no test classes: give others with --data")
+    if announce is not None and data is not None:
+        announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
     embed = partial(run.embed, opened.images)
     scores = protocol.score(part, embed, distance=run.encoder.distance, final=True)
     rows = part.query
@@ -64,58 +68,3 @@ def evaluate_run(
         "hardware": describe_hardware(run.device),
         "scores": scores,
     }
-
-
-@dataclass(frozen=True)
-class EmbeddedFolder:
-    """What :func:`embed_folder` wrote."""
-
-    ids: tuple[str, ...]
-    dim: int
-    unreadable: tuple[UnreadableImageError, ...]
-
-
-def embed_folder(
-    path: str | Path,
-    folder: str | Path,
-    output: str | Path,
-    *,
-    which: str = "best",
-    device: str | None = None,
-    progress: Progress | None = None,
-) -> EmbeddedFolder:
-    """Embed every readable image below ``folder`` and write ``output`` (.npz or .csv)."""
-    target = Path(output)
-    if target.suffix not in (".npz", ".csv"):
-        raise RecipeError(f"the output file must end in .npz or .csv, got {str(output)!r}")
-    if not target.parent.is_dir():
-        raise RecipeError(f"there is no folder {str(target.parent)!r} to write {target.name} to")
-    run = load_run(path, which=which, device=device)
-    files = list_images(folder)
-    ids = [file.relative_to(folder).as_posix() for file in files]
-    table = ImageTable.build(Path(folder).name, files, ["?"] * len(files), splits=["test"] * len(files), ids=ids)
-    opened = open_data(replace(run.recipe.data, unreadable_tolerance=1.0), table=table, progress=progress)
-    if not len(opened.table):
-        raise DataError(
-            f"none of the {len(files)} images below {str(folder)!r} can be read; the first: {opened.unreadable[0]}"
-        )
-    embeddings = run.embed(opened.images).cpu().numpy()
-    write_atomically(
-        target, _npz(opened.table.ids, embeddings) if target.suffix == ".npz" else _csv(opened.table.ids, embeddings)
-    )
-    return EmbeddedFolder(opened.table.ids, run.encoder.dim, tuple(opened.unreadable))
-
-
-def _npz(ids: tuple[str, ...], embeddings: NDArray[np.float32]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, embeddings=embeddings, ids=np.array(ids, dtype=np.str_))
-    return buffer.getvalue()
-
-
-def _csv(ids: tuple[str, ...], embeddings: NDArray[np.float32]) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["id", *(f"e{i}" for i in range(embeddings.shape[1]))])
-    for name, row in zip(ids, embeddings.tolist(), strict=True):
-        writer.writerow([name, *(f"{value:.8g}" for value in row)])
-    return text.getvalue().encode()

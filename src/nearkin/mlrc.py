@@ -22,6 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from nearkin.data.cache import OpenedImages
+from nearkin.data_report import Announce
 from nearkin.device import pick_device
 from nearkin.errors import (
     DataError,
@@ -37,7 +38,7 @@ from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.progress import ConsoleObserver
 from nearkin.recipe import Recipe
-from nearkin.run import default_folder, load_run, open_data
+from nearkin.run import default_folder, load_run, open_data, report_on
 from nearkin.run_folder import RunFolder, write_atomically
 from nearkin.side_by_side import train_side_by_side
 from nearkin.study import Row, StudyRun, figure
@@ -48,7 +49,13 @@ MOST_COMBINATIONS = 256
 
 
 def run_mlrc(
-    recipe: Recipe, folder: str | Path, *, repeats: int = 1, jobs: int = 1, console: Console | None = None
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    repeats: int = 1,
+    jobs: int = 1,
+    console: Console | None = None,
+    announce: Announce | None = None,
 ) -> dict[str, Any]:
     """Train ``folds × repeats`` models into ``folder/fold-<fold>/seed-<seed>`` and score them.
 
@@ -67,6 +74,7 @@ def run_mlrc(
         repeats: models per fold.
         jobs: models that are trained at a time, each in a process of its own.
         console: where progress goes.
+        announce: told what was understood of the data, before anything is trained.
 
     Returns:
         What ``mlrc.json`` holds. A figure is ``{"mean", "spread", "interval", "values"}``: ``spread`` is the sample
@@ -87,6 +95,8 @@ def run_mlrc(
             model.folder.check_same_recipe(model.recipe)
     with ConsoleObserver(console) as observer:
         data = open_data(recipe.data, progress=observer.decoding)
+    if announce is not None and not all(model.folder.is_finished for model in models):
+        announce(report_on(models[0].recipe, data))
     for model in models:
         Protocol(model.recipe.protocol, data.table).check_trainable()
     _train([model for model in models if not model.folder.is_finished], len(models), jobs, console)

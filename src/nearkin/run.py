@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from nearkin import checkpoint, methods
 from nearkin.data.cache import Images, OpenedImages, cache_root, open_images
-from nearkin.data.source import read_source
+from nearkin.data.given import Picture, as_images
+from nearkin.data.source import is_benchmark, read_source
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform, transform_from
+from nearkin.data_report import Announce, DataReport, describe_data, parts_of
 from nearkin.device import autocast_dtype, describe_hardware, peak_process_memory, pick_device
 from nearkin.embedding import embed_images
 from nearkin.encoders import Encoder, build_encoder
@@ -41,17 +43,21 @@ def run(
     overwrite: bool = False,
     progress: Progress | None = None,
     score_test: bool = True,
+    announce: Announce | None = None,
 ) -> dict[str, Any]:
     """Train as ``recipe`` says and leave everything in ``folder``; returns what ``scores.json`` holds.
 
     A folder that already holds a run is never written over by accident: ``resume`` continues it (a finished run just
     gives its scores back), ``overwrite`` begins anew. Without ``score_test`` the test classes are not looked at, as is
     right where several runs are compared to choose between them; the protocol must then choose the epoch without them.
+    ``announce`` is told before anything is trained what was understood of the data.
     """
     _admit(recipe, folder, resume=resume, overwrite=overwrite)
     if resume and folder.is_finished:
         return folder.scores()
     data = open_data(recipe.data, progress=progress)
+    if announce is not None:
+        announce(report_on(recipe, data))
     state = build_state(recipe, data)
     if not score_test:
         state.protocol.test = None
@@ -80,12 +86,27 @@ def open_data(
 ) -> OpenedImages:
     """Read the table that a recipe names and decode its images once."""
     return open_images(
-        read_source(section.source, root=section.root) if table is None else table,
+        read_source(section.source, root=section.root, kinds=section.kinds) if table is None else table,
         cache_dir=cache_root() / "decoded" if section.cache == "disk" else None,
         shorter_side=section.shorter_side,
         tolerance=section.unreadable_tolerance,
         workers=section.workers,
         progress=progress,
+    )
+
+
+def report_on(recipe: Recipe, data: OpenedImages) -> DataReport:
+    """What is understood of a recipe's data, and how its protocol divides them, if it can."""
+    try:
+        parts = parts_of(Protocol(recipe.protocol, data.table))
+    except DataError:  # too few classes: what was left out may be why
+        parts = {}
+    kept = recipe.data.cache == "disk" and not data.table.in_memory
+    return describe_data(
+        data,
+        parts,
+        compare=not is_benchmark(recipe.data.source),
+        kept_in=str(cache_root()) if kept else None,
     )
 
 
@@ -186,11 +207,16 @@ class TrainedRun:
     device: torch.device
     dtype: torch.dtype | None
 
-    def embed(self, images: Images, rows: NDArray[np.int64] | None = None) -> Tensor:
-        """Embeddings of ``rows`` of the images, by default of all, ``[rows, dim]`` on the run's device."""
+    def embed(self, images: Images | Picture | Iterable[Picture], rows: NDArray[np.int64] | None = None) -> Tensor:
+        """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
+
+        One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
+        file would be (:class:`~nearkin.data.given.GivenImages`). Or images that :func:`open_data` has opened, of which
+        ``rows`` may choose some.
+        """
         return embed_images(
             self.encoder,
-            images,
+            as_images(images, shorter_side=self.recipe.data.shorter_side),
             self.transform,
             rows=rows,
             batch_size=self.recipe.training.evaluation_batch_size,
@@ -271,6 +297,7 @@ def _record(state: TrainingState) -> dict[str, Any]:
             "validation_images": 0 if protocol.validation is None else len(protocol.validation.query),
             "test_images": 0 if test is None else len(test.query),
             "unreadable": [str(error) for error in state.data.unreadable],
+            "left_out": [str(each) for each in table.left_out],
         },
         "weights": str(state.encoder.weights_report) if state.encoder.weights_report else None,
         "parameters": {

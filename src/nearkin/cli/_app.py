@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -11,7 +11,10 @@ from rich.markup import escape
 
 import nearkin
 
-__all__ = ["DataRoot", "Device", "Json", "Verbose", "app", "escape", "progress_console"]
+if TYPE_CHECKING:
+    from nearkin.data_report import Announce, DataReport
+
+__all__ = ["DataRoot", "Device", "Json", "Kinds", "Verbose", "announcer", "app", "escape", "progress_console"]
 
 app = typer.Typer(
     name="nearkin",
@@ -32,6 +35,14 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show progress al
 DataRoot = Annotated[
     Path | None, typer.Option("--data-root", help="Folder that holds the benchmarks. Default: $NEARKIN_DATA.")
 ]
+Kinds = Annotated[
+    Literal["deepest", "top"] | None,
+    typer.Option(
+        "--kinds",
+        help="Which folders are the kinds where folders lie inside each other: all that images lie in (deepest), or "
+        "those at the top.",
+    ),
+]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
 
 
@@ -48,6 +59,20 @@ def options(
     ] = False,
 ) -> None:
     """What goes for every command."""
+
+
+def announcer(progress: Console, *, as_json: bool = False) -> Announce:
+    """Prints the report on the data, also where progress is silent: what was left out concerns everybody."""
+
+    def announce(report: DataReport) -> None:
+        from nearkin.report.data_report import data_report_text
+
+        # The console that draws a bar must be the one that prints above it.
+        console = Console(stderr=True) if progress.quiet else progress
+        if text := data_report_text(report, overview=console.is_terminal or not as_json):
+            console.print(text, highlight=False, soft_wrap=True)
+
+    return announce
 
 
 def progress_console(verbose: bool) -> Console:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, escape, progress_console
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def compare(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Run anew what the folder holds with another recipe.")
     ] = False,
+    kinds: Kinds = None,
     listing: Annotated[bool, typer.Option("--list", help="Show the rows and their options, and run nothing.")] = False,
     format_: Annotated[
         Literal["table", "md", "csv"], typer.Option("--format", help="How to print the result.")
@@ -82,6 +83,8 @@ def compare(
         rows_file,
         rows_to_show,
     )
+    from nearkin.data.source import is_benchmark
+    from nearkin.progress import ConsoleObserver
     from nearkin.report.comparison import (
         comparison_csv,
         comparison_json,
@@ -89,10 +92,11 @@ def compare(
         comparison_table,
         write_comparison,
     )
-    from nearkin.study import run_study, summarise
+    from nearkin.run import open_data, report_on
+    from nearkin.study import planned_runs, run_study, summarise
 
     progress = progress_console(verbose)
-    overrides = _overrides(changes or [], epochs, data_root, device)
+    overrides = _overrides(changes or [], epochs, data_root, device, kinds)
     base = base_recipe(data, recipe, overrides, say=progress.print)
     definitions = read_definitions(rows_file(base, rows_from))
     names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
@@ -104,6 +108,12 @@ def compare(
         progress.print("The ResNet-50 starts from scratch: give it weights with encoder.weights=FILE")
     folder = output or default_study_folder(base, overrides)
     each = list(range(base.training.seed, base.training.seed + seeds))
+    if not is_benchmark(base.data.source) and any(
+        not run.folder.is_finished for run in planned_runs(chosen, folder, each)
+    ):
+        with ConsoleObserver(progress) as observer:
+            opened = open_data(base.data, progress=observer.decoding)
+        announcer(progress, as_json=as_json)(report_on(base, opened))
     outcomes = run_study(chosen, folder, each, jobs=jobs, overwrite=overwrite, console=progress)
 
     others = _buildable(base, definitions, overrides)
@@ -136,7 +146,9 @@ def compare(
         raise typer.Exit((failed or problems)[0].exit_code or 1)
 
 
-def _overrides(changes: list[str], epochs: int | None, root: Path | None, device: str | None) -> list[str]:
+def _overrides(
+    changes: list[str], epochs: int | None, root: Path | None, device: str | None, kinds: str | None
+) -> list[str]:
     for text in changes:
         if "=" not in text:
             raise RecipeError(f"changes are written key=value, got {text!r}; a recipe is named with --recipe")
@@ -147,6 +159,8 @@ def _overrides(changes: list[str], epochs: int | None, root: Path | None, device
         overrides.append(f"data.root={json.dumps(str(root))}")
     if device is not None:
         overrides.append(f"training.device={device}")
+    if kinds is not None:
+        overrides.append(f"data.kinds={kinds}")
     return overrides
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, progress_console
+from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, progress_console
 from nearkin.cli.training import recipe_from
 
 __all__ = ["mlrc"]
@@ -36,6 +36,7 @@ def mlrc(
         Path | None,
         typer.Option("--output", "-o", help="Folder for all models. Default: runs/mlrc-<data>-<objective>-<hash>."),
     ] = None,
+    kinds: Kinds = None,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -55,9 +56,10 @@ def mlrc(
     from nearkin.report.mlrc import mlrc_table, write_mlrc
 
     progress = progress_console(verbose)
-    recipe = recipe_from(arguments or [], data, data_root, device, progress)
+    recipe = recipe_from(arguments or [], data, data_root, device, progress, kinds=kinds)
     folder = output or default_mlrc_folder(recipe)
-    result = run_mlrc(recipe, folder, repeats=repeats, jobs=jobs, console=progress)
+    announce = announcer(progress, as_json=as_json)
+    result = run_mlrc(recipe, folder, repeats=repeats, jobs=jobs, console=progress, announce=announce)
     written = write_mlrc(result, folder)
     if as_json:
         print(json.dumps({"folder": str(folder), **result}))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, progress_console
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in a folder that holds a run.")] = False,
+    kinds: Kinds = None,
     picture: Annotated[bool, typer.Option("--picture/--no-picture", help="Draw nearest neighbours at the end.")] = True,
     data_root: DataRoot = None,
     device: Device = None,
@@ -62,11 +63,19 @@ def train(
     from nearkin.run_folder import RunFolder
 
     progress = progress_console(verbose)
-    recipe = recipe_from(arguments or [], data, data_root, device, progress)
+    recipe = recipe_from(arguments or [], data, data_root, device, progress, kinds=kinds)
     folder = RunFolder(output or default_folder(recipe))
     with ConsoleObserver(progress) as observer:
         observers = Observers(observer, TensorBoardObserver(folder)) if recipe.training.tensorboard else observer
-        scores = run(recipe, folder, observers, resume=resume, overwrite=overwrite, progress=observer.decoding)
+        scores = run(
+            recipe,
+            folder,
+            observers,
+            resume=resume,
+            overwrite=overwrite,
+            progress=observer.decoding,
+            announce=announcer(progress, as_json=as_json),
+        )
     drawn = draw_neighbours(folder) if picture else None
     if as_json:
         print(json.dumps({"run": str(folder.path), **scores}))
@@ -87,6 +96,7 @@ def evaluate(
         str | None, typer.Option("--data", help="Score on this folder, manifest or benchmark instead of the run's own.")
     ] = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    kinds: Kinds = None,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -101,9 +111,17 @@ def evaluate(
     from nearkin.progress import ConsoleObserver
     from nearkin.report.tables import metric_table
 
-    with ConsoleObserver(progress_console(verbose)) as observer:
+    progress = progress_console(verbose)
+    with ConsoleObserver(progress) as observer:
         result = evaluate_run(
-            run, data=data, data_root=data_root, which=checkpoint, device=device, progress=observer.decoding
+            run,
+            data=data,
+            data_root=data_root,
+            kinds=kinds,
+            which=checkpoint,
+            device=device,
+            progress=observer.decoding,
+            announce=announcer(progress, as_json=as_json),
         )
     if as_json:
         print(json.dumps(result))
@@ -116,30 +134,44 @@ def evaluate(
 @app.command()
 def embed(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    folder: Annotated[Path, typer.Argument(help="A folder of images, with or without folders inside.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="IMAGES...", help="Image files, folders with or without folders inside, or manifests."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .csv.")],
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
     device: Device = None,
     verbose: Verbose = False,
 ) -> None:
-    """Embed every image of a folder.
+    """Embed images.
 
-    The .npz holds 'embeddings' (float32, one row per image) and 'ids' (paths relative to the folder); the .csv has the
-    id in its first column. Unreadable images are left out and named.
+    [bold]nearkin embed runs/photos PHOTOS -o embeddings.npz[/bold]  every image of a folder
+
+    [bold]nearkin embed runs/photos new.jpg list.csv -o embeddings.csv[/bold]  one image, and those of a manifest
+
+    The .npz holds 'embeddings' (float32, one row per image), 'ids' (paths below the folder), 'paths' (absolute) and
+    'labels' (the name of the class folder, or what the manifest says, or nothing); the .csv has id, path and label in
+    its first columns. Unreadable images are left out and named.
     """
-    from nearkin.evaluate import embed_folder
+    from nearkin.embed_files import embed_files
     from nearkin.progress import ConsoleObserver
+    from nearkin.report.data_report import left_out_text
 
     with ConsoleObserver(progress_console(verbose)) as observer:
-        result = embed_folder(run, folder, output, which=checkpoint, device=device, progress=observer.decoding)
-    errors = Console(stderr=True)
-    for problem in result.unreadable:
-        errors.print(f"left out: {escape(str(problem))}", highlight=False, soft_wrap=True)
+        result = embed_files(run, sources, output, which=checkpoint, device=device, progress=observer.decoding)
+    if left_out := left_out_text(result.left_out, [str(problem) for problem in result.unreadable]):
+        Console(stderr=True).print(left_out, end="", highlight=False, soft_wrap=True)
     Console().print(f"{len(result.ids):,} images embedded in {result.dim} dimensions: {output}", soft_wrap=True)
 
 
 def recipe_from(
-    arguments: list[str], data: str | None, root: Path | None, device: str | None, console: Console
+    arguments: list[str],
+    data: str | None,
+    root: Path | None,
+    device: str | None,
+    console: Console,
+    *,
+    kinds: str | None = None,
 ) -> Recipe:
     """The recipe that a command line gives: a name and changes to it, or what suits the images of --data."""
     from nearkin.own_photos import own_photos_recipe
@@ -153,6 +185,8 @@ def recipe_from(
         overrides.append(f"data.root={json.dumps(str(root))}")
     if device is not None:
         overrides.append(f"training.device={device}")
+    if kinds is not None:
+        overrides.append(f"data.kinds={kinds}")
     if names:
         if data is not None:
             overrides.append(f"data.source={json.dumps(data)}")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, progress_console
+from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, progress_console
 from nearkin.cli.training import recipe_from
 from nearkin.errors import RecipeError, TrainingError
 
@@ -60,6 +60,7 @@ def tune(
         Path | None,
         typer.Option("--output", "-o", help="Folder for the search. Default: runs/tune-<data>-<objective>-<hash>."),
     ] = None,
+    kinds: Kinds = None,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -86,11 +87,12 @@ def tune(
             raise RecipeError(f"a range belongs behind --space, which is given once for each: --space {text}")
     progress = progress_console(verbose)
     changes = [] if epochs is None else [f"training.epochs={epochs}"]
-    recipe = recipe_from([*(arguments or []), *changes], data, data_root, device, progress)
+    recipe = recipe_from([*(arguments or []), *changes], data, data_root, device, progress, kinds=kinds)
     pruner = pruner or ("none" if sampler == "grid" else "median")
     plan = Plan(recipe, read_space(space, recipe), sampler, pruner, seed, seeds)
     folder = output or default_tuning_folder(plan)
-    tuning = search(plan, folder, trials=trials, jobs=jobs, console=progress)
+    announce = announcer(progress, as_json=as_json)
+    tuning = search(plan, folder, trials=trials, jobs=jobs, console=progress, announce=announce)
     files = write_tuning(tuning)
     if as_json:
         listed = [dataclasses.asdict(trial) for trial in tuning.trials]

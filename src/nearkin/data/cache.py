@@ -298,6 +298,8 @@ def _readable_rows(
         listing = [f"  {error}" for error in list(unreadable.values())[:_LISTED]]
         if len(unreadable) > _LISTED:
             listing.append(f"  ... and {len(unreadable) - _LISTED:,} more")
+        if not rows:
+            raise DataError(f"none of the {len(paths):,} images of {table.name!r} can be read:\n" + "\n".join(listing))
         raise DataError(
             f"{lost:,} of the {len(paths):,} images of {table.name!r} cannot be read; fewer than {tolerance:.2%} would "
             "be left out:\n" + "\n".join(listing) + "\nRepair or remove these files, or raise "

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from nearkin.data_report import Announce
 from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError, require
 from nearkin.evaluation.protocol import Protocol
 from nearkin.interrupt import StopRequest
 from nearkin.progress import ConsoleObserver
-from nearkin.run import open_data
+from nearkin.run import open_data, report_on
 from nearkin.side_by_side import LOG, POLL_SECONDS, last_words
 from nearkin.tuning.plan import Plan, admit, check_plan
 from nearkin.tuning.trials import (
@@ -44,7 +45,13 @@ except ImportError:  # Windows
 
 
 def tune(
-    plan: Plan, folder: str | Path, *, trials: int | None = None, jobs: int = 1, console: Console | None = None
+    plan: Plan,
+    folder: str | Path,
+    *,
+    trials: int | None = None,
+    jobs: int = 1,
+    console: Console | None = None,
+    announce: Announce | None = None,
 ) -> Tuning:
     """Carry out ``plan`` in ``folder`` until it has ``trials`` trials, those from before included.
 
@@ -54,6 +61,7 @@ def tune(
         trials: how many in all; default 20, and for a grid as many as it has points.
         jobs: trials at a time. One is trained in this process, several in processes of their own, to fill a GPU.
         console: where progress goes.
+        announce: told what was understood of the data, before anything is trained.
 
     Raises:
         RecipeError: before anything is trained, where the plan cannot be followed or the folder holds another.
@@ -65,7 +73,7 @@ def tune(
     if jobs < 1 or (trials is not None and trials < 1):
         raise RecipeError(f"trials and jobs must be at least 1, got {trials} and {jobs}")
     check_plan(plan)
-    _check_data(plan, console)
+    _check_data(plan, console, announce)
     folder, wanted = Path(folder), plan.trials(trials)
     with _sole_search(folder):
         admit(plan, folder)
@@ -83,9 +91,11 @@ def tune(
     return read_tuning(folder)
 
 
-def _check_data(plan: Plan, console: Console) -> None:
+def _check_data(plan: Plan, console: Console, announce: Announce | None) -> None:
     with ConsoleObserver(console) as observer:
         data = open_data(plan.recipe.data, progress=observer.decoding)
+    if announce is not None:
+        announce(report_on(plan.recipe, data))
     protocol = Protocol(plan.recipe.protocol, data.table)
     protocol.check_trainable()
     if protocol.selects_on != "validation":

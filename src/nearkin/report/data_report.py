@@ -1,0 +1,85 @@
+"""What a run has understood of its data, as text for a terminal or a log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from nearkin.data.formats import OTHER_FILES
+from nearkin.data.table import LeftOut
+from nearkin.data_report import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
+
+_MOST_LINES = 8
+_SCORED = ("test", "queries", "gallery")
+_ROLES = {"validation": "chooses the epoch", UNUSED: "by the protocol of this run"}
+
+
+def data_report_text(report: DataReport, *, overview: bool = True) -> Text:
+    """The whole report; without ``overview`` only what somebody may have to do something about."""
+    text = Text()
+    if overview:
+        _overview(text, report)
+    text.append_text(left_out_text(report.left_out, report.unreadable))
+    if report.repeated is not None:
+        _warn(text, report.repeated)
+    text.rstrip()
+    return text
+
+
+def left_out_text(left_out: Sequence[LeftOut], unreadable: Sequence[str] = ()) -> Text:
+    """Files that were not read, by what they are; empty where all were."""
+    lines = [str(each) for each in sorted(left_out, key=lambda each: not each.picture) if each.reason != OTHER_FILES]
+    if others := [each for each in left_out if each.reason == OTHER_FILES]:
+        listed = ", ".join(f"{each.count:,} {each.what}" for each in others[:_MOST_LINES])
+        more = f", {len(others) - _MOST_LINES} more kinds of file" if len(others) > _MOST_LINES else ""
+        lines.append(f"{listed}{more}: {OTHER_FILES}")
+    broken = [f"cannot be read: {each}" for each in unreadable]
+    if len(broken) > _MOST_LINES:
+        broken[_MOST_LINES:] = [f"… and {len(broken) - _MOST_LINES:,} more that cannot be read"]
+    lines += broken
+    text = Text()
+    if lines:
+        text.append("left out:\n", style="yellow")
+        text.append("".join(f"  {line}\n" for line in lines))
+    return text
+
+
+def _overview(text: Text, report: DataReport) -> None:
+    (small, fewest), (large, most) = report.smallest, report.largest
+    each = f"{most:,} each" if fewest == most else f"from {fewest:,} ({small}) to {most:,} ({large}) each"
+    text.append(f"{report.name}: {_count(report.images, 'image')} of {_count(report.classes, 'class')}, {each}\n")
+    if report.single and report.classes > 1:
+        text.append(f"  {_count(report.single, 'class')} with a single image, which has no like to be found\n")
+    trains = any(part.name == TRAINING for part in report.parts)
+    for part in report.parts:
+        role = _ROLES.get(part.name, "")
+        if part.name in _SCORED and trains:
+            role = "classes never seen in training" if part.unseen else "classes that also train"
+        counted = f"{_count(part.classes, 'class'):>13}  {_count(part.images, 'image'):>14}"
+        text.append(f"  {part.name:<10}  {counted}  {role}".rstrip() + "\n")
+    if report.kept_in is not None:
+        text.append(f"  decoded images are kept in {report.kept_in} (nearkin cache shows and clears it)\n", style="dim")
+
+
+def _warn(text: Text, repeated: RepeatedPictures) -> None:
+    def say(found: Repeated, severity: str, what: str) -> None:
+        if not found.count:
+            return
+        text.append(f"{severity}: ", style="bold yellow" if severity == "warning" else "yellow")
+        text.append(f"{_count(found.count, 'picture')} {what}\n")
+        for (one, part), (other, other_part) in found.examples:
+            text.append(f"  {one!r} ({part}) = {other!r} ({other_part})\n")
+        if found.count > len(found.examples):
+            text.append(f"  … and {found.count - len(found.examples):,} more\n")
+
+    say(repeated.leaks, "warning", "both trained on and scored, which makes the scores better than they are:")
+    say(repeated.two_classes, "warning", "in two classes, of which one must be wrong:")
+    say(repeated.copies, "note", "twice in a class that is scored, where each finds its copy:")
+    if not repeated.complete:
+        text.append("note: too many images, or too many that look alike, to search all for pictures that occur twice\n")
+
+
+def _count(number: int, what: str) -> str:
+    plural = "classes" if what == "class" else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"

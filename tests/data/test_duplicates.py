@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from nearkin.data import duplicates
+from nearkin.data.duplicates import find_duplicates
+from nearkin.data.images import decode_bytes
+
+
+def photo(seed: int, height: int = 150, width: int = 200) -> Image.Image:
+    """Blurred shapes of many sizes, as photographs have them."""
+    rng = np.random.default_rng(seed)
+    pixels = np.zeros((height, width, 3))
+    for cells, weight in ((3, 90), (8, 50), (20, 25)):
+        coarse = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+        pixels += weight * (np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)) / 255 - 0.5)
+    return Image.fromarray((pixels + 128).clip(0, 255).astype(np.uint8))
+
+
+def again(image: Image.Image, kind: str = "JPEG", **options: object) -> np.ndarray:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return decode_bytes(buffer.getvalue(), path=Path("copy"))
+
+
+def test_photos_saved_anew_resized_and_brightened_are_found_among_others():
+    images = [np.asarray(photo(seed)) for seed in range(60)]
+    copies = {
+        0: again(photo(0), quality=40),
+        1: again(photo(1).resize((100, 75)), quality=80),
+        2: again(photo(2).resize((400, 300)), "PNG"),
+        3: again(ImageEnhance.Brightness(photo(3)).enhance(1.15)),
+        4: images[4],
+    }
+    images += copies.values()
+    found = find_duplicates(images, np.arange(len(images)))
+    assert found.groups == tuple((original, 60 + place) for place, original in enumerate(copies))
+    assert found.complete
+
+
+def test_within_one_class_only_identical_ones_count():
+    images = [np.asarray(photo(0)), again(photo(0), quality=60), np.asarray(photo(1)), np.asarray(photo(1))]
+    assert find_duplicates(images, np.array([5, 5, 5, 5])).groups == ((2, 3),)
+    assert find_duplicates(images, np.array([5, 6, 5, 5])).groups == ((0, 1), (2, 3))
+
+
+def test_a_picture_in_many_places_is_one_group():
+    images = [np.asarray(photo(0))] * 3 + [again(photo(0), quality=70), np.asarray(photo(1))]
+    assert find_duplicates(images, np.array([0, 0, 1, 1, 1])).groups == ((0, 1, 2, 3),)
+
+
+def test_plain_images_are_the_same_only_if_they_are_equal():
+    plain = [np.full((40, 40, 3), value, np.uint8) for value in (255, 255, 254, 0)]
+    assert find_duplicates(plain, np.arange(4)).groups == ((0, 1),)
+
+
+def test_a_thousand_copies_do_not_stop_the_search():
+    images = [np.zeros((40, 40, 3), np.uint8)] * 1000 + [np.asarray(photo(0)), again(photo(0))]
+    found = find_duplicates(images, np.arange(len(images)))
+    assert found.complete
+    assert [len(group) for group in found.groups] == [1000, 2]
+
+
+def test_too_many_similar_pairs_end_the_search(monkeypatch):
+    monkeypatch.setattr(duplicates, "MOST_PAIRS", 3)
+    rng = np.random.default_rng(0)
+    images = [np.clip(np.asarray(photo(0)) + rng.integers(0, 3), 0, 255).astype(np.uint8) for _ in range(2)]
+    images += [again(photo(0), quality=50 + 5 * step) for step in range(4)]
+    assert not find_duplicates(images, np.arange(6)).complete
+
+
+def test_tiles_leave_out_no_pair(monkeypatch):
+    monkeypatch.setattr(duplicates, "_ROWS", 3)
+    monkeypatch.setattr(duplicates, "_COLUMNS", 4)
+    hashes = np.random.default_rng(0).integers(0, 1 << 20, 17, dtype=np.uint64)
+    wanted = {(i, j) for i in range(17) for j in range(i + 1, 17) if int(hashes[i] ^ hashes[j]).bit_count() <= 10}
+    found = [
+        (int(i), int(j)) for one, other in duplicates._similar_hashes(hashes) for i, j in zip(one, other, strict=True)
+    ]
+    assert len(found) == len(set(found))
+    assert set(found) == wanted
+    assert 0 < len(wanted) < 17 * 8
+
+
+def test_bits_are_counted_without_numpys_own_function(monkeypatch):
+    words = np.array([0, 1, 0b1011, 2**64 - 1], dtype=np.uint64)
+    assert duplicates._bit_count(words).tolist() == [0, 1, 3, 64]
+    monkeypatch.delattr(np, "bitwise_count", raising=False)
+    assert duplicates._bit_count(words).tolist() == [0, 1, 3, 64]
+
+
+def test_different_photos_of_a_large_set_are_told_apart():
+    images = [np.asarray(photo(seed, 40, 50)) for seed in range(600)]
+    assert find_duplicates(images, np.arange(600)).groups == ()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_images(count):
+    assert find_duplicates([np.asarray(photo(0))] * count, np.arange(count)).groups == ()
