@@ -16,7 +16,8 @@ from nearkin.data.folder import folder_table
 from nearkin.data.images import UnreadableImageError
 from nearkin.data.table import ImageTable, LeftOut
 from nearkin.data_report import Part, Repeated, describe_data, parts_of
-from nearkin.errors import DataError
+from nearkin.errors import DataError, RecipeError
+from nearkin.evaluate import evaluate_run
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import ProtocolSection, Recipe
 from nearkin.report.data_report import data_report_text, left_out_text
@@ -176,3 +177,18 @@ def test_what_cannot_be_read_is_listed_up_to_a_screenful():
     assert lines[1].endswith(", 4 more kinds of file: not images")
     assert lines[2] == "  cannot be read: 0.jpg: empty file"
     assert lines[-1] == "  … and 22 more that cannot be read"
+
+
+def test_a_run_of_an_earlier_version_keeps_the_classes_it_had(photos, tmp_path):
+    (photos / "kiwi" / "2019").mkdir()
+    for number in range(3):
+        (photos / "kiwi" / f"Bild {number} ä.png").rename(photos / "kiwi" / "2019" / f"{number}.png")
+    folder = RunFolder(tmp_path / "run")
+    run(recipe_for(photos, "data.kinds=top"), folder, Watcher())
+    saved = folder.recipe_file.read_text()
+    assert "  kinds: top\n" in saved
+    folder.recipe_file.write_text(saved.replace("  kinds: top\n", ""))
+    assert evaluate_run(folder.path)["scores"]
+    run(recipe_for(photos), folder, Watcher(), resume=True)
+    with pytest.raises(RecipeError, match=r"data\.kinds was 'top', is 'deepest'"):
+        run(recipe_for(photos, "data.kinds=deepest"), folder, Watcher(), resume=True)

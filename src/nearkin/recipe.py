@@ -214,10 +214,7 @@ class Recipe:
 
     def fingerprint(self) -> str:
         """A short hash of everything in the recipe."""
-        mapping = self.as_mapping()
-        if mapping["data"]["kinds"] is None:  # a key that earlier runs do not have, which must find their folders again
-            del mapping["data"]["kinds"]
-        return hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:8]
+        return hashlib.sha256(json.dumps(self.as_mapping(), sort_keys=True).encode()).hexdigest()[:8]
 
     def replace(self, **sections: Any) -> Recipe:
         return dataclasses.replace(self, **sections)

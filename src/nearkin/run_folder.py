@@ -11,11 +11,13 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import Recipe
@@ -106,13 +108,16 @@ class RunFolder:
         self.recipe_file.unlink(missing_ok=True)
 
     def recipe(self) -> Recipe:
-        return Recipe.load(self.recipe_file)
+        recipe = Recipe.load(self.recipe_file)
+        # Runs of earlier versions took folders inside class folders as part of the class, and do not say so.
+        earlier = "kinds" not in (yaml.safe_load(self.recipe_file.read_text(encoding="utf-8")) or {}).get("data", {})
+        return recipe.replace(data=replace(recipe.data, kinds="top")) if earlier else recipe
 
     def check_same_recipe(self, recipe: Recipe) -> None:
         """A run is only continued with the recipe it was begun with."""
         before, now = _flat(self.recipe().as_mapping()), _flat(recipe.as_mapping())
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        changed = [key for key in changed if key not in INDIFFERENT]
+        changed = [key for key in changed if key not in INDIFFERENT and not _says_nothing_of_kinds(key, before, now)]
         if changed:
             listing = ", ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
             raise RecipeError(
@@ -193,6 +198,11 @@ def _git_state() -> dict[str, Any] | None:
         return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _says_nothing_of_kinds(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Without ``data.kinds`` folders cannot lie inside each other, and then any value of it means the same."""
+    return key == "data.kinds" and None in (before.get(key), now.get(key))
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
