@@ -113,7 +113,7 @@ def test_ids_paths_and_labels(photos, tmp_path, monkeypatch):
     assert len(several) == 48, "each image once"
     assert several.ids[:2] == ("own photos/kiwi/Bild 0 ä.png", "own photos/blaue Möwe/Bild 0 ä.png")
     assert [several.class_names[label] for label in several.labels[:2]] == ["", "blaue Möwe"]
-    with pytest.raises(DataError, match=r"there is no folder 'own fotos'; did you mean 'own photos'\?"):
+    with pytest.raises(DataError, match=r"no image, folder or manifest 'own fotos'; did you mean 'own photos'\?"):
         images_of("own fotos")
 
 
@@ -146,7 +146,7 @@ def test_too_little_room_is_noticed_before_embedding(trained, photos, tmp_path, 
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
     monkeypatch.setattr("nearkin.run.TrainedRun.embed", lambda *_: pytest.fail("too late"))
-    with pytest.raises(NearkinError, match=r"no room for .*e.npz.* MB are needed and 0 MB are free"):
+    with pytest.raises(NearkinError, match=r"no room for .*e.npz.* MB are needed and 0.0 MB are free"):
         embed_files(trained, photos, tmp_path / "e.npz")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.folder import Kinds, folder_images
+from nearkin.data.folder import Kinds, folder_images, nearest_folder
 from nearkin.data.formats import is_image_file
 from nearkin.data.images import UnreadableImageError
 from nearkin.data.listing import readable
@@ -121,7 +121,7 @@ def _check_room(target: Path, needed: int) -> None:
     free = shutil.disk_usage(target.parent).free
     if needed > free:
         raise DataError(
-            f"no room for {str(target)!r}: about {needed / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} MB are free; "
+            f"no room for {str(target)!r}: about {needed / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free; "
             "make room, or give another folder with -o"
         )
 
@@ -131,6 +131,8 @@ def _table_of(source: Path, kinds: Kinds | None, *, alone: bool) -> ImageTable:
         return ImageTable.build(source.name, [source], [""], splits=["test"], ids=[readable(source.as_posix())])
     if source.is_file():
         return manifest_images(source)
+    if not source.exists():
+        raise DataError(f"there is no image, folder or manifest {str(source)!r}{nearest_folder(source)}")
     table = folder_images(source, kinds=kinds)
     if alone:
         return table

@@ -69,7 +69,8 @@ def _warn(text: Text, repeated: RepeatedPictures) -> None:
         text.append(f"{severity}: ", style="bold yellow" if severity == "warning" else "yellow")
         text.append(f"{_count(found.count, 'picture')} {what}\n")
         for (one, part), (other, other_part) in found.examples:
-            text.append(f"  {one!r} ({part}) = {other!r} ({other_part})\n")
+            first = f"{one!r} ({part})" if part != other_part else f"{one!r}"
+            text.append(f"  {first} = {other!r} ({other_part})\n")
         if found.count > len(found.examples):
             text.append(f"  … and {found.count - len(found.examples):,} more\n")
 
