@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
 
 from nearkin import cli
@@ -14,6 +15,10 @@ from nearkin import cli
 # Some virtual machines announce AMX and then do not let programs use it: torch's half-precision matrix products die
 # there with an illegal instruction. oneDNN reads this when it first runs, which is after collection.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# How long an example takes says something of the machine, not of the code.
+settings.register_profile("nearkin", deadline=None)
+settings.load_profile("nearkin")
 
 KINDS = ("blaue Möwe", "Grüner Specht", "rote Ente", "weiße Taube", "çà et là", "kiwi")
 
