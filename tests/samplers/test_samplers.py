@@ -75,27 +75,6 @@ def test_balanced_batches_are_balanced_and_fair(sizes, classes, images, seed):
         assert own.max() - own.min() <= max(1, -(-images // sizes[label]))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RandomSampler(23, batch_size=4, seed=9),
-        lambda: BalancedSampler(np.repeat(np.arange(6), 5), batch_size=8, images_per_class=2, seed=9),
-    ],
-)
-def test_a_restored_sampler_continues(make):
-    whole, first = make(), make()
-    expected = [whole.next_batch().tolist() for _ in range(20)]
-    begun = [first.next_batch().tolist() for _ in range(7)]
-    second = make()
-    second.load_state_dict(first.state_dict())
-    assert begun + [second.next_batch().tolist() for _ in range(13)] == expected
-
-
-def test_different_seeds_differ():
-    batches = {tuple(RandomSampler(50, batch_size=10, seed=s).next_batch().tolist()) for s in range(5)}
-    assert len(batches) == 5
-
-
 def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="multiple of images_per_class"):
         BalancedSampler(np.array([0, 1]), batch_size=5, images_per_class=2, seed=0)
