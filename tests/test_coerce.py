@@ -46,6 +46,12 @@ def test_values_become_the_declared_type(value, kind, expected):
         (True, str, "must be text"),
         (float("nan"), int, "whole number"),
         (float("inf"), int, "whole number"),
+        (float("nan"), float, "finite number, got nan"),
+        (".inf", float, "must be a number"),
+        ("-inf", float, "finite number, got '-inf'"),
+        ([0.1, float("inf")], tuple[float, float], "finite number"),
+        (float("nan"), float | None, "finite number"),
+        ({"width": float("inf")}, Mapping[str, Any], r"field\.width must be a finite number"),
     ],
 )
 def test_a_wrong_value_names_the_field_and_the_rule(value, kind, said):

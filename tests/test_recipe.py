@@ -54,6 +54,12 @@ def test_another_objective_drops_the_options_of_the_first():
         ({"objective": {"name": "proxy_anchr"}}, [], "did you mean 'proxy_anchor'"),
         ({"objective": {"name": "proxy_anchor", "alhpa": 3}}, [], r"'objective\.alhpa' for proxy_anchor: did you mean"),
         ({"objective": {"name": "proxy_anchor", "alpha": "x"}}, [], r"objective\.alpha must be a number"),
+        ({}, ["training.learning_rate=nan"], r"training\.learning_rate must be a finite number, got 'nan'"),
+        (
+            {"objective": {"name": "proxy_anchor", "alpha": float("inf")}},
+            [],
+            r"objective\.alpha must be a finite number",
+        ),
         ({"objective": {"name": "cross_batch_memory"}}, [], r"needs objective\.size"),
         (
             {"objective": {"name": "cross_batch_memory", "size": 9, "pair_loss": "proxy_anchor"}},

@@ -40,6 +40,9 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
         return _coerce_tuple(value, arguments, where)
     if origin in (dict, Mapping) or kind in (dict, Mapping):
         if isinstance(value, Mapping):
+            for key, item in value.items():
+                if isinstance(item, float):
+                    coerce(item, float, f"{where}.{key}")
             return dict(value)
         raise RecipeError(f"{where} must be a mapping of names to values, got {value!r}")
     return _coerce_scalar(value, kind, where)
@@ -100,6 +103,8 @@ def _coerce_scalar(value: Any, kind: Any, where: str) -> Any:
         if number is None:
             raise RecipeError(f"{where} must be a number, got {value!r}")
         if kind is float:
+            if not math.isfinite(number):
+                raise RecipeError(f"{where} must be a finite number, got {value!r}")
             return number
         if not math.isfinite(number) or number != int(number):
             raise RecipeError(f"{where} must be a whole number, got {value!r}")

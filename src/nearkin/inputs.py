@@ -7,12 +7,37 @@ reading them would make the host wait, so there the training loop's own finitene
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Labels = Tensor | NDArray[np.integer[Any]] | Sequence[int]
+"""What a loss takes as labels."""
+
+
+def as_labels(labels: Labels, embeddings: Tensor, *, name: str = "labels") -> Tensor:
+    """Labels as a tensor on the device of the embeddings: a numpy array or a list of integers does as well.
+
+    Embeddings are not turned into tensors likewise, because no gradient would come back through them.
+
+    >>> as_labels([3, 1], torch.zeros(2, 4))
+    tensor([3, 1])
+    """
+    if isinstance(labels, Tensor):
+        return labels
+    _check_is_tensor(embeddings, "embeddings")
+    array = np.asarray(labels)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integers, got {array.dtype} ({type(labels).__name__})")
+    return torch.as_tensor(array.astype(np.int64), device=embeddings.device)
 
 
 def check_embeddings(embeddings: Tensor, *, dim: int | None = None, name: str = "embeddings") -> None:
+    _check_is_tensor(embeddings, name)
     if embeddings.ndim != 2:
         raise ValueError(f"{name} must have shape [N, D], got {list(embeddings.shape)}")
     if embeddings.shape[0] == 0:
@@ -55,3 +80,10 @@ def check_positive(**options: float) -> None:
     for name, value in options.items():
         if not value > 0:
             raise ValueError(f"{name} must be positive, got {value}")
+
+
+def _check_is_tensor(embeddings: object, name: str) -> None:
+    if isinstance(embeddings, np.ndarray):
+        raise ValueError(f"{name} must be a torch tensor, got a numpy array: convert it with torch.from_numpy({name})")
+    if not isinstance(embeddings, Tensor):
+        raise ValueError(f"{name} must be a torch tensor of shape [N, D], got {type(embeddings).__name__}")

@@ -86,6 +86,14 @@ BAD = {
     "one embedding": (X[0], Y[:1], r"embeddings must have shape \[N, D\], got \[4\]"),
     "feature maps": (X[:, :, None], Y, r"embeddings must have shape \[N, D\], got \[14, 4, 1\]"),
     "integer embeddings": (X.long(), Y, r"embeddings must be floating point, got torch\.int64"),
+    "embeddings of numpy": (X.numpy(), Y, r"embeddings must be a torch tensor.*torch\.from_numpy\(embeddings\)"),
+    "a list of embeddings": (X.tolist(), Y, r"embeddings must be a torch tensor of shape \[N, D\], got list"),
+    "labels of numpy that are no integers": (
+        X,
+        Y.double().numpy(),
+        r"labels must be integers, got float64 \(ndarray\)",
+    ),
+    "names as labels": (X, ["a"] * 14, r"labels must be integers, got <U1 \(list\)"),
     "an empty batch": (X[:0], Y[:0], r"embeddings must hold at least one row"),
     "NaN": (X.masked_fill(torch.arange(14)[:, None] == 3, float("nan")), Y, r"embeddings must be finite.*row 3"),
     "infinity": (X.masked_fill(torch.arange(14)[:, None] == 5, float("inf")), Y, r"embeddings must be finite.*row 5"),
@@ -109,6 +117,22 @@ def test_bad_input_is_named_and_leaves_no_trace(member, wrong):
         with pytest.raises(ValueError, match=message):
             call(x, y)
     assert same_state(loss.state_dict(), before)
+
+
+def test_labels_may_be_a_numpy_array_or_a_list(member):
+    x, y = member.batch(9)
+    expected = member.settled()(x, y)
+    for labels in (y.numpy(), y.numpy().astype("uint32"), y.tolist()):
+        assert torch.equal(member.settled()(x, labels), expected)
+    weights = member.settled().similarity_weights
+    assert torch.equal(weights(x, y.tolist()), weights(x, y))
+
+
+@pytest.mark.parametrize("member", PAIR, indirect=True)
+def test_labels_of_references_may_be_a_list(member):
+    x, y = member.batch(9)
+    loss = member.make()
+    assert torch.equal(loss(x, y, x, y.tolist()), loss(x, y, x, y))
 
 
 def test_similarity_weights_explain_every_pair(member):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import check_embeddings, check_labels
+from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels
 from nearkin.losses import _geometry
 from nearkin.numerics import NORM_FLOOR, Normalisation, at_least_float32
 
@@ -73,12 +73,13 @@ class PairLoss(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Labels,
         references: Tensor | None = None,
-        reference_labels: Tensor | None = None,
+        reference_labels: Labels | None = None,
     ) -> Tensor:
+        pairs = self.pairs(embeddings, labels, references, reference_labels)
         with torch.autocast(embeddings.device.type, enabled=False):
-            return self.from_pairs(self.pairs(embeddings, labels, references, reference_labels))
+            return self.from_pairs(pairs)
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
         """The loss of the pairs that the two masks mark."""
@@ -87,9 +88,9 @@ class PairLoss(nn.Module):
     def pairs(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Labels,
         references: Tensor | None = None,
-        reference_labels: Tensor | None = None,
+        reference_labels: Labels | None = None,
     ) -> Pairs:
         """The pairs that :meth:`forward` looks at.
 
@@ -98,11 +99,13 @@ class PairLoss(nn.Module):
         if (references is None) != (reference_labels is None):
             raise ValueError("references and reference_labels go together: give both or neither")
         check_embeddings(embeddings)
+        labels = as_labels(labels, embeddings)
         check_labels(labels, embeddings.shape[0])
         if references is None or reference_labels is None:
             with torch.autocast(embeddings.device.type, enabled=False):
                 return self._within(embeddings, labels)
         check_embeddings(references, dim=embeddings.shape[1], name="references")
+        reference_labels = as_labels(reference_labels, embeddings, name="reference_labels")
         check_labels(reference_labels, references.shape[0], name="reference_labels")
         with torch.autocast(embeddings.device.type, enabled=False):
             queries = self._normalised(embeddings)
@@ -113,9 +116,9 @@ class PairLoss(nn.Module):
     def similarity_weights(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Labels,
         references: Tensor | None = None,
-        reference_labels: Tensor | None = None,
+        reference_labels: Labels | None = None,
     ) -> Tensor:
         """``|∂L/∂S|`` for every (sample, reference), ``[N, M]``: how hard each pair is pulled or pushed."""
         with torch.no_grad():

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import check_embeddings, check_labels
+from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels
 from nearkin.losses._anchor import SampleWeights
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity, proxy_spread
 from nearkin.losses._closed_form import closed_form
@@ -104,7 +104,8 @@ class ProxyLoss(nn.Module):
             (gradient,) = torch.autograd.grad(value, leaf)
         return value.detach(), gradient
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
+        labels = as_labels(labels, embeddings)
         self._check(embeddings, labels)
         with full_precision(embeddings.device.type):
             embeddings, vectors = self._same_dtype(embeddings)
@@ -157,8 +158,9 @@ class ProxyLoss(nn.Module):
         return class_similarity(similarities, self.class_similarity, gamma=self.gamma).squeeze(1)
 
     @torch.no_grad()
-    def similarity_weights(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """``|∂L/∂S|`` for every (sample, class), ``[N, num_classes]``: how hard each pair is pulled or pushed."""
+        labels = as_labels(labels, embeddings)
         self._check(embeddings, labels)
         labels = labels.long()
         similarities = self.class_similarities(embeddings)

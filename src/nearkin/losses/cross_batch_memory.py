@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nearkin.inputs import Labels, as_labels
 from nearkin.losses._pair import PairLoss
 from nearkin.losses._ring import Ring
 from nearkin.numerics import at_least_float32
@@ -63,11 +64,11 @@ class CrossBatchMemory(nn.Module):
         """How many embeddings the memory holds."""
         return self.ring.fill
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
         loss: Tensor = self.pair_loss(embeddings, labels)
         return loss + self.memory_loss(embeddings, labels)
 
-    def memory_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def memory_loss(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """The term of the memory alone; in training mode it also counts the step and stores the batch.
 
         For a method that chooses the pairs within the batch itself: it calls this once per step instead of the module.
@@ -78,14 +79,14 @@ class CrossBatchMemory(nn.Module):
             loss = self.pair_loss(embeddings, labels, self.memory[: self.fill], self.memory_labels[: self.fill])
         if self.training:
             if self.steps >= self.warmup_steps:
-                self._store(embeddings.detach(), labels)
+                self._store(embeddings.detach(), as_labels(labels, embeddings))
             self.steps += 1
         return loss
 
-    def similarity_weights(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """``|∂L/∂S|`` for every (sample, other sample) and then every (sample, memory entry), ``[N, N + fill]``."""
-        self._check_columns(embeddings)
         weights = self.pair_loss.similarity_weights(embeddings, labels)
+        self._check_columns(embeddings)
         if not self.fill:
             return weights
         memory, memory_labels = self.memory[: self.fill], self.memory_labels[: self.fill]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import check_embeddings
+from nearkin.inputs import Labels, as_labels, check_embeddings
 from nearkin.losses._ring import Ring
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.numerics import at_least_float32, l2_normalise
@@ -72,7 +72,8 @@ class MomentumProxyAnchor(ProxyAnchor):
         """How many embeddings the queue holds."""
         return self.ring.fill
 
-    def forward(self, embeddings: Tensor, labels: Tensor, keys: Tensor | None = None) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Labels, keys: Tensor | None = None) -> Tensor:
+        labels = as_labels(labels, embeddings)
         self._check(embeddings, labels)
         if keys is not None:
             check_embeddings(keys, dim=self.bank.dim, name="keys")
@@ -86,8 +87,9 @@ class MomentumProxyAnchor(ProxyAnchor):
             self._enqueue(embeddings if keys is None else keys, labels)
         return loss
 
-    def similarity_weights(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """``|∂L/∂S|`` for every (sample of the batch, class), ``[N, num_classes]``, with the queue in the loss."""
+        labels = as_labels(labels, embeddings)
         self._check(embeddings, labels)
         return super().similarity_weights(*self._with_queue(embeddings, labels))[: len(labels)]
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin.inputs import Labels, as_labels
 from nearkin.losses._geometry import log_sum_exp
 from nearkin.losses._pair import PairLoss, Pairs, mean_where
 
@@ -45,14 +46,14 @@ class NPair(PairLoss):
     def similarity_weights(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Labels,
         references: Tensor | None = None,
-        reference_labels: Tensor | None = None,
+        reference_labels: Labels | None = None,
     ) -> Tensor:
         weights = super().similarity_weights(embeddings, labels, references, reference_labels)
         if references is not None:
             return weights
-        anchors, positives, _ = _first_two(labels)
+        anchors, positives, _ = _first_two(as_labels(labels, embeddings))
         square = weights.new_zeros(len(labels), len(labels))
         return square.index_put((anchors[:, None], positives), weights, accumulate=True)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.inputs import check_embeddings, check_labels
+from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels
 from nearkin.losses._anchor import SampleWeights, anchor_loss, anchor_value_and_gradient
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity
 from nearkin.losses._closed_form import from_value_and_gradient
@@ -123,7 +123,8 @@ class VariationalProxyAnchor(ProxyLoss):
         """
         return self.bank.uncertainty(draws).squeeze(1)
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
+        labels = as_labels(labels, embeddings)
         self._check(embeddings, labels)
         if self.training and self.newton_steps > 0:
             noise = (self.bank.noise().squeeze(1) for _ in range(self.newton_steps))
@@ -166,7 +167,7 @@ def newton_update(
     mu: Tensor,
     sigma: Tensor,
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Labels,
     noise: Tensor | Iterable[Tensor],
     *,
     tau: float = 0.01,
@@ -221,6 +222,7 @@ def newton_update(
         tensor([[-1.,  1.],
                 [ 1., -1.]])
     """
+    labels = as_labels(labels, embeddings)
     check_embeddings(embeddings, dim=mu.shape[-1])
     check_labels(labels, embeddings.shape[0], num_classes=mu.shape[0])
     with torch.no_grad(), torch.autocast(mu.device.type, enabled=False):
