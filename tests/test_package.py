@@ -14,7 +14,7 @@ import nearkin
 SOURCE = Path(nearkin.__file__).parent
 
 LEVELS = (
-    ("errors", "suggest", "numerics", "inputs", "catalogue", "coerce", "interrupt", "published"),
+    ("errors", "suggest", "numerics", "inputs", "catalogue", "coerce", "interrupt", "published", "run_time"),
     ("proxies", "samplers", "data", "encoders"),
     ("device",),
     ("embedding",),
@@ -22,7 +22,7 @@ LEVELS = (
     ("methods", "data_report"),
     ("recipe",),
     ("objective", "optimisation", "run_folder"),
-    ("checkpoint",),
+    ("checkpoint", "health"),
     ("training",),
     ("run", "progress"),
     ("evaluate", "embed_files", "own_photos", "side_by_side", "study", "comparison", "mlrc", "tuning"),

@@ -19,10 +19,11 @@ import torch
 
 from nearkin import checkpoint
 from nearkin.errors import RecipeError, TrainingError
+from nearkin.health import HealthCheck
 from nearkin.recipe import Recipe
 from nearkin.run import build_state, open_data, run
 from nearkin.run_folder import RunFolder
-from nearkin.training import HealthCheck, TrainingState, fit, train_step
+from nearkin.training import TrainingState, fit, train_step
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1},
@@ -76,7 +77,7 @@ def test_the_untrained_network_is_scored_once_for_each_part_it_is_scored_on(phot
     folder.begin(state.recipe)
     fit(state, folder, Silent())
     assert len(parts) == times
-    assert state.untrained == score(state.protocol.test)
+    assert state.untrained == score(state.protocol.test, baseline=True)
 
 
 def test_a_run_leaves_a_complete_folder(photos, tmp_path):

@@ -25,11 +25,11 @@ def save_last(state: TrainingState, folder: RunFolder) -> None:
         "format": FORMAT,
         "step": state.step,
         "untrained": state.untrained,
+        "baseline": state.baseline,
         "history": state.history,
         "best": state.best,
         "ended": state.ended,
-        "seconds": state.seconds,
-        "step_seconds": state.step_seconds,
+        "seconds": state.time.state_dict(),
         "recent_losses": state.recent_losses,
         "encoder": state.encoder.state_dict(),
         "objective": state.objective.state_dict(),
@@ -65,11 +65,11 @@ def load_last(state: TrainingState, folder: RunFolder) -> None:
     state.sampler.load_state_dict(content["sampler"])
     state.step = content["step"]
     state.untrained = content["untrained"]
+    state.baseline = content.get("baseline", "random head")
     state.history = content["history"]
     state.best = content["best"]
     state.ended = content.get("ended", False)
-    state.seconds = content["seconds"]
-    state.step_seconds = content["step_seconds"]
+    state.time.load_state_dict(_time_spent(content))
     state.recent_losses = content["recent_losses"]
     torch.set_rng_state(content["random"]["cpu"])
     if torch.cuda.is_available() and content["random"]["cuda"]:
@@ -109,6 +109,12 @@ def save_encoder(state: TrainingState, folder: RunFolder) -> None:
 def best_file(folder: RunFolder, step: int) -> Path:
     """Where the weights of the best evaluation lie, which was after ``step`` steps."""
     return folder.checkpoints / f"best-{step:08d}.pt"
+
+
+def _time_spent(content: dict[str, Any]) -> dict[str, float]:
+    """The seconds of a checkpoint; early versions kept one sum beside the steps' share."""
+    seconds = content["seconds"]
+    return seconds if isinstance(seconds, dict) else {"all": seconds, "steps": content["step_seconds"]}
 
 
 def _random_states() -> dict[str, Any]:

@@ -328,9 +328,11 @@ def _final_scores(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
         "recipe": state.recipe.fingerprint(),
         "steps": state.step,
         "epochs": round(state.epoch, 4),
-        "seconds": round(state.seconds, 1),
+        "seconds": round(state.time.seconds, 1),
+        "seconds_by": {part: round(seconds, 1) for part, seconds in state.time.by.items()},
         "cost": _cost(state),
         "untrained": state.untrained,
+        "baseline": state.baseline,
         "test": test,
         "best": state.best if protocol.selects_on != "last" else last,
         "last": last,
@@ -339,7 +341,7 @@ def _final_scores(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
 
 def _cost(state: TrainingState) -> dict[str, float]:
     """What a training step took, and the most memory that was held: the device's, or on a CPU the process's."""
-    seconds = max(state.step_seconds, 1e-9)
+    seconds = max(state.time.by["steps"], 1e-9)
     if state.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(state.device)
     else:

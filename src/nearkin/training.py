@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -26,19 +27,27 @@ from nearkin.data.transforms import Transform
 from nearkin.device import autocast
 from nearkin.embedding import embed_images
 from nearkin.encoders import Encoder
-from nearkin.errors import InterruptedRunError, TrainingError
+from nearkin.errors import InterruptedRunError
 from nearkin.evaluation.protocol import EvaluationSet
 from nearkin.evaluation.protocol import Protocol as EvaluationProtocol
+from nearkin.health import HealthCheck
 from nearkin.interrupt import StopRequest
-from nearkin.numerics import at_least_float32
-from nearkin.optimisation import Scheduler, clip_gradients, gradient_norms
+from nearkin.optimisation import Scheduler, clip_gradients
 from nearkin.recipe import Recipe
 from nearkin.run_folder import RunFolder
+from nearkin.run_time import RunTime
 from nearkin.samplers import BatchSampler
+
+EVALUATING = "evaluating"
+Watch = Callable[[str, int, int], None]
+"""Is told what is being scored, how many of its images are embedded, and how many there are."""
 
 
 class Observer(Protocol):
-    """Who is told how a run goes: a progress bar, TensorBoard, a test."""
+    """Who is told how a run goes: a progress bar, TensorBoard, a test.
+
+    One that also has ``on_scoring(what, done, total)`` is told how the scoring of images gets on.
+    """
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None: ...
 
@@ -66,17 +75,17 @@ class TrainingState:
     """Labels of the training rows, renumbered 0, 1, …, in the order of ``protocol.train_rows``."""
     step: int = 0
     untrained: dict[str, float] | None = None
-    """Scores of the test classes before the first step."""
+    """Scores of the test classes before the first step, by the baseline."""
+    baseline: Literal["backbone", "random head"] = "backbone"
+    """What the untrained scores are of. Runs begun by early versions scored the backbone behind a random head."""
     history: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     ended: bool = False
     """Whether the method has ended the training before its last step."""
-    seconds: float = 0.0
-    """Time taken so far, evaluations and checkpoints included."""
-    step_seconds: float = 0.0
-    """Time taken by training steps alone, waiting for their images included."""
+    time: RunTime = field(default_factory=RunTime)
     recent_losses: list[float] = field(default_factory=list)
     loader: TrainingLoader | None = None
+    watch: Watch | None = None
 
     @property
     def table(self) -> ImageTable:
@@ -98,10 +107,28 @@ class TrainingState:
         """Epochs done so far."""
         return self.step / self.sampler.batches_per_epoch
 
-    def embed(self, rows: NDArray[np.int64]) -> Tensor:
+    @property
+    def warmup_steps(self) -> int:
+        return self.recipe.training.warmup_epochs * self.sampler.batches_per_epoch
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Steps between evaluations."""
+        training = self.recipe.training
+        return training.evaluate_every_steps or training.evaluate_every * self.sampler.batches_per_epoch
+
+    @property
+    def evaluations_left(self) -> int:
+        """Evaluations still to come, the one that is due after the step in hand among them."""
+        every = self.evaluation_interval
+        return -(-self.total_steps // every) - (self.step - 1) // every
+
+    def embed(
+        self, rows: NDArray[np.int64], *, encoder: Encoder | None = None, progress: Callable[[int], None] | None = None
+    ) -> Tensor:
         """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device."""
         return embed_images(
-            self.encoder,
+            encoder or self.encoder,
             self.data.images,
             self.transform,
             rows=rows,
@@ -109,6 +136,7 @@ class TrainingState:
             workers=self.recipe.data.workers,
             device=self.device,
             dtype=self.dtype,
+            progress=progress,
         )
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
@@ -116,8 +144,31 @@ class TrainingState:
         crops = [self.transform.evaluate(self.data.images[row]) for row in rows.tolist()]
         return torch.from_numpy(np.stack(crops)).to(self.device)
 
-    def score(self, part: EvaluationSet, *, final: bool = False) -> dict[str, float]:
-        return self.protocol.score(part, self.embed, distance=self.encoder.distance, final=final)
+    def score(self, part: EvaluationSet, *, final: bool = False, baseline: bool = False) -> dict[str, float]:
+        """Scores of the encoder, or as the baseline of its backbone without the head, which begins as random numbers.
+
+        A random projection loses some of what the backbone knows, and would make training look better than it is.
+        """
+        encoder = self.encoder.without_head() if baseline else self.encoder
+        what = "scoring the untrained backbone" if baseline else "scoring the test classes" if final else EVALUATING
+
+        def embed(rows: NDArray[np.int64]) -> Tensor:
+            watch, total = self.watch, len(rows)
+            if watch is None:
+                return self.embed(rows, encoder=encoder)
+            watch(what, 0, total)
+            return self.embed(rows, encoder=encoder, progress=lambda done: watch(what, done, total))
+
+        with self.time.on("evaluations"):
+            scores = self.protocol.score(part, embed, distance=encoder.distance, final=final)
+        self.time.images_scored += len(part.rows)
+        return scores
+
+    def is_below_baseline(self, row: Mapping[str, Any]) -> bool:
+        """Whether an evaluation's score, the one that chooses the epoch, is below that of the untrained backbone."""
+        first = self.history[0] if self.history and not self.history[0]["step"] else {}
+        name = self.protocol.select_by
+        return self.baseline == "backbone" and row.get(name, math.nan) < first.get(name, math.nan)
 
     def image_ids(self, batch: Batch) -> list[str]:
         return [self.table.ids[row] for row in self.protocol.train_rows[batch.rows].tolist()]
@@ -134,13 +185,14 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     """
     training = state.recipe.training
     train_images = _Rows(state.data.images, state.protocol.train_rows)
-    began, before = time.monotonic(), state.seconds
     written = time.monotonic()
+    state.time.begin()
+    state.watch = getattr(observer, "on_scoring", None)
 
     if state.step == 0 and not state.history:
         evaluate(state, folder, observer)
         if state.protocol.test is not None and state.untrained is None:
-            state.untrained = state.score(state.protocol.test)
+            state.untrained = state.score(state.protocol.test, baseline=True)
         state.method.start(state)
     health = HealthCheck(state)
     with (
@@ -158,29 +210,30 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     ):
         state.loader = loader
         batches = iter(loader)
-        stepping = time.monotonic()
         while state.step < state.total_steps and not state.ended:
-            batch = next(batches)
-            loss = train_step(state, batch, health)
-            state.seconds = before + time.monotonic() - began
+            with state.time.on("steps"):
+                batch = next(batches)
+                loss = train_step(state, batch, health)
             observer.on_step(state, loss, len(batch.rows))
             if state.step % state.sampler.batches_per_epoch == 0:
                 _end_epoch(state)
             due = _evaluation_due(state)
             if due or stop.requested or time.monotonic() - written > 60 * training.checkpoint_minutes:
-                health.settle()
-                state.step_seconds += time.monotonic() - stepping
+                with state.time.on("steps"):
+                    health.settle()
                 if due:
                     state.ended = evaluate(state, folder, observer)
-                checkpoint.save_last(state, folder)
-                written = stepping = time.monotonic()
+                with state.time.on("checkpoints"):
+                    checkpoint.save_last(state, folder)
+                written = time.monotonic()
             if stop.requested and state.step < state.total_steps and not state.ended:
                 raise InterruptedRunError(
                     f"interrupted after step {state.step} of {state.total_steps}; everything is in {folder.path}. "
                     f"Continue with the same command and --resume"
                 )
         health.settle()
-    checkpoint.save_last(state, folder)
+    with state.time.on("checkpoints"):
+        checkpoint.save_last(state, folder)
 
 
 def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float:
@@ -221,11 +274,11 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     part = state.protocol.selection_set()
     row: dict[str, Any] = {"epoch": round(state.epoch, 4), "step": state.step, "loss": _recent(state)}
     row["lr"] = state.optimiser.param_groups[0]["lr"]
-    scores = state.score(part) if part is not None else {}
+    scores = state.score(part, baseline=not state.step) if part is not None else {}
     if not state.step and part is not None and part is state.protocol.test:
         state.untrained = scores
     row |= scores
-    row["seconds"] = round(state.seconds, 3)
+    row["seconds"] = round(state.time.seconds, 3)
     state.history.append(row)
     state.recent_losses.clear()
     selected = scores.get(state.protocol.select_by, math.nan)
@@ -236,63 +289,11 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     best = math.nan if state.best is None else state.best.get(state.protocol.select_by, math.nan)
     if state.step and (state.best is None or math.isnan(best) or selected > best):
         state.best = dict(row)
-        checkpoint.save_best(state, folder)
+        with state.time.on("checkpoints"):
+            checkpoint.save_best(state, folder)
     folder.write_evaluations(state.history)
     observer.on_evaluation(state, row)
     return state.method.after_evaluation(state, scores) if state.step else False
-
-
-class HealthCheck:
-    """Finds a loss that is not finite, before the step on a CPU and one step later on an accelerator.
-
-    Reading a value from an accelerator waits for all work queued there, so the values of a step are copied while the
-    next one runs, and an event says when they have come: the host stays up to a step ahead, and its own time hides
-    behind the accelerator's. No checkpoint is written before the last step has been looked at (:meth:`settle`).
-    """
-
-    def __init__(self, state: TrainingState) -> None:
-        self.state = state
-        self._pending: tuple[int, Batch, list[str], Tensor] | None = None
-        self._copied = torch.cuda.Event() if state.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._latest = math.nan
-
-    def watch(self, batch: Batch, loss: Tensor) -> float:
-        norms = gradient_norms(self.state.optimiser)
-        loss = at_least_float32(loss.detach())
-        values = torch.stack([loss, *(norm.to(loss.dtype) for norm in norms.values())])
-        if values.device.type == "cpu":
-            self._check(self.state.step, batch, list(norms), values)
-            return self._latest
-        self.settle()  # before the event is recorded anew
-        self._pending = (self.state.step, batch, list(norms), values.to("cpu", non_blocking=True))
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(self.state.device))
-        return self._latest
-
-    def settle(self) -> None:
-        if self._pending is not None:
-            if self._copied is not None:
-                self._copied.synchronize()
-            pending, self._pending = self._pending, None
-            self._check(*pending)
-
-    def _check(self, step: int, batch: Batch, names: list[str], values: Tensor) -> None:
-        loss, *norms = values.tolist()
-        if math.isfinite(loss):
-            self._latest = loss
-            self.state.recent_losses.append(loss)
-            return
-        listing = ", ".join(f"{name} {norm:.3g}" for name, norm in zip(names, norms, strict=True)) or "none"
-        self.diverged(batch, f"the loss became {loss} at step {step}. Gradient norms: {listing}")
-
-    def diverged(self, batch: Batch, what: str) -> NoReturn:
-        ids = self.state.image_ids(batch)
-        shown = ", ".join(ids[:8]) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
-        raise TrainingError(
-            f"{what}. Images of the batch: {shown}. "
-            f"The last good checkpoint is untouched. A smaller training.learning_rate, training.clip=norm or "
-            f"training.precision=float32 usually helps."
-        )
 
 
 class _Rows:
@@ -323,8 +324,7 @@ def _end_epoch(state: TrainingState) -> None:
 
 def _set_warmup(state: TrainingState) -> None:
     """During warm-up the backbone's parameters take no gradient; its optimiser group then skips them."""
-    training = state.recipe.training
-    trains = state.step >= training.warmup_epochs * state.sampler.batches_per_epoch
+    trains = state.step >= state.warmup_steps
     for group in state.optimiser.param_groups:
         if group["name"] == "backbone" and group["params"][0].requires_grad != trains:
             for parameter in group["params"]:
@@ -332,12 +332,7 @@ def _set_warmup(state: TrainingState) -> None:
 
 
 def _evaluation_due(state: TrainingState) -> bool:
-    training = state.recipe.training
-    if state.step == state.total_steps:
-        return True
-    if training.evaluate_every_steps is not None:
-        return state.step % training.evaluate_every_steps == 0
-    return state.step % (training.evaluate_every * state.sampler.batches_per_epoch) == 0
+    return state.step == state.total_steps or state.step % state.evaluation_interval == 0
 
 
 def _recent(state: TrainingState) -> float | None:

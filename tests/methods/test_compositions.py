@@ -131,7 +131,7 @@ def test_more_products_run(overrides, tiny, tmp_path):
         (["method.name=ccp", "method.pool_size=2", "method.proxies_per_class=3"], "pool_size must be at least"),
         (["method.name=ccp", "protocol.name=conventional"], "by the scores of the test classes"),
         (["method.name=ccp", "method.pull=-1"], "method.pull must be at least 0, got -1"),
-        (["method.name=ccp", "method.pull=.nan"], "method.pull must be at least 0, got nan"),
+        (["method.name=ccp", "method.pull=.nan"], "method.pull must be a finite number, got nan"),
         (["method.name=ccp", "objective.name=mpa", "method.as_released=true"], "pairs within the batch, which mpa has"),
         (["objective.name=vcpa", "objective.tau=-1"], "objective.tau must be positive, got -1"),
         (["objective.name=mpa", "objective.weighting.name=isa", "objective.weighting.memory_size=0"], "memory_size"),

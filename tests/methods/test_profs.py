@@ -386,7 +386,6 @@ def test_events_stay_few_and_small(monkeypatch):
         (["method.steps_per_projection=-1"], "steps_per_projection must be at least 1, or 0 for one endless"),
         (["method.occurrences=0"], "occurrences must be at least 1"),
         (["method.pull=-0.1"], "pull must be at least 0"),
-        (["method.pull=.nan"], "pull must be at least 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_training(overrides, message):

@@ -103,6 +103,26 @@ class Encoder(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False):
             return normalise(at_least_float32(embeddings), self.normalisation)
 
+    def without_head(self) -> Encoder:
+        """The same backbone and pooling without the projection: embeddings are the pooled features, normalised.
+
+        Weights are shared, not copied.
+
+        >>> encoder = build_encoder("small", dim=64)
+        >>> encoder.dim, encoder.without_head().dim
+        (64, 128)
+        """
+        mode = self.training
+        bare = Encoder(
+            self.backbone,
+            self.pooling,
+            dim=None,
+            normalisation=self.normalisation,
+            freeze_batch_norm=self.freeze_batch_norm,
+            channels_last=self.channels_last,
+        )
+        return bare.train(mode)
+
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if mode and self.freeze_batch_norm:
