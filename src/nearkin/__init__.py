@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nearkin import methods as methods
     from nearkin import proxies as proxies
     from nearkin import samplers as samplers
+    from nearkin.backbone_score import evaluate_backbone as evaluate_backbone
     from nearkin.data.folder import read_folder as read_folder
     from nearkin.data.manifest import read_manifest as read_manifest
     from nearkin.data.source import read_source as read_source
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from nearkin.evaluation import clustering_scores as clustering_scores
     from nearkin.evaluation import ranking_scores as ranking_scores
     from nearkin.evaluation import retrieval_scores as retrieval_scores
+    from nearkin.final import train_final as train_final
     from nearkin.recipe import Recipe as Recipe
     from nearkin.run import load_run as load_run
     from nearkin.run import run as run
@@ -46,6 +48,7 @@ _HOMES = {
     "build_encoder": "encoders",
     "clustering_scores": "evaluation",
     "embed_images": "embedding",
+    "evaluate_backbone": "backbone_score",
     "evaluate_run": "evaluate",
     "load_run": "run",
     "ranking_scores": "evaluation",
@@ -54,6 +57,7 @@ _HOMES = {
     "read_source": "data.source",
     "retrieval_scores": "evaluation",
     "run": "run",
+    "train_final": "final",
 }
 _PACKAGES = ("evaluation", "losses", "methods", "proxies", "samplers")
 

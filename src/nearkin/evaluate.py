@@ -16,7 +16,8 @@ from nearkin.data_report import Announce, describe_data
 from nearkin.device import describe_hardware
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
-from nearkin.run import load_run, open_data
+from nearkin.recipe import ProtocolSection
+from nearkin.run import TrainedRun, load_run, open_data
 
 Progress = Callable[[int, int], None]
 
@@ -50,10 +51,10 @@ def evaluate_run(
         protocol = Protocol(replace(run.recipe.protocol, test_share=0.0), table)
         part = EvaluationSet(np.arange(len(table), dtype=np.int64))
     else:
-        protocol = Protocol(run.recipe.protocol, table)
+        protocol = Protocol(_with_test_split(run.recipe.protocol, other_data=data is not None), table)
         part = protocol.test
     if part is None:
-        raise DataError(f"{table.name!r} has no test classes: give others with --data")
+        raise DataError(_nothing_to_score(run, table.name))
     if announce is not None and data is not None:
         announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
     embed = partial(run.embed, opened.images)
@@ -66,5 +67,35 @@ def evaluate_run(
         "images": len(rows),
         "classes": len(np.unique(table.labels[rows])),
         "hardware": describe_hardware(run.device),
+        "note": _note(run, data, whole=len(part.rows) == len(table)),
         "scores": scores,
     }
+
+
+def _note(run: TrainedRun, data: str | None, *, whole: bool) -> str | None:
+    """A word of warning where images are scored that trained the encoder."""
+    source, everything = run.recipe.data.source, run.recipe.protocol.name == "everything"
+    if data is None or Path(data).expanduser().resolve() != Path(source).expanduser().resolve():
+        return None
+    if everything:
+        return "it was trained on these very images, so this says nothing about new ones"
+    return "among these are the images that it was trained on" if whole else None
+
+
+def _with_test_split(section: ProtocolSection, *, other_data: bool) -> ProtocolSection:
+    """The run's protocol; for other data than those that a final model was trained on, one that leaves their split."""
+    return replace(section, name="conventional") if other_data and section.name == "everything" else section
+
+
+def _nothing_to_score(run: TrainedRun, data: str) -> str:
+    if run.recipe.protocol.name != "everything":
+        return f"{data!r} has no test classes: give others with --data"
+    whose = ""
+    if run.folder.is_finished and (final_of := run.folder.scores().get("final_of")):
+        test = final_of["scores"]["test"] or {}
+        shown = ", ".join(f"{name} {100 * test[name]:.1f}" for name in ("R@1", "MAP@R") if name in test)
+        whose = f" Its score is that of {final_of['run']}, on classes new to that: {shown}." if shown else ""
+    return (
+        f"{run.folder.path} was trained on every class of {data!r}, so there are none that it has never seen.{whose} "
+        f"Score it on images of other classes with --data FOLDER"
+    )

@@ -64,6 +64,8 @@ def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection)
     """A schedule over epochs (over evaluations for ``plateau``)."""
     if training.schedule == "step":
         return lr_scheduler.StepLR(optimiser, training.schedule_every, training.schedule_factor)
+    if training.schedule == "milestones":
+        return lr_scheduler.MultiStepLR(optimiser, training.milestones, training.schedule_factor)
     if training.schedule == "cosine":
         return lr_scheduler.CosineAnnealingLR(optimiser, max(1, training.epochs))
     if training.schedule == "plateau":

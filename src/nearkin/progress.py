@@ -57,7 +57,7 @@ class ConsoleObserver:
 
     def on_scoring(self, what: str, done: int, total: int) -> None:
         if done == 0 and what != EVALUATING and self._bar is None:  # an evaluation gets a line of its own
-            self.console.print(f"{what}: {total:,} images", highlight=False)
+            self.console.print(f"{what}: {total:,} images", highlight=False, soft_wrap=True)
         # As long as nothing is counted the bar moves to and fro: a batch of a few hundred images takes its time.
         self._show(what, done, total if done else None, f"{done:,}/{total:,} images")
         self._before = time.monotonic()
@@ -77,6 +77,8 @@ class ConsoleObserver:
         self._show("training", state.step, state.total_steps, note)
 
     def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
+        if row.get("loss") is None and not any(name in row for name in SHOWN):
+            return  # before the first step of a run that chooses by no scores
         parts = [f"epoch {row['epoch']:>5g}"]
         if row.get("loss") is not None:
             parts.append(f"loss {row['loss']:.3f}")
@@ -90,14 +92,14 @@ class ConsoleObserver:
                 if state.is_below_baseline(row)
                 else "best so far"
             )
-        self.console.print("  ".join(parts), highlight=False)
+        self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
         self._before = time.monotonic()
 
     def _announce(self, estimate: Estimate) -> None:
         """Say how long it takes, once for a run that takes a while, and again if that turns out to be far off."""
         off = estimate.total / self._announced if self._announced else math.inf
         if estimate.total >= WORTH_SAYING and not 1 / FAR_OFF < off < FAR_OFF:
-            self.console.print(str(estimate), highlight=False)
+            self.console.print(str(estimate), highlight=False, soft_wrap=True)
             self._announced = estimate.total
 
     def _show(self, what: str, done: int, total: int | None, note: str = "") -> None:

@@ -25,6 +25,8 @@ from nearkin.suggest import did_you_mean
 
 Section = TypeVar("Section")
 
+_LATER_DEFAULTS: tuple[tuple[str, Any], ...] = (("stop_at_epoch", None), ("milestones", []), ("memory_check", True))
+
 
 @dataclass(frozen=True)
 class DataSection:
@@ -80,6 +82,8 @@ class TrainingSection:
     epochs: int = 20
     max_steps: int | None = None
     """Ends the run after this many steps, whatever ``epochs`` says."""
+    stop_at_epoch: float | None = None
+    """Ends the run there, with the schedule of all ``epochs``: what ``nearkin train --final`` sets."""
     batch_size: int = 128
     sampler: Literal["random", "balanced"] = "random"
     images_per_class: int = 4
@@ -91,10 +95,12 @@ class TrainingSection:
     """For SGD."""
     head_multiplier: float = 1.0
     proxy_multiplier: float = 100.0
-    schedule: Literal["constant", "step", "plateau", "cosine"] = "step"
+    schedule: Literal["constant", "step", "milestones", "plateau", "cosine"] = "step"
     schedule_every: int = 10
     """Epochs between decays (step), or evaluations without improvement (plateau)."""
     schedule_factor: float = 0.5
+    milestones: tuple[int, ...] = ()
+    """Epochs after which the rate decays (milestones); one that is named twice counts twice."""
     warmup_epochs: int = 0
     """Epochs at the start that train head and proxies only."""
     clip: Literal["none", "value", "norm"] = "none"
@@ -110,13 +116,17 @@ class TrainingSection:
     checkpoint_minutes: float = 5.0
     """A checkpoint is written at every evaluation, and at least this often."""
     tensorboard: bool = False
+    memory_check: bool = True
+    """Refuse, before the first step, a run that is bound to need more memory than there is."""
 
 
 @dataclass(frozen=True)
 class ProtocolSection:
     """How classes are split, what is measured and how the reported epoch is chosen."""
 
-    name: Literal["conventional", "validation", "mlrc", "query-gallery", "in-distribution"] = "conventional"
+    name: Literal["conventional", "validation", "mlrc", "query-gallery", "in-distribution", "everything"] = (
+        "conventional"
+    )
     test_share: float = 0.25
     """Share of the classes (``in-distribution``: of each class's images) kept for testing where the data set has no
     split of its own."""
@@ -213,8 +223,12 @@ class Recipe:
         return yaml.safe_dump(self.as_mapping(), sort_keys=False, allow_unicode=True)
 
     def fingerprint(self) -> str:
-        """A short hash of everything in the recipe."""
-        return hashlib.sha256(json.dumps(self.as_mapping(), sort_keys=True).encode()).hexdigest()[:8]
+        """A short hash of everything in the recipe; keys that came later count where they are set, so that it stays."""
+        mapping = self.as_mapping()
+        mapping["training"] = {
+            key: value for key, value in mapping["training"].items() if (key, value) not in _LATER_DEFAULTS
+        }
+        return hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:8]
 
     def replace(self, **sections: Any) -> Recipe:
         return dataclasses.replace(self, **sections)
@@ -350,6 +364,7 @@ def _check_values(recipe: Recipe) -> None:
     for optional, low in (
         ("training.max_steps", 1),
         ("training.evaluate_every_steps", 1),
+        ("training.stop_at_epoch", 0),
         ("encoder.dim", 1),
         ("data.image_size", 8),
         ("data.workers", 0),

@@ -24,6 +24,7 @@ from nearkin.embedding import embed_images
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import Protocol
+from nearkin.memory import check_memory
 from nearkin.objective import build_objective
 from nearkin.optimisation import build_optimiser, build_scheduler, check_schedule, parameter_groups
 from nearkin.recipe import DataSection, EncoderSection, Recipe
@@ -61,6 +62,7 @@ def run(
     state = build_state(recipe, data)
     if not score_test:
         state.protocol.test = None
+    check_memory(state)
     if resume and folder.last_checkpoint.exists():
         checkpoint.load_last(state, folder)
     else:

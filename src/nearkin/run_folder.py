@@ -22,7 +22,14 @@ import yaml
 from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import Recipe
 
-INDIFFERENT = ("training.device", "training.checkpoint_minutes", "training.tensorboard", "data.workers", "data.cache")
+INDIFFERENT = (
+    "training.device",
+    "training.checkpoint_minutes",
+    "training.tensorboard",
+    "training.memory_check",
+    "data.workers",
+    "data.cache",
+)
 """Keys that may differ when a run is resumed: they do not decide what is computed."""
 
 
@@ -53,6 +60,7 @@ class RunFolder:
         self.events_file = self.path / "events.json"
         self.scores_file = self.path / "scores.json"
         self.encoder_file = self.path / "encoder.safetensors"
+        self.card_file = self.path / "MODEL_CARD.md"
         self.checkpoints = self.path / "checkpoints"
         self.last_checkpoint = self.checkpoints / "last.pt"
 
@@ -97,6 +105,7 @@ class RunFolder:
             self.evaluations_file,
             self.events_file,
             self.encoder_file,
+            self.card_file,
         ):
             file.unlink(missing_ok=True)
         if self.checkpoints.is_dir():

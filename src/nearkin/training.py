@@ -100,6 +100,8 @@ class TrainingState:
     def total_steps(self) -> int:
         training = self.recipe.training
         planned = training.epochs * self.sampler.batches_per_epoch
+        if training.stop_at_epoch is not None:
+            planned = min(planned, max(1, round(training.stop_at_epoch * self.sampler.batches_per_epoch)))
         return planned if training.max_steps is None else min(planned, training.max_steps)
 
     @property
@@ -150,7 +152,10 @@ class TrainingState:
         A random projection loses some of what the backbone knows, and would make training look better than it is.
         """
         encoder = self.encoder.without_head() if baseline else self.encoder
-        what = "scoring the untrained backbone" if baseline else "scoring the test classes" if final else EVALUATING
+        what = EVALUATING
+        if baseline or final:
+            of = "validation" if part is self.protocol.validation else "test"
+            what = f"scoring {'the untrained backbone on ' if baseline else ''}the {of} classes"
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
             watch, total = self.watch, len(rows)

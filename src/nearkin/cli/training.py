@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, progress_console
+from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, escape, progress_console
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -36,6 +36,15 @@ def train(
         Path | None,
         typer.Option("--output", "-o", help="Folder for the run. Default: runs/<data>-<objective>-<hash>."),
     ] = None,
+    final: Annotated[
+        Path | None,
+        typer.Option(
+            "--final",
+            metavar="RUN",
+            help="Train on every kind with the recipe of this finished run, to the epoch that it chose: the model to "
+            "put to use. Default folder: RUN-final.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in a folder that holds a run.")] = False,
     kinds: Kinds = None,
@@ -51,18 +60,25 @@ def train(
 
     [bold]nearkin train --data PHOTOS -o runs/photos[/bold]  own photos, one folder per kind
 
+    [bold]nearkin train --final runs/photos[/bold]  the same on every kind, once the score is known: the model to use
+
     [bold]nearkin train cub/proxy_anchor encoder.weights=resnet50.safetensors[/bold]  a published recipe
 
     The run folder gets the resolved recipe, checkpoints, every evaluation as CSV, the final scores as JSON and a
-    picture of nearest neighbours.
+    picture of nearest neighbours; that of a final model a model card.
     """
     from nearkin.progress import ConsoleObserver, Observers, TensorBoardObserver
     from nearkin.report import draw_neighbours
-    from nearkin.report.tables import score_table
+    from nearkin.report.tables import score_table, verdict
     from nearkin.run import default_folder, run
     from nearkin.run_folder import RunFolder
 
     progress = progress_console(verbose)
+    if final is not None:
+        if arguments or data is not None or kinds is not None:
+            raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
+        _train_final(final, output, resume, overwrite, data_root, device, as_json, progress)
+        return
     recipe = recipe_from(arguments or [], data, data_root, device, progress, kinds=kinds)
     folder = RunFolder(output or default_folder(recipe))
     with ConsoleObserver(progress) as observer:
@@ -76,24 +92,83 @@ def train(
             progress=observer.decoding,
             announce=announcer(progress, as_json=as_json),
         )
-    drawn = draw_neighbours(folder) if picture else None
+        if picture:
+            observer.doing("drawing neighbours")
+        drawn = draw_neighbours(folder) if picture else None
     if as_json:
         print(json.dumps({"run": str(folder.path), **scores}))
         return
     console = Console()
+    said = verdict(scores, recipe)
     if scores["test"] is None:
         console.print("No classes were kept for testing, so there is no score.")
     else:
         console.print(score_table(scores))
+    if said is not None:
+        console.print(f"[yellow]{escape(said)}[/yellow]", highlight=False, soft_wrap=True)
     console.print(f"Run folder: {folder.path}" + (f", neighbours: {drawn}" if drawn else ""), soft_wrap=True)
+    console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
+    if scores["test"] is not None and said is None:
+        last = "(the same on every kind, those of the test too: the model to use)"
+        console.print(f"      nearkin train --final {folder.path}  {last}", highlight=False, soft_wrap=True)
+
+
+def _train_final(
+    chosen: Path,
+    output: Path | None,
+    resume: bool,
+    overwrite: bool,
+    data_root: Path | None,
+    device: str | None,
+    as_json: bool,
+    progress: Console,
+) -> None:
+    from nearkin.final import final_folder, train_final
+    from nearkin.progress import ConsoleObserver
+    from nearkin.report.tables import final_table
+    from nearkin.run_folder import RunFolder
+
+    folder = RunFolder(output or final_folder(chosen))
+    with ConsoleObserver(progress) as observer:
+        scores = train_final(
+            chosen,
+            observer,
+            output=folder.path,
+            resume=resume,
+            overwrite=overwrite,
+            data_root=data_root,
+            device=device,
+            progress=observer.decoding,
+            announce=announcer(progress, as_json=as_json),
+        )
+    if as_json:
+        print(json.dumps({"run": str(folder.path), **scores}))
+        return
+    console = Console()
+    console.print(final_table(scores))
+    console.print(f"Run folder: {folder.path}, model card: {folder.card_file}", soft_wrap=True)
     console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
 
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [KEY=VALUE]...",
+            help="A run folder; or, with --backbone, changes such as data.image_size=160 or encoder.pooling=avg.",
+        ),
+    ] = None,
     data: Annotated[
         str | None, typer.Option("--data", help="Score on this folder, manifest or benchmark instead of the run's own.")
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", help="Score a backbone as it comes, without any training, on --data."),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="Weights for --backbone, a .safetensors or .pth file. Default: its own."),
     ] = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
     kinds: Kinds = None,
@@ -102,33 +177,72 @@ def evaluate(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Score a trained encoder again, on the run's test classes or on other data.
+    """Score a trained encoder again, on the run's test classes or on other data; or a backbone without any training.
+
+    [bold]nearkin evaluate runs/photos --data OTHER[/bold]  a run on other images
+
+    [bold]nearkin evaluate --backbone efficientnet_lite0 --data PHOTOS[/bold]  what training has to beat
 
     Own data given with --data that has no test split of its own is scored whole: every image looks for its like
     among all the others.
     """
+    from nearkin.backbone_score import evaluate_backbone
     from nearkin.evaluate import evaluate_run
     from nearkin.progress import ConsoleObserver
-    from nearkin.report.tables import metric_table
+    from nearkin.report.tables import LEGEND, metric_table
 
-    progress = progress_console(verbose)
-    with ConsoleObserver(progress) as observer:
-        result = evaluate_run(
-            run,
-            data=data,
-            data_root=data_root,
-            kinds=kinds,
-            which=checkpoint,
-            device=device,
-            progress=observer.decoding,
-            announce=announcer(progress, as_json=as_json),
+    given = arguments or []
+    if backbone is None:
+        if weights is not None:
+            raise RecipeError("--weights goes with --backbone: a run has weights of its own")
+        if len(given) != 1:
+            raise RecipeError(
+                f"one run folder is scored at a time, got {', '.join(given) or 'none'}; a backbone without a run is "
+                f"named with --backbone"
+            )
+    elif data is None:
+        raise RecipeError("which images? --backbone is scored on --data FOLDER, a manifest or a benchmark")
+    elif wrong := [text for text in given if "=" not in text]:
+        raise RecipeError(
+            f"give a run folder or --backbone, not both: got {', '.join(wrong)} with --backbone {backbone}"
         )
+    progress = progress_console(verbose)
+    announce = announcer(progress, as_json=as_json)
+    with ConsoleObserver(progress) as observer:
+        if backbone is None:
+            result = evaluate_run(
+                given[0],
+                data=data,
+                data_root=data_root,
+                kinds=kinds,
+                which=checkpoint,
+                device=device,
+                progress=observer.decoding,
+                announce=announce,
+            )
+            what = f"{checkpoint} checkpoint of {given[0]}"
+        else:
+            result = evaluate_backbone(
+                backbone,
+                str(data),
+                weights=weights,
+                overrides=given,
+                data_root=data_root,
+                kinds=kinds,
+                device=device,
+                progress=observer.decoding,
+                watch=observer.on_scoring,
+                announce=announce,
+            )
+            what = f"{backbone} without training and without a head; weights: {result['weights']}"
     if as_json:
         print(json.dumps(result))
         return
     counted = f"{result['images']:,} images of {result['classes']:,} classes"
-    caption = f"{checkpoint} checkpoint of {run}; {counted}; {result['hardware']}"
+    caption = f"{what}; {counted}; {result['hardware']}\n{LEGEND}"
     Console().print(metric_table(str(result["data"]), {"score": result["scores"]}, caption))
+    if result.get("note"):
+        Console().print(f"[yellow]Mind: {escape(result['note'])}.[/yellow]", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -77,6 +77,8 @@ class Protocol:
       held out and chooses the epoch, the others train. :mod:`nearkin.mlrc` trains one model per fold.
     * ``in-distribution``: the test images are of classes that train, as in MNIST; the last epoch is reported. Data
       without a test split get one by image.
+    * ``everything``: every image trains and none is scored, for the encoder that is put to use once another run has
+      given the honest score (:mod:`nearkin.final`).
 
     ``train_share`` leaves so much of the training images of every class, ``label_noise`` replaces so many of their
     labels. Neither touches what is validated or tested. A table that a protocol cannot be trained on is refused by
@@ -88,6 +90,8 @@ class Protocol:
         self.table = table
         if section.name == "in-distribution":
             table = with_test_images(table, section.test_share, section.split_seed)
+        elif section.name == "everything":
+            table = table.with_splits(np.full(len(table), "train"))
         elif section.name != "query-gallery":
             table = with_test_classes(table, section.test_share, section.split_seed)
         train = np.flatnonzero(table.splits == "train")

@@ -131,6 +131,11 @@ class Ccp(Plain):
             raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
+        if options.get("steps_per_problem") is None and recipe.protocol.name == "everything":
+            raise RecipeError(
+                "CCP ends its sub-problems by the scores of validation classes, and where every class trains there are "
+                "none: set method.steps_per_problem"
+            )
         if options.get("steps_per_problem") is None:
             refuse_test_scores(
                 recipe.protocol, "CCP would end its sub-problems", instead="set method.steps_per_problem"

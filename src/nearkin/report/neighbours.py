@@ -40,9 +40,9 @@ def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8,
     rng = np.random.Generator(np.random.Philox(seed))
     pool = test.query if test.gallery is None else np.union1d(test.query, test.gallery)
     pool = _whole_classes(pool, data.table.labels, rng)
-    torch.manual_seed(recipe.training.seed)  # as when the run was built: the encoder before its first step
+    torch.manual_seed(recipe.training.seed)  # as when the run was built, for a backbone that begins as random numbers
     encoders = {
-        "before training": encoder_from(recipe.encoder).to(trained.device),
+        "before training": encoder_from(recipe.encoder).without_head().to(trained.device),
         "after training": trained.encoder,
     }
     labels = data.table.labels[pool]

@@ -162,7 +162,10 @@ def metric_name(name: str) -> str:
 
 def _lines_of(group: RunGroup, place: int) -> list[Line]:
     """The reported figures of a group and, where the test classes chose the epoch, those of the last one."""
-    scores = [each for each in group.scores if each["test"]]
+    final = [each["final_of"]["run"] for each in group.scores if "final_of" in each]
+    # A final model has no score of its own; it is shown with that of the run whose epoch it took, and says so.
+    scores = [each["final_of"]["scores"] if "final_of" in each else each for each in group.scores]
+    scores = [each for each in scores if each["test"]]
     if not scores:
         return []
     protocol = _same([str(each["protocol"]) for each in scores])
@@ -178,7 +181,7 @@ def _lines_of(group: RunGroup, place: int) -> list[Line]:
         "hardware": _same([str(each["hardware"]) for each in scores]),
     }
     shared: dict[str, Any] = {
-        "title": group.title,
+        "title": f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.title,
         "group": place,
         "recipes": tuple(str(each["recipe"]) for each in scores),
         "test_classes": _same([str(each["test_classes"]) for each in scores]),

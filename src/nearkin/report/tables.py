@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group
@@ -10,6 +12,10 @@ from rich.text import Text
 
 from nearkin import losses
 from nearkin.evaluation.protocol import SELECTED_ON_TEST
+from nearkin.recipe import Recipe
+
+COMPARED = ("R@1", "MAP@R")
+LEGEND = "R@1: how often the nearest image is of the same class; MAP@R: how far all images of a class come first"
 
 
 def score_table(scores: dict[str, Any]) -> Group:
@@ -19,10 +25,65 @@ def score_table(scores: dict[str, Any]) -> Group:
         + (f"{said}; " if (said := scores.get("training_conditions")) else "")
         + f"seed {scores['seed']}; {scores['hardware']}; {scores['epochs']:g} epochs in {scores['seconds']:.0f} s"
     )
+    if scores["untrained"]:
+        caption += f"\nuntrained: {baseline_in_words(scores)}. {LEGEND}"
     columns: dict[str, dict[str, Any] | None] = {"untrained": scores["untrained"], "trained": scores["test"]}
     if scores["protocol"] in SELECTED_ON_TEST:
         columns["last epoch"] = scores["last"]
     return metric_table(f"{scores['data']}: {scores['objective']}, {scores['test_classes']}", columns, caption)
+
+
+def final_table(scores: Mapping[str, Any]) -> Group:
+    """What is known of a final model: the scores of the run that chose its epoch, and that they are not its own."""
+    final_of = scores["final_of"]
+    note = Text(final_of["note"])
+    return Group(note, score_table(final_of["scores"])) if final_of["scores"]["test"] else Group(note)
+
+
+def baseline_in_words(scores: Mapping[str, Any]) -> str:
+    """What the untrained scores are of; early versions scored something that is worse than the backbone."""
+    if scores.get("baseline") == "backbone":
+        return "the backbone as it was before training, without a head"
+    return "the backbone behind a random head, which is worse than the backbone itself"
+
+
+def verdict(scores: Mapping[str, Any], recipe: Recipe) -> str | None:
+    """One line where training made scores worse, or did not move them, with what to do about it; else None.
+
+    Scores count as different where the table shows them as different.
+    """
+    before, after = scores["untrained"], scores["test"]
+    if not before or not after or scores.get("baseline") != "backbone" or not scores["steps"]:
+        return None
+    shown = {name: (round(100 * before[name], 1), round(100 * after[name], 1)) for name in COMPARED if name in before}
+    worse, better = (
+        [f"{name} {was:.1f} → {now:.1f}" for name, (was, now) in shown.items() if sign * (now - was) > 0]
+        for sign in (-1, 1)
+    )
+    if not worse and (better or all(was == 100 for was, _ in shown.values())):
+        return None
+    if worse and better:
+        said = f"Training helped and hurt: {', '.join(worse)}, but {', '.join(better)}."
+    else:
+        said = f"Training did not help: {', '.join(worse)}." if worse else "Training changed nothing."
+    return f"{said} {_advice(scores, recipe)}"
+
+
+def _advice(scores: Mapping[str, Any], recipe: Recipe) -> str:
+    training, encoder = recipe.training, recipe.encoder
+    was_rising = (scores["best"] or {}).get("epoch") == scores["epochs"] and recipe.protocol.name == "validation"
+    epochs = f"{'more' if was_rising else 'fewer'} training.epochs (now {training.epochs})"
+    rate = f"training.learning_rate (now {training.learning_rate:g})"
+    if encoder.weights is None and ":" not in encoder.backbone:
+        return (
+            f"The network began as random numbers: try another {rate}, more training.epochs (now {training.epochs}), "
+            f"or begin with a pretrained one (encoder.weights)."
+        )
+    backbone = f"nearkin evaluate --backbone {encoder.backbone} --data {shlex.quote(recipe.data.source)}"
+    return (
+        f"Try a smaller {rate} or {epochs}, or use the backbone as it is: {backbone} scores it, and training with "
+        f"training.epochs=0 encoder.dim=null makes a run of it."
+    )
 
 
 def metric_table(title: str, columns: dict[str, dict[str, Any] | None], caption: str) -> Group:
