@@ -42,7 +42,7 @@ class TwoConvolutions(Backbone):
 
 
 def test_what_is_kept_by_hand():
-    """The pixels (3 channels) and the feature map after the ReLU (8 channels), four bytes each; weights do not count."""
+    """The pixels (3 channels) and the map after the ReLU (8 channels), four bytes each; weights do not count."""
     encoder = Encoder(TwoConvolutions(), AvgPool(), dim=5)
     footprint = memory.measure(encoder, 40, CPU, None)
     assert footprint.kept == pytest.approx(4 * (3 + 8))
@@ -113,9 +113,10 @@ def test_what_fits_is_not_refused_and_what_cannot_be_known_neither(photos, tmp_p
 
 
 def test_an_evaluation_that_cannot_fit_is_refused_too(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 2_200_000)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 20_000_000)
+    monkeypatch.setattr(memory, "measure", lambda *_: memory.Footprint(kept=10, largest=1000))
     with pytest.raises(RecipeError, match=r"scoring 16 images at a time of 32 .*training\.evaluation_batch_size \(16;"):
-        run(recipe(photos, "training.batch_size=2"), RunFolder(tmp_path / "run"), Silent())
+        run(recipe(photos), RunFolder(tmp_path / "run"), Silent())
 
 
 def test_an_image_size_that_no_machine_has_memory_for(nearkin, photos, tmp_path):
