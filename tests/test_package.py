@@ -20,7 +20,7 @@ LEVELS = (
     ("embedding",),
     ("losses", "evaluation"),
     ("methods", "data_report"),
-    ("recipe",),
+    ("recipe", "recipe_rules"),
     ("objective", "optimisation", "run_folder"),
     ("checkpoint", "health", "memory"),
     ("training",),

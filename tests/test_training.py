@@ -19,6 +19,7 @@ import torch
 
 from nearkin import checkpoint
 from nearkin.errors import RecipeError, TrainingError
+from nearkin.evaluation import retrieval_scores
 from nearkin.health import HealthCheck
 from nearkin.recipe import Recipe
 from nearkin.run import build_state, open_data, run
@@ -78,6 +79,38 @@ def test_the_untrained_network_is_scored_once_for_each_part_it_is_scored_on(phot
     fit(state, folder, Silent())
     assert len(parts) == times
     assert state.untrained == score(state.protocol.test, baseline=True)
+
+
+def test_the_baseline_is_the_backbone_without_its_head(photos, tmp_path):
+    """Pooled features, normalised: by hand from the backbone that the run began with."""
+    first = []
+
+    class Look(Silent):
+        def on_evaluation(self, state, row):
+            if not row["step"]:
+                encoder, test = state.encoder.eval(), state.protocol.test.query
+                with torch.no_grad():
+                    maps = encoder.backbone(encoder.preprocessing(state.pixels(test)))
+                features = torch.nn.functional.normalize(maps.mean(dim=(2, 3)))
+                first.append((row, retrieval_scores(features, state.table.labels[test])))
+                encoder.train()
+
+    recipe = recipe_for(photos, "training.epochs=1", "protocol.test_share=0.6", "encoder.dim=1")
+    scores = run(recipe, RunFolder(tmp_path / "run"), Look())
+    ((row, by_hand),) = first
+    assert by_hand["MAP@R"] < 1
+    for name in ("R@1", "R@2", "MAP@R"):
+        assert scores["untrained"][name] == pytest.approx(by_hand[name])
+        assert row[name] == pytest.approx(by_hand[name])
+    assert scores["baseline"] == "backbone"
+
+
+def test_without_a_step_the_score_is_of_the_encoder_as_it_is_saved(photos, tmp_path):
+    """With its random head, that is; a run of the backbone alone has no head."""
+    for name, overrides in (("head", "encoder.dim=1"), ("none", "encoder.dim=null")):
+        recipe = recipe_for(photos, "training.epochs=0", "protocol.test_share=0.6", overrides)
+        scores = run(recipe, RunFolder(tmp_path / name), Silent())
+        assert (scores["test"]["MAP@R"] == scores["untrained"]["MAP@R"]) == (name == "none")
 
 
 def test_a_run_leaves_a_complete_folder(photos, tmp_path):

@@ -82,7 +82,7 @@ def final_recipe(
     training = replace(recipe.training, max_steps=None, stop_at_epoch=epoch)
     if training.schedule == "plateau":
         training = replace(training, schedule="milestones", milestones=_falls(evaluations))
-    protocol = replace(recipe.protocol, name="everything", train_share=1.0, label_noise=0.0)
+    protocol = replace(recipe.protocol, name="everything", train_share=1.0, label_noise=0.0, monitor_test=False)
     return recipe.replace(training=training, protocol=protocol)
 
 

@@ -77,8 +77,6 @@ class ConsoleObserver:
         self._show("training", state.step, state.total_steps, note)
 
     def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
-        if row.get("loss") is None and not any(name in row for name in SHOWN):
-            return  # before the first step of a run that chooses by no scores
         parts = [f"epoch {row['epoch']:>5g}"]
         if row.get("loss") is not None:
             parts.append(f"loss {row['loss']:.3f}")
