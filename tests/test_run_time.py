@@ -52,7 +52,7 @@ class Clock:
 def slow(monkeypatch):
     """A toy run on a fake clock: a step takes two seconds, the first half a minute, scoring the test classes nine.
 
-    A step of the warm-up takes a third of the others. Called again, it is another sitting.
+    A step of the warm-up takes a quarter of the others. Called again, it is another sitting.
     """
     clock = Clock()
     save_last = checkpoint.save_last
@@ -80,7 +80,7 @@ def slow(monkeypatch):
 
         def loss(state, *arguments):
             nonlocal first
-            clock.now += FIRST if first else STEP / 3 if state.step < state.warmup_steps else STEP
+            clock.now += FIRST if first else STEP / 4 if state.step < state.warmup_steps else STEP
             first = False
             return genuine(state, *arguments)
 
@@ -181,6 +181,6 @@ def test_the_estimate_is_one_line(slow, tmp_path):
 def test_the_estimate_is_said_again_only_where_it_was_far_off():
     text = io.StringIO()
     observer = ConsoleObserver(Console(file=text, width=200))
-    for total in (100, 110, 90, 400, 410, 5):
-        observer._announce(Estimate(total=float(total), left=1.0, evaluation=0.0))
+    for total, left in ((18, 18), (100, 90), (110, 90), (90, 60), (400, 300), (410, 300), (800, 10)):
+        observer._announce(Estimate(total=float(total), left=float(left), evaluation=0.0))
     assert text.getvalue().splitlines() == ["about 2 minutes in all", "about 7 minutes in all"]

@@ -16,7 +16,7 @@ from nearkin.training import EVALUATING, TrainingState
 
 SHOWN = ("R@1", "MAP@R")
 WORTH_SAYING, FAR_OFF = 20.0, 1.5
-"""Seconds from which on a run's time is said, and the factor from which on it is said anew."""
+"""Seconds left from which on a run's time is said, and the factor from which on it is said anew."""
 
 
 class ConsoleObserver:
@@ -96,7 +96,7 @@ class ConsoleObserver:
     def _announce(self, estimate: Estimate) -> None:
         """Say how long it takes, once for a run that takes a while, and again if that turns out to be far off."""
         off = estimate.total / self._announced if self._announced else math.inf
-        if estimate.total >= WORTH_SAYING and not 1 / FAR_OFF < off < FAR_OFF:
+        if estimate.left >= WORTH_SAYING and not 1 / FAR_OFF < off < FAR_OFF:
             self.console.print(str(estimate), highlight=False, soft_wrap=True)
             self._announced = estimate.total
 

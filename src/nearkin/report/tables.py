@@ -15,7 +15,7 @@ from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.recipe import Recipe
 
 COMPARED = ("R@1", "MAP@R")
-LEGEND = "R@1: how often the nearest image is of the same class; MAP@R: how far all images of a class come first"
+LEGEND = "R@1: how often the nearest image is of the same class; MAP@R: how well all of its class come before others"
 
 
 def score_table(scores: dict[str, Any]) -> Group:
