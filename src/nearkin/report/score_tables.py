@@ -76,7 +76,8 @@ class ScoreTable:
         percent = "Scores in per cent" if any(name not in _PLAIN for name in self.metrics) else "Scores"
         several = any(line.runs > 1 for line in self.ours)
         over = "repeats" if all(line.conditions["protocol"] == "mlrc" for line in self.ours) else "seeds"
-        reading = f"{percent}{f': mean ± sample standard deviation over n {over}' if several else ''}."
+        spread = f": mean ± sample standard deviation over n {over}" if several else f"; one {over[:-1]}, so no spread"
+        reading = f"{percent}{spread}."
         best = any(line.what == "best evaluation" for line in self.ours)
         reading += " The best evaluation was chosen on the test classes themselves, as papers do." if best else ""
         published = any(line.published for line in self.lines)
