@@ -7,7 +7,7 @@ import pytest
 from nearkin import timed_steps
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
-from nearkin.timed_steps import run_seconds
+from nearkin.timed_steps import counted_up, run_seconds
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1, "shorter_side": 16},
@@ -22,23 +22,30 @@ def recipe(photos, *overrides):
 
 
 def test_steps_and_evaluations_are_counted_as_the_recipe_has_them(photos, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(timed_steps, "_timed", lambda state, sampler, steps: sizes.append(sampler.batch_size) or 2.0)
+    monkeypatch.setattr(timed_steps, "_timed", lambda state, images, steps: images / 4)
     monkeypatch.setattr(timed_steps, "_evaluation_seconds", lambda state, part: len(part.rows) if part else 0)
     # Six kinds of eight images: two are tested, four are too few to hold any out; four batches of eight an epoch.
     assert run_seconds(recipe(photos)) == 5 * 4 * 2.0 + 2 * 16
     conventional = recipe(photos, "protocol.name=conventional")
     assert run_seconds(conventional) == 5 * 4 * 2.0 + (1 + 5) * 16 + 16
-    assert run_seconds(recipe(photos, "training.max_steps=3", "training.batch_size=16")) == 3 * 2.0 * 2 + 2 * 16
-    assert set(sizes) == {8}, "two seconds are long enough to be counted up"
+    assert run_seconds(recipe(photos, "training.max_steps=3", "training.batch_size=16")) == 3 * 4.0 + 2 * 16
 
 
-def test_short_steps_are_timed_with_whole_batches(photos, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(timed_steps, "_timed", lambda state, sampler, steps: sizes.append(sampler.batch_size) or 0.1)
-    monkeypatch.setattr(timed_steps, "_evaluation_seconds", lambda state, part: 0.0)
-    assert run_seconds(recipe(photos, "training.batch_size=30")) == pytest.approx(5 * 1 * 0.1)
-    assert sizes == [8, 8, 30]
+def test_a_long_step_is_counted_up_from_fewer_images():
+    asked = []
+
+    def seconds(images):
+        asked.append(images)
+        return 0.5 + images
+
+    assert counted_up(seconds, 6) == 6.5
+    assert asked == [2, 6], "short enough to be timed whole"
+    asked.clear()
+    assert counted_up(seconds, 1000) == pytest.approx(1000.5)
+    assert asked == [2, 8]
+    asked.clear()
+    assert counted_up(lambda images: asked.append(images) or 3.0, 100) == 3.0
+    assert asked == [2, 8, 32, 100], "as long as it takes no longer"
 
 
 @pytest.mark.parametrize("sampler", ["random", "balanced"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +24,8 @@ from nearkin.samplers import BalancedSampler, RandomSampler
 from nearkin.training import HealthCheck, TrainingState, train_step
 
 STEPS = 2
-FEW = 8
+FEW = 2
 """Images to begin with: a batch of a large network on a CPU takes longer than anyone would wait for an estimate."""
-LONG_ENOUGH = 0.5
-"""Seconds after which a time is counted up to all images; a shorter one is mostly that of the calls themselves."""
 _RANKED = 2000
 
 
@@ -78,27 +77,44 @@ def _plainly(recipe: Recipe) -> Recipe:
     return recipe.replace(method=PartSection("plain"), training=training)
 
 
-def _step_seconds(state: TrainingState) -> float:
-    """Batches grow to the recipe's size, or until a step is long enough to be counted up."""
-    whole = _sampler(state, state.recipe.training.batch_size)
-    size = FEW if state.device.type == "cpu" else whole.batch_size
-    _timed(state, _sampler(state, size), 1)  # the first step also makes everything ready
+def counted_up(seconds_of: Callable[[int], float], whole: int, *, begin: int = FEW, patience: float = 2.0) -> float:
+    """Seconds for ``whole`` images from those for fewer, four times as many each time for some seconds.
+
+    Beyond, the time goes on in a straight line through the last two: some of it is the calls' own, whatever the number.
+
+    >>> counted_up(lambda images: 1.0 + images, 4), counted_up(lambda images: 1.0 + images, 1000)
+    (5.0, 1001.0)
+    """
+    before, spent = (0, 0.0), 0.0
     while True:
-        sampler = _sampler(state, min(size, state.recipe.training.batch_size))
-        seconds = _timed(state, sampler, STEPS)
-        if sampler.batch_size >= whole.batch_size or seconds > LONG_ENOUGH:
-            return seconds * whole.batch_size / sampler.batch_size
-        size *= 4
+        images = min(begin, whole)
+        began = time.monotonic()
+        seconds = seconds_of(images)
+        spent += max(seconds, time.monotonic() - began)
+        if images == whole:
+            return seconds
+        # As long as more images take no longer, the time is not theirs, and four times as many will not cost much.
+        if before[0] and spent > patience and seconds > before[1]:
+            return seconds + (whole - images) * (seconds - before[1]) / (images - before[0])
+        before, begin = (images, seconds), 4 * begin
 
 
-def _timed(state: TrainingState, sampler: RandomSampler | BalancedSampler, steps: int) -> float:
-    """Seconds of a step, the loader's work included: the shortest, as other work only makes one longer."""
+def _step_seconds(state: TrainingState) -> float:
+    whole = _sampler(state, state.recipe.training.batch_size).batch_size
+    group = 1 if state.recipe.training.sampler == "random" else state.recipe.training.images_per_class
+    begin = max(FEW, 2 * group) if state.device.type == "cpu" else whole
+    _timed(state, min(begin, whole), 1)  # the first step also makes everything ready
+    return counted_up(lambda images: _timed(state, images, STEPS), whole, begin=begin)
+
+
+def _timed(state: TrainingState, batch_size: int, steps: int) -> float:
+    """Seconds of a step with so many images and the loader's work: of the shortest, as other load only adds to them."""
     health = HealthCheck(state)
     loader = TrainingLoader(
         state.data.images,
         state.labels,
         state.transform,
-        sampler,
+        _sampler(state, batch_size),
         seed=0,
         workers=state.recipe.data.workers,
         pin_memory=state.device.type == "cuda",
@@ -133,18 +149,16 @@ def _evaluation_seconds(state: TrainingState, part: EvaluationSet | None) -> flo
     """Embedding counts up by the image, ranking by the pair of images."""
     if part is None:
         return 0.0
-    count = len(part.rows)
-    ranked = min(count, _RANKED)
+    rows = part.rows
+    ranked = min(len(rows), _RANKED)
     vectors = torch.randn(ranked, state.encoder.dim, device=state.device)
     began = time.monotonic()
     retrieval_scores(vectors, torch.arange(ranked) // 2)
-    ranking = (time.monotonic() - began) * (count / ranked) ** 2
-    size = FEW
-    while True:
-        some = part.rows[:size]
+    ranking = (time.monotonic() - began) * (len(rows) / ranked) ** 2
+
+    def embedding(images: int) -> float:
         began = time.monotonic()
-        state.embed(some).cpu()
-        seconds = time.monotonic() - began
-        if len(some) == count or seconds > LONG_ENOUGH:
-            return ranking + seconds * count / len(some)
-        size *= 4
+        state.embed(rows[:images]).cpu()
+        return time.monotonic() - began
+
+    return ranking + counted_up(embedding, len(rows), patience=1.0)
