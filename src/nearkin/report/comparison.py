@@ -16,6 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from nearkin.report.plots._page import end_at_all
 from nearkin.run_folder import write_atomically
 from nearkin.study import rank_correlation
 
@@ -140,7 +141,8 @@ def draw_comparison(summary: Summary, file: Path) -> Path:
         axis.set_axisbelow(True)
         axis.margins(x=0.08)
         left, right = axis.get_xlim()
-        axis.set_xlim(max(left, 0.0), min(right, 102.0))
+        axis.set_xlim(max(left, 0.0), right)
+        end_at_all(axis, "x")
         axis.tick_params(axis="y", length=0)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)

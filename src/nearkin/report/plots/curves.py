@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from nearkin.errors import NearkinError
 from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._page import Drawing, NotDrawn, Picture, head, run_colour, shared_title
+from nearkin.report.plots._page import Drawing, NotDrawn, Picture, end_at_all, head, run_colour, shared_title
 
 MOST_SCORES = 3
-_TOP = 101.5
-"""Scores end at 100 %, and marks there are to be whole."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +107,7 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
     columns = min(2, panels)
     rows = -(-panels // columns)
     figure = Figure(figsize=(4.0 * columns, 2.6 * rows + 0.9), layout="constrained")
+    figure.set_layout_engine("constrained", w_pad=0.12)
     head(figure, "Loss and scores over the epochs", shared_title(runs))
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     starred = False
@@ -125,7 +124,7 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
         if column == "loss":
             _fit_loss_scale(axis)
         else:
-            axis.set_ylim(max(axis.get_ylim()[0], -5.0), min(axis.get_ylim()[1], _TOP))
+            end_at_all(axis)
     for axis in axes[panels:]:
         axis.set_axis_off()
     by = " or ".join(dict.fromkeys(run.select_by for run in runs))
