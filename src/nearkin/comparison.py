@@ -13,7 +13,7 @@ import yaml
 
 from nearkin.data.benchmarks import benchmarks
 from nearkin.errors import RecipeError
-from nearkin.own_photos import own_photos_recipe
+from nearkin.own_photos import own_photos_name
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.study import Row, chosen_names, planned_runs, was_changed
 from nearkin.suggest import did_you_mean
@@ -51,6 +51,28 @@ class RowDefinition:
     """In the form ``section.key=value``, those of the base row first."""
 
 
+def shared_recipe(
+    data: str | None = None,
+    recipe: str | None = None,
+    rows_from: str | Path | None = None,
+    *,
+    say: Callable[[str], None] = print,
+) -> str:
+    """The name of the recipe that all rows share: as given, or that of the rows asked for, or one that suits the data.
+
+    >>> shared_recipe("cars"), shared_recipe("photos/", rows_from="cub")
+    ('cub/proxy_anchor', 'cub/proxy_anchor')
+    """
+    if recipe is not None:
+        return recipe
+    if rows_from is not None and (meant := recipe_of_rows(named_rows(rows_from))) is not None:
+        return meant
+    data = data or "glyphs"
+    if data not in benchmarks():
+        return own_photos_name(say=say)
+    return "glyphs/demo" if data in _SMALL_IMAGES else "cub/proxy_anchor"
+
+
 def base_recipe(
     data: str | None = None,
     recipe: str | None = None,
@@ -58,7 +80,7 @@ def base_recipe(
     *,
     say: Callable[[str], None] = print,
 ) -> Recipe:
-    """The recipe that all rows share: as named, or one that suits the data; its epoch is chosen on validation classes.
+    """The recipe that all rows share, by :func:`shared_recipe`; its epoch is chosen on validation classes.
 
     >>> base = base_recipe("glyphs", overrides=["training.epochs=3", "objective.alpha=16"])
     >>> base.encoder.backbone, base.training.epochs, base.protocol.name
@@ -68,11 +90,9 @@ def base_recipe(
     shared = [text for text in overrides if not text.startswith(("objective.", "method."))]
     shared = ["protocol.name=validation", *shared]
     data = data or (None if recipe else "glyphs")
-    if recipe is None and data not in benchmarks():
-        return own_photos_recipe(str(data), shared, say=say)
     if data is not None:
         shared = [f"data.source={json.dumps(data)}", *shared]
-    return Recipe.load(recipe or ("glyphs/demo" if data in _SMALL_IMAGES else "cub/proxy_anchor"), shared)
+    return Recipe.load(shared_recipe(data, recipe, say=say), shared)
 
 
 def rows_file(base: Recipe, given: str | Path | None = None) -> Path:
@@ -81,29 +101,41 @@ def rows_file(base: Recipe, given: str | Path | None = None) -> Path:
     >>> rows_file(Recipe.load("glyphs/demo")).name
     'glyphs.rows.yml'
     """
-    shipped = recipes_folder() / "compare"
-    names = {file.name.removesuffix(ENDING): file for file in shipped.glob(f"*{ENDING}")}
     if given is not None:
-        if Path(given).is_file():
-            return Path(given)
-        if str(given) in names:
-            return names[str(given)]
-        raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
+        return named_rows(given)
+    names = _shipped_rows()
     if base.data.source in names:
         return names[base.data.source]
     return names["glyphs" if base.encoder.backbone == "small" else "photos"]
 
 
+def named_rows(given: str | Path) -> Path:
+    """A file with rows, by its path or by the name of one that comes with nearkin.
+
+    >>> named_rows("cub-ccp").name
+    'cub-ccp.rows.yml'
+    """
+    names = _shipped_rows()
+    if Path(given).is_file():
+        return Path(given)
+    if str(given) in names:
+        return names[str(given)]
+    raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
+
+
+def recipe_of_rows(file: str | Path) -> str | None:
+    """The recipe that the rows of a file are meant for, where it names one: a name, or a path beside the file."""
+    meant = _read_rows(Path(file)).get("recipe")
+    if meant is None:
+        return None
+    beside = Path(file).parent / str(meant)
+    return str(beside) if beside.is_file() else str(meant)
+
+
 def read_definitions(file: str | Path) -> list[RowDefinition]:
     """The rows that a file defines."""
     path = Path(file)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{path} is not valid YAML: {error}") from error
-    rows = content.get("rows") if isinstance(content, dict) else None
-    if not isinstance(rows, dict) or not rows:
-        raise RecipeError(f"{path} must hold 'rows:' with a name for each row")
+    rows = _read_rows(path)["rows"]
     found: dict[str, RowDefinition] = {}
     for name, row in rows.items():
         try:
@@ -193,6 +225,25 @@ def default_study_folder(base: Recipe, overrides: Iterable[str] = ()) -> Path:
     for_rows = sorted(text for text in overrides if text.startswith(("objective.", "method.")))
     mark = hashlib.sha256(json.dumps([shared, for_rows], sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs") / f"compare-{Path(base.data.source).stem or 'data'}-{mark}"
+
+
+def _shipped_rows() -> dict[str, Path]:
+    shipped = recipes_folder() / "compare"
+    return {file.name.removesuffix(ENDING): file for file in sorted(shipped.glob(f"*{ENDING}"))}
+
+
+def _read_rows(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict) or not content["rows"]:
+        raise RecipeError(f"{path} must hold 'rows:' with a name for each row")
+    known = {"recipe", "rows"}
+    for key in content:
+        if key not in known:
+            raise RecipeError(f"{path}: unknown key {str(key)!r}: {did_you_mean(str(key), known)}")
+    return content
 
 
 def _definition(name: str, row: Any, before: Mapping[str, RowDefinition]) -> RowDefinition:

@@ -303,7 +303,8 @@ def _chosen(recipe: Recipe, scores: Sequence[Mapping[str, Any]]) -> dict[str, An
 def _budget(recipe: Recipe) -> str:
     training = recipe.training
     limit = "" if training.max_steps is None else f", at most {training.max_steps} steps"
-    return f"{training.epochs} epochs{limit}, batch {training.batch_size}, {training.optimiser}"
+    epochs = "1 epoch" if training.epochs == 1 else f"{training.epochs} epochs"
+    return f"{epochs}{limit}, batch {training.batch_size}, {training.optimiser}"
 
 
 def _check_recipes(runs: Sequence[StudyRun]) -> None:

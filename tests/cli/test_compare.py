@@ -40,12 +40,17 @@ def compare(monkeypatch, capsys, tmp_path, photos):
 def test_every_row_takes_its_first_steps(compare, tmp_path):
     code, out, err = compare("--seeds", 1, "-o", "study")
     assert code == 0, err
+    assert [line.split(":")[0] for line in err.splitlines()[:3]] == [
+        "Plan",
+        "Rows of glyphs.rows.yml on the recipe tiny.yaml",
+        "Time",
+    ]
     assert err.count("48 images of 6 classes") == 1, "said once for all runs"
     assert "epoch " not in err, "quiet otherwise when piped"
     assert out.count("C2-CCP") == 2
     assert "last epoch" in out, "too few classes to hold any out"
-    assert "± –" not in out
-    assert "±–" in out
+    assert "±" not in out
+    assert out.count("One seed, so no spread.") == 1
     table = json.loads((tmp_path / "study" / "comparison.json").read_text())
     assert len(table["rows"]) == 21
     assert all(row["seeds"] == [0] and row["problems"] == [] for row in table["rows"])
@@ -119,3 +124,21 @@ def test_mistakes_get_one_clear_line(compare, tmp_path, arguments, code, said):
     assert got == code, err
     assert said in " ".join(err.split())
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_rows_bring_the_recipe_they_are_meant_for(nearkin, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = nearkin("compare", "--data", photos, "--rows-from", "cub", "--list", "--json", "--rows", "vcpa")
+    assert code == 0, err
+    (row,) = json.loads(out)
+    assert row["recipe"]["encoder"]["backbone"] == "resnet50_v1"
+    assert row["recipe"]["data"]["source"] == str(photos)
+    assert "resnet50_v1" in nearkin("compare", "--rows-from", "cub-ccp", "--list")[1], "with the data of that recipe"
+    (tmp_path / "mine.yaml").write_text(TINY)
+    (tmp_path / "mine.rows.yml").write_text("recipe: mine.yaml\nrows: {a: {objective: {name: proxy_anchor}}}")
+    options = ["--data", photos, "--rows-from", "mine.rows.yml", "--seeds", 1, "-o", "study"]
+    code, _, err = nearkin("compare", *options)
+    assert code == 0, err
+    assert "Rows of mine.rows.yml on the recipe mine.yaml: small, 4 dimensions, 2 epochs" in err
+    other = nearkin("compare", *options[:4], "--recipe", "glyphs/demo", "--list")[1]
+    assert "128 dimensions" in other, "--recipe is stronger"

@@ -31,6 +31,7 @@ def command(nearkin, monkeypatch, tmp_path, photos):
 def test_two_models_side_by_side_and_nothing_the_second_time(command, tmp_path, monkeypatch):
     code, out, err = command("--jobs", 2, "-o", "check")
     assert code == 0, err
+    assert "Plan: 2 folds × 1 repeat = 2 models, 0 of them trained already, into check\nTime: " in err
     assert err.count("48 images of 6 classes") == 1, "said once for all runs"
     assert "epoch " not in err, "quiet otherwise when piped"
     assert "MLRC on own photos: proxy_anchor, classes never seen in training" in out

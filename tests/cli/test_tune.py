@@ -33,6 +33,7 @@ def command(nearkin, monkeypatch, tmp_path, photos):
 def test_a_search_ends_with_a_recipe_and_begins_where_it_was(command, tmp_path, monkeypatch):
     code, out, err = command(*SPACE, "--sampler", "grid", "--trials", 2, "--epochs", 1, "-o", "search")
     assert code == 0, err
+    assert "Plan: 2 trials × 1 seed, 0 of them ended already, into search\nTime: " in err
     assert err.count("48 images of 6 classes") == 1, "said once for all runs"
     assert "epoch " not in err, "quiet otherwise when piped"
     assert "Search on own photos: proxy_anchor" in out

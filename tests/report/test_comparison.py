@@ -87,9 +87,18 @@ def test_a_method_stands_below_its_base(summary):
 def test_cells_are_mean_and_spread_and_one_seed_has_none(summary):
     heading, triplet, c2, *_ = score_lines(summary)
     assert heading == ["", "n", "R@1", "MAP@R", "covering radius", "ms/step"]
-    assert triplet == ["triplet", "1", "60.0 ± –", "30.0 ± –", "0.500 ± –", "12.3 ± –"]
+    assert triplet == ["triplet", "1", "60.0", "30.0", "0.500", "12.3"]
     assert c2 == ["C2", "2", "65.0 ± 1.2", "32.5 ± 1.2", "0.500 ± 0.012", "12.3 ± 1.0"]
     assert last_lines(summary) == [[""]]
+
+
+def test_one_seed_is_said_once_and_nowhere_shown_as_a_missing_spread(summary):
+    alone = [entry("triplet", 0.60, None), entry("C2", 0.65, None)]
+    for text in (shown(alone), comparison_markdown(alone)):
+        assert "±" not in text
+        assert " ".join(text.split()).count("One seed, so no spread.") == 1
+    assert "over n seeds, none with one" in conditions(summary)[1]
+    assert "over n seeds." in conditions(summary[2:4])[1]
 
 
 def test_differences_to_the_base_carry_a_mark(summary):
@@ -118,7 +127,7 @@ def test_the_conventional_protocol_shows_best_beside_last(summary):
         row["last"] = {"R@1": figure(0.55, spread=0.02), "MAP@R": figure(0.2, spread=0.02)}
     heading, first, *_ = last_lines(summary)
     assert heading == ["", "best R@1", "last R@1", "best MAP@R", "last MAP@R"]
-    assert first == ["triplet", "60.0 ± –", "55.0 ± 2.0", "30.0 ± –", "20.0 ± 2.0"]
+    assert first == ["triplet", "60.0", "55.0 ± 2.0", "30.0", "20.0 ± 2.0"]
     assert "Best and last epoch" in shown(summary)
     assert "Best and last epoch" in comparison_markdown(summary)
 
@@ -200,7 +209,7 @@ def chosen(name, *validation, test, score="MAP@R"):
 
 def test_what_chose_the_epoch_is_shown_with_the_epochs():
     rows = [chosen("C2", 0.5, 0.6, test=(0.2, 0.3)), entry("triplet", 0.4, None)]
-    assert chosen_lines(rows) == [["", "validation MAP@R", "epochs"], ["C2", "55.0 ± –", "3, 4.5"]]
+    assert chosen_lines(rows) == [["", "validation MAP@R", "epochs"], ["C2", "55.0", "3, 4.5"]]
     assert "How the epoch was chosen" in comparison_markdown(rows)
     assert "How the epoch was chosen" in shown(rows)
     assert "How the epoch was chosen" not in comparison_markdown(rows[1:])

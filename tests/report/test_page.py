@@ -9,6 +9,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -78,6 +79,7 @@ def test_every_section_that_applies_is_there_and_no_other(whole, four_runs, tmp_
         "neighbours",
         "classes",
         "worst",
+        "pairs",
         "covering",
         "uncertainty",
         "cost",
@@ -208,6 +210,87 @@ def test_the_recipe_and_the_command_are_there_to_copy(whole, four_runs):
     assert f"nearkin train '{four_runs[2]}/recipe.yaml' -o '{four_runs[2]}-again'" in shown
     assert (four_runs[2] / "recipe.yaml").read_text(encoding="utf-8").strip() in shown
     assert json.loads((four_runs[2] / "environment.json").read_text())["hardware"] in shown
+
+
+def test_scores_before_training_stand_beside_those_after(whole, four_runs, tmp_path):
+    text, _, _ = whole
+    runs = [json.loads((path / "scores.json").read_text()) for path in four_runs]
+    before, after = (100 * np.mean([run[which]["R@1"] for run in runs[:2]]) for which in ("untrained", "test"))
+    table = text.partition("Before and after training")[2].partition("</table>")[0]
+    headings = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)
+    assert headings == ["score", "proxy_anchor", "vcpa", "contrastive with ccp"]
+    (line,) = re.findall(r'<th scope="row">R@1</th>(.*?)</tr>', table)
+    assert line.startswith(f"<td class=number>{before:.1f} → {after:.1f}</td>")
+    alone = write_report(four_runs[2:3], tmp_path / "one.html", look=CPU).file.read_text(encoding="utf-8")
+    (line,) = re.findall(r'<th scope="row">MAP@R</th>(.*?)</tr>', alone.partition("Before and after training")[2])
+    before, after = (100 * runs[2][which]["MAP@R"] for which in ("untrained", "test"))
+    change = f"{after - before:+.1f}".replace("-", "−")
+    assert re.findall(r"<td class=number>(.*?)</td>", line) == [f"{before:.1f}", f"{after:.1f}", change]
+
+
+def test_a_run_that_was_not_scored_before_training_has_no_such_table(write_run):
+    run = write_run("old", {"R@1": 0.5})
+    assert "Before and after" not in write_report([run]).file.read_text(encoding="utf-8")
+
+
+def test_every_score_that_is_shown_is_explained(whole):
+    text, _, _ = whole
+    block = text.partition("<summary>What the scores mean</summary>")[2].partition("</details>")[0]
+    explained = ", ".join(re.findall(r"<dt>(.*?)</dt>", block)).split(", ")
+    shown = re.findall(r'<th scope="col" class=number>(.*?)</th>', text.partition("</thead>")[0])
+    assert set(shown) - {"n"} == set(explained)
+    assert "covering radius" in explained
+
+
+def test_the_closest_classes_are_those_of_the_mean_embeddings(whole, four_runs):
+    text, _, _ = whole
+    run = OpenedRun(four_runs[0], CPU)
+    sample = run.training_sample
+    unit = sample.embeddings.double().numpy()
+    means = np.array([unit[sample.labels == label].mean(0) for label in run.training_classes])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    similar = np.triu(means @ means.T, 1) - 2 * np.tri(len(means))
+    first, second = np.unravel_index(similar.argmax(), similar.shape)
+    names = [run.data.table.class_names[run.training_classes[place]] for place in (first, second)]
+    section = text.partition('<section id="pairs">')[2].partition("</section>")[0]
+    assert "by the cosine similarity of their mean embeddings" in section
+    found = re.search(r'<p class="row-name">(.*?): similarity (.*?)</p>', section)
+    assert found[1] == " and ".join(names)
+    assert float(found[2].replace("−", "-")) == pytest.approx(similar.max(), abs=0.006)
+
+
+def test_the_page_names_the_projection_that_was_computed(whole, four_runs, tmp_path, monkeypatch):
+    text, written, _ = whole
+    assert "In a map by t-SNE" in text
+    assert "principal components" not in text
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    written = write_report(four_runs[:1], tmp_path / "page.html", look=CPU)
+    text = written.file.read_text(encoding="utf-8")
+    assert "In a map by t-SNE" not in text
+    assert "A map by principal components shows" in text
+    assert text.count("t-SNE") == 1, "what is missing, at the end"
+    (line,) = written.missing
+    assert "pip install 'nearkin[plot]'" in line
+
+
+def test_one_reason_is_given_once(four_runs, tmp_path):
+    shutil.copytree(four_runs[0], tmp_path / "moved")
+    recipe = tmp_path / "moved" / "recipe.yaml"
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("squares.csv", "gone.csv"), encoding="utf-8")
+    (line,) = write_report([tmp_path / "moved"]).missing
+    assert line.startswith("neighbours, classes and test map of proxy_anchor, training map of proxy_anchor, closest")
+    assert "--data" in line
+
+
+def test_a_page_that_cannot_be_written_is_told_in_a_line(write_run, tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    run = write_run("a", {"R@1": 0.5})
+    monkeypatch.setattr(page, "write_atomically", full)
+    with pytest.raises(DataError, match=r"report\.html cannot be written \(No space left on device\)"):
+        write_report([run])
 
 
 def test_a_page_that_is_full_says_so(four_runs, tmp_path, monkeypatch):

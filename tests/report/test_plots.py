@@ -13,7 +13,8 @@ import torch
 
 from nearkin.errors import MissingExtraError
 from nearkin.recipe import Recipe
-from nearkin.report.neighbours import RIGHT, WRONG, choose_queries
+from nearkin.report import opened_run
+from nearkin.report.neighbours import RIGHT, WRONG, choose_queries, show_image
 from nearkin.report.opened_run import Look, OpenedRun, open_runs
 from nearkin.report.plots import certainty, class_pairs, curves, embedding_map, neighbour_rows, similarity, sub_problems
 from nearkin.report.plots._page import NotDrawn, Picture
@@ -117,6 +118,27 @@ class TestCurves:
     def test_a_run_that_was_not_evaluated_has_no_curves(self, tmp_path):
         assert "no evaluation yet" in reasons(curves.draw([OpenedRun(written(tmp_path / "a"))]))["curves"]
 
+    def test_scores_do_not_go_beyond_all_and_epochs_are_whole(self, tmp_path):
+        opened = OpenedRun(written(tmp_path / "a", [row(0, None, 0.5), row(10, 1.0, 0.5)]))
+        figure = shown(curves.draw([opened]))["curves"].figure
+        figure.draw_without_rendering()
+        recall = next(axis for axis in figure.axes if axis.get_ylabel() == "R@1 (%)")
+        assert recall.get_ylim()[1] < 102
+        low, high = recall.get_xlim()
+        assert [tick for tick in recall.get_xticks() if low <= tick <= high] == [0, 1]
+
+    def test_runs_of_a_study_are_called_by_their_row(self, tmp_path):
+        for name, rate in (("vcpa", 0.1), ("slow", 0.2)):
+            for seed in (0, 1):
+                path = tmp_path / name / f"seed-{seed}"
+                written(path, [row(10, 1.0, 0.5)], learning_rate=rate, seed=seed)
+        paths = [tmp_path / "vcpa" / "seed-0", tmp_path / "slow" / "seed-0", tmp_path / "slow" / "seed-1"]
+        runs = open_runs(paths)
+        assert [run.name for run in runs] == ["vcpa-seed-0", "slow-seed-0", "slow-seed-1"]
+        labels = [group.label for group in curves.seed_groups(runs)]
+        assert labels == ["vcpa (proxy_anchor)", "slow (proxy_anchor), mean ± std of 2 seeds"]
+        assert runs[1].label == "slow (proxy_anchor) (slow-seed-0)"
+
     def test_very_different_losses_get_a_logarithmic_axis(self, tmp_path):
         small = written(tmp_path / "a", [row(10, 0.1, 0.1), row(20, 0.05, 0.2)], learning_rate=0.1)
         large = written(tmp_path / "b", [row(10, 20.0, 0.3), row(20, 10.0, 0.2)])
@@ -175,7 +197,8 @@ class TestMap:
         rng = np.random.default_rng(0)
         flat = rng.normal(size=(20, 2)) @ np.linalg.qr(rng.normal(size=(6, 2)))[0].T + 3.0
         points, how = embedding_map.project(torch.from_numpy(flat), seed=0)
-        assert "scikit-learn" in how
+        assert how == "by principal components", "what was computed, and no more"
+        assert embedding_map.without_tsne() == "sklearn.manifold"
         assert np.allclose(distances(points), distances(flat))
 
     def test_t_sne_keeps_clusters_apart_and_gives_the_same_map_again(self):
@@ -227,6 +250,23 @@ class TestCertainty:
         assert np.ptp(sigma) > 0.5 * sigma.min(), "and the classes differ by more than that"
         assert np.allclose([c.center for c in circles[::3]], found.proxies[:, 0])
 
+    def test_no_title_is_cut_off_where_maps_are_not_by_t_sne(self, glyphs, monkeypatch):
+        def missing(module, extra):
+            raise MissingExtraError(module)
+
+        monkeypatch.setattr(embedding_map, "require", missing)
+        opened = OpenedRun(glyphs, Look(classes=3))
+        for drawing in (certainty.draw_circles([opened]), embedding_map.draw([opened])):
+            for picture in shown(drawing).values():
+                figure = picture.figure
+                figure.draw_without_rendering()
+                assert "by principal components" in figure.get_suptitle().replace("\n", " ")
+                assert "t-SNE" not in figure.get_suptitle()
+                titles = [figure._suptitle, *(axis.title for axis in figure.axes if axis.get_title())]
+                for title in titles:
+                    box = title.get_window_extent()
+                    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, title.get_text()
+
     def test_the_middle_class_has_half_of_its_images_within_two_sigma(self):
         points = np.array([[-2.0, 0], [2, 0], [0, 2], [0, -2], [9, 1], [9, -1], [9, 1], [9, -1]])
         found = SimpleNamespace(classes=np.array([3, 5]), labels=np.repeat([3, 5], 4), points=points)
@@ -258,13 +298,36 @@ class TestPairs:
         closest, farthest = class_pairs.extreme_pairs(torch.eye(2), 3)
         assert closest == farthest == [(0, 1, 0.0)]
 
-    def test_without_proxies_the_mean_embeddings_are_compared(self, glyphs):
+    def test_the_mean_embeddings_are_compared_also_where_there_are_proxies(self, glyphs):
         opened = OpenedRun(glyphs)
-        opened.__dict__["proxies"] = None
+        assert opened.proxies is not None
         classes, vectors, what = class_pairs.class_vectors(opened)
         sample = opened.training_sample
         assert what == "mean embeddings"
-        assert torch.allclose(vectors[2], sample.embeddings[torch.from_numpy(sample.labels == classes[2])].mean(0))
+        own = sample.embeddings[torch.from_numpy(sample.labels == classes[2])].numpy()
+        own = own / np.linalg.norm(own, axis=1, keepdims=True)
+        assert np.allclose(vectors[2], own.mean(0), atol=1e-6)
+        assert "of their mean embeddings" in shown(class_pairs.draw([opened]))["pairs"].figure.get_suptitle()
+
+    def test_proxies_are_compared_when_asked_for(self, glyphs):
+        opened = OpenedRun(glyphs, Look(classes_by="proxies"))
+        classes, vectors, what = class_pairs.class_vectors(opened)
+        assert what == "proxies"
+        assert classes.tolist() == opened.training_classes.tolist()
+        assert torch.equal(vectors, opened.proxies.vectors[:, 0])
+        assert "of their proxies" in shown(class_pairs.draw([opened]))["pairs"].figure.get_suptitle()
+        opened.__dict__["proxies"] = None
+        assert "vcpa has no proxies" in reasons(class_pairs.draw([opened]))["pairs"]
+
+    def test_of_many_images_every_class_has_some(self, glyphs, monkeypatch):
+        monkeypatch.setattr(opened_run, "IMAGE_LIMIT", 16)
+        opened = OpenedRun(glyphs)
+        embedded = []
+        genuine = opened.embed
+        opened.embed = lambda rows: embedded.extend(rows.tolist()) or genuine(rows)
+        classes, *_ = class_pairs.class_vectors(opened)
+        assert classes.tolist() == opened.training_classes.tolist()
+        assert len(embedded) == 14, "two of each of seven classes"
 
 
 class TestSimilarity:
@@ -314,6 +377,20 @@ class TestNeighbours:
         drawing = list(neighbour_rows.draw(open_runs([glyphs, tmp_path / "other"])))
         assert "its test classes are not those of vcpa" in reasons(drawing)["neighbours"]
         assert "neighbours" in shown(drawing)
+
+
+def test_high_and_wide_images_have_frames_of_one_size():
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4, 2))
+    boxes = []
+    for axis, shape in zip(figure.subplots(1, 2), ((40, 10, 3), (10, 40, 3)), strict=True):
+        show_image(axis, np.zeros(shape, np.uint8), RIGHT)
+        figure.draw_without_rendering()
+        boxes.append(axis.get_window_extent())
+    assert boxes[0].width == pytest.approx(boxes[0].height)
+    assert boxes[1].width == pytest.approx(boxes[0].width)
+    assert boxes[1].y0 == pytest.approx(boxes[0].y0)
 
 
 def distances(points):

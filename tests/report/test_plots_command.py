@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -119,9 +120,45 @@ def test_a_run_whose_data_is_gone_still_has_its_curves(nearkin, copied):
     code, out, err = nearkin("plot", copied / "ccp")
     assert code == 0, err
     assert {line.rsplit("/")[-1] for line in out.splitlines()} == {"curves.png", "covering.png", "problems.png"}
-    assert "not drawn: map-train:" in err
-    assert "moved" in err
+    (line,) = [line for line in err.splitlines() if "map-train" in line]
+    assert line.startswith("not drawn: map-train, map-test, ")
+    assert "/moved'" in line
+    assert "--data" in line
+    assert "curves, covering radius and sub-problems" in line, "what can still be drawn"
     assert "Traceback" not in err
+
+
+def test_images_that_have_moved_are_found_where_they_are_said_to_be(nearkin, made, copied):
+    recipe = copied / "ccp" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("/data\n", "/moved\n"))
+    code, out, err = nearkin("plot", copied / "ccp", "--only", "pairs", "--data", made / "data")
+    assert (code, err) == (0, "")
+    assert out.split() == [str(copied / "ccp" / "plots" / "pairs.png")]
+
+
+def test_pictures_of_a_study_carry_the_names_of_their_rows(nearkin, copied):
+    for name in ("vcpa", "ccp"):
+        (copied / "study" / f"row_{name}").mkdir(parents=True)
+        shutil.move(copied / name, copied / "study" / f"row_{name}" / "seed-0")
+    runs = [copied / "study" / f"row_{name}" / "seed-0" for name in ("vcpa", "ccp")]
+    code, out, err = nearkin("plot", *runs, "-o", copied / "both", "--only", "pairs", "--format", "svg")
+    assert code == 0, err
+    names = ["pairs-row_vcpa-seed-0.svg", "pairs-row_ccp-seed-0.svg"]
+    assert [line.rsplit("/")[-1] for line in out.splitlines()] == names
+    code, _, err = nearkin("plot", copied / "study")
+    assert code == 3
+    assert "holds 2 runs and is none itself" in err
+    assert str(runs[1]) in err
+
+
+def test_without_scikit_learn_the_command_says_what_the_maps_are(nearkin, copied, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    code, _, err = nearkin("plot", copied / "vcpa", "--only", "map,uncertainty")
+    assert code == 0
+    (line,) = err.splitlines()
+    assert line.startswith("not drawn: maps by t-SNE, which are by principal components instead: ")
+    assert "pip install 'nearkin[plot]'" in line
 
 
 def test_nothing_drawn_is_a_failure_with_its_reason(nearkin, copied):
@@ -142,6 +179,8 @@ def test_nothing_drawn_is_a_failure_with_its_reason(nearkin, copied):
         (["vcpa", "--checkpoint", "first"], 2, "'best' or 'last'"),
         (["none"], 3, "no run at"),
         (["vcpa", "-o", "vcpa/recipe.yaml"], 2, "is a file"),
+        (["vcpa", "-o", "vcpa/recipe.yaml/plots"], 3, "cannot be made"),
+        (["vcpa", "--by", "proxie"], 2, "did you mean 'proxies'"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_drawn(nearkin, copied, monkeypatch, arguments, code, said):

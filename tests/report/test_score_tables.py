@@ -50,6 +50,7 @@ def test_a_single_seed_has_no_spread_and_validation_has_no_last_epoch(write_run)
     (line,) = table.lines
     assert table.cells(line) == ["proxy_anchor", "1", "50.0"]
     assert "validation protocol; best MAP@R on the validation classes; seed 0; one abacus" in table.caption
+    assert table.caption.count("one seed, so no spread") == 1
     assert "±" not in table.caption
 
 

@@ -64,7 +64,7 @@ def test_table_and_markdown_show_the_best_first_with_their_conditions(some, caps
     said = " ".join(" ".join(lines).split())
     for text in (
         "5 trials: 3 finished, 1 pruned, 1 diverged; tpe sampler, seed 0, median pruner; validation protocol, best "
-        "MAP@R on the validation classes; seed 0; 10 epochs; CPU.",
+        "MAP@R on the validation classes; seed 0 alone, so no spread; 10 epochs; CPU.",
         "The test classes have not been looked at.",
         "The best method.proxies_per_class lies at an end of its range method.proxies_per_class=1..7",
         "Trial 3 diverged: it diverged",

@@ -14,7 +14,7 @@ import nearkin
 if TYPE_CHECKING:
     from nearkin.data_report import Announce, DataReport
 
-__all__ = ["DataRoot", "Device", "Json", "Kinds", "Verbose", "announcer", "app", "escape", "progress_console"]
+__all__ = ["Data", "DataRoot", "Device", "Json", "Kinds", "Verbose", "announcer", "app", "escape", "progress_console"]
 
 app = typer.Typer(
     name="nearkin",
@@ -34,6 +34,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show progress also when the output is piped.")]
 DataRoot = Annotated[
     Path | None, typer.Option("--data-root", help="Folder that holds the benchmarks. Default: $NEARKIN_DATA.")
+]
+Data = Annotated[
+    str | None, typer.Option("--data", help="Where the runs' images are now, if they have moved since training.")
 ]
 Kinds = Annotated[
     Literal["deepest", "top"] | None,

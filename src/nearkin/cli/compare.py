@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, escape, progress_console
+from nearkin.cli._plan import Yes, agree, counted
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -35,14 +36,17 @@ def compare(
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="The recipe that all rows share. Default: one that suits the data."),
+        typer.Option(
+            "--recipe", help="The recipe that all rows share. Default: that of --rows-from, or one that suits the data."
+        ),
     ] = None,
     rows: Annotated[str | None, typer.Option("--rows", help="Rows to run, such as proxy_anchor,vcpa.")] = None,
     rows_from: Annotated[
         str | None,
         typer.Option(
             "--rows-from",
-            help="File that defines the rows, or one that comes with nearkin, such as glyphs-ccp.",
+            help="File that defines the rows, or one that comes with nearkin, such as glyphs-ccp or cub; the recipe "
+            "that it names goes with it.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row.")] = 3,
@@ -55,6 +59,7 @@ def compare(
         bool, typer.Option("--overwrite", help="Run anew what the folder holds with another recipe.")
     ] = False,
     kinds: Kinds = None,
+    yes: Yes = False,
     listing: Annotated[bool, typer.Option("--list", help="Show the rows and their options, and run nothing.")] = False,
     format_: Annotated[
         Literal["table", "md", "csv"], typer.Option("--format", help="How to print the result.")
@@ -72,6 +77,8 @@ def compare(
 
     [bold]nearkin compare --data PHOTOS --rows proxy_anchor,vcpa --seeds 1[/bold]  two rows on own photos
 
+    What will be run and how long that takes is said first; beyond a quarter of an hour you are asked.
+
     The epoch is chosen on validation classes, and the test classes are scored once. Stopped at any time, the same
     command goes on; finished runs are kept. The folder gets the table as Markdown, CSV and JSON, and a picture.
     """
@@ -82,6 +89,7 @@ def compare(
         read_definitions,
         rows_file,
         rows_to_show,
+        shared_recipe,
     )
     from nearkin.data.source import is_benchmark
     from nearkin.progress import ConsoleObserver
@@ -93,24 +101,36 @@ def compare(
         write_comparison,
     )
     from nearkin.run import open_data, report_on
-    from nearkin.study import planned_runs, run_study, summarise
+    from nearkin.study import planned_runs, run_study, summarise, was_changed
+    from nearkin.time_plan import plan_time
 
     progress = progress_console(verbose)
     overrides = _overrides(changes or [], epochs, data_root, device, kinds)
-    base = base_recipe(data, recipe, overrides, say=progress.print)
-    definitions = read_definitions(rows_file(base, rows_from))
+    remarks: list[str] = []
+    recipe = shared_recipe(data, recipe, rows_from, say=remarks.append)
+    base = base_recipe(data, recipe, overrides)
+    file = rows_file(base, rows_from)
+    definitions = read_definitions(file)
     names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
     chosen = comparison_rows(base, definitions=definitions, only=names, overrides=overrides)
     if listing:
         _print_rows(chosen, base, as_json)
         return
     if base.encoder.backbone.startswith("resnet50") and base.encoder.weights is None:
-        progress.print("The ResNet-50 starts from scratch: give it weights with encoder.weights=FILE")
+        remarks.append("The ResNet-50 starts from scratch: give it weights with encoder.weights=FILE")
     folder = output or default_study_folder(base, overrides)
     each = list(range(base.training.seed, base.training.seed + seeds))
-    if not is_benchmark(base.data.source) and any(
-        not run.folder.is_finished for run in planned_runs(chosen, folder, each)
-    ):
+    runs = planned_runs(chosen, folder, each)
+    anew = [run.folder.path for run in runs if was_changed(run, forgive=overwrite)]
+    done = sum(run.folder.is_finished and run.folder.path not in anew for run in runs)
+    lines = [
+        f"Plan: {counted(len(chosen), 'row')} × {counted(seeds, 'seed')} = {counted(len(runs), 'run')}, {done} of them "
+        f"finished already, into {folder}",
+        f"Rows of {file.name} on the recipe {recipe}: {_budget(base)}",
+        *remarks,
+    ]
+    agree(lines, lambda: plan_time(runs, jobs=jobs, anew=anew), yes=yes)
+    if done < len(runs) and not is_benchmark(base.data.source):
         with ConsoleObserver(progress) as observer:
             opened = open_data(base.data, progress=observer.decoding)
         announcer(progress, as_json=as_json)(report_on(base, opened))
@@ -194,12 +214,14 @@ def _print_rows(rows: Sequence[Row], base: Recipe, as_json: bool) -> None:
         table.add_row(row.name, row.base or "–", escape(f"{row.title}: {', '.join(what_differs(row.recipe, base))}"))
     console = Console()
     console.print(table)
+    console.print(f"The same for all: {_budget(base)}", highlight=False, soft_wrap=True)
+
+
+def _budget(base: Recipe) -> str:
     training = base.training
-    console.print(
-        f"The same for all: {base.encoder.backbone}, {base.encoder.dim} dimensions, {training.epochs} epochs, batch "
-        f"{training.batch_size}, {training.optimiser}, {training.schedule} schedule, {base.protocol.name} protocol",
-        highlight=False,
-        soft_wrap=True,
+    return (
+        f"{base.encoder.backbone}, {base.encoder.dim} dimensions, {counted(training.epochs, 'epoch')}, batch "
+        f"{training.batch_size}, {training.optimiser}, {training.schedule} schedule, {base.protocol.name} protocol"
     )
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, progress_console
+from nearkin.cli._plan import Yes, agree, counted
 from nearkin.cli.training import recipe_from
 
 __all__ = ["mlrc"]
@@ -37,6 +38,7 @@ def mlrc(
         typer.Option("--output", "-o", help="Folder for all models. Default: runs/mlrc-<data>-<objective>-<hash>."),
     ] = None,
     kinds: Kinds = None,
+    yes: Yes = False,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -48,16 +50,26 @@ def mlrc(
 
     [bold]nearkin mlrc cub/proxy_anchor --repeats 10 --jobs 4 encoder.dim=128[/bold]  with confidence intervals
 
+    How long it will take is said first; beyond a quarter of an hour you are asked.
+
     Each model holds out one of four folds of the training classes to choose its epoch; the test classes are scored
     once. Stopped at any time, the same command goes on, and more repeats keep the models that are there. The folder
     gets every model, mlrc.json and mlrc.md.
     """
-    from nearkin.mlrc import default_mlrc_folder, run_mlrc
+    from nearkin.mlrc import default_mlrc_folder, mlrc_models, run_mlrc
     from nearkin.report.mlrc import mlrc_table, write_mlrc
+    from nearkin.time_plan import plan_time
 
     progress = progress_console(verbose)
     recipe = recipe_from(arguments or [], data, data_root, device, progress, kinds=kinds)
     folder = output or default_mlrc_folder(recipe)
+    models = mlrc_models(recipe, folder, repeats)
+    done = sum(model.folder.is_finished for model in models)
+    plan = (
+        f"Plan: {counted(recipe.protocol.folds, 'fold')} × {counted(repeats, 'repeat')} = "
+        f"{counted(len(models), 'model')}, {done} of them trained already, into {folder}"
+    )
+    agree([plan], lambda: plan_time(models, jobs=jobs), yes=yes)
     announce = announcer(progress, as_json=as_json)
     result = run_mlrc(recipe, folder, repeats=repeats, jobs=jobs, console=progress, announce=announce)
     written = write_mlrc(result, folder)

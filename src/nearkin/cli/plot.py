@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import Data, DataRoot, Device, Json, Verbose, app, escape, progress_console
 from nearkin.errors import DataError
 
 __all__ = ["plot"]
@@ -32,7 +32,11 @@ def plot(
     file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
     classes: Annotated[int, typer.Option("--classes", help="Classes in a map of embeddings.")] = 12,
     seed: Annotated[int, typer.Option("--seed", help="Decides which classes and images are shown.")] = 0,
+    by: Annotated[
+        str, typer.Option("--by", help="Compare classes (pairs) by their mean embeddings (means) or proxies (proxies).")
+    ] = "means",
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    data: Data = None,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -44,17 +48,28 @@ def plot(
 
     [bold]nearkin plot runs/a runs/b runs/c -o compared --only curves,neighbours[/bold]  three runs against each other
 
+    [bold]nearkin plot runs/a --only pairs --by proxies[/bold]  closest and farthest classes by their proxies
+
     Curves of loss and scores (seeds of one recipe as a band), maps of the embeddings with the proxies, VCPA's
     uncertainty, closest and farthest classes, CCP's covering radius and sub-problems, similarities to the proxies, and
     nearest neighbours. What a run has nothing to show in is named with the reason.
     """
     from nearkin.progress import ConsoleObserver
-    from nearkin.report.plots import Look, Written, draw_plots
+    from nearkin.report.plots import WITH_MAPS, Look, Written, draw_plots, without_tsne
 
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
-    look = Look(checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root)
+    look = Look(
+        checkpoint=checkpoint,
+        classes=classes,
+        seed=seed,
+        device=device,
+        data_root=data_root,
+        data=data,
+        classes_by=by,
+    )
     console, errors = Console(), Console(stderr=True)
-    written, missing = [], []
+    written: list[str] = []
+    missing: dict[tuple[str | None, str], list[str]] = {}
     with ConsoleObserver(progress_console(verbose)) as observer:
         for drawn in draw_plots(
             runs,
@@ -66,15 +81,23 @@ def plot(
         ):
             if isinstance(drawn, Written):
                 written.append(str(drawn.file))
+                if drawn.name in WITH_MAPS and (reason := without_tsne()) is not None:
+                    missing[None, reason] = ["maps by t-SNE, which are by principal components instead"]
                 if not as_json:
                     console.print(escape(str(drawn.file)), highlight=False, soft_wrap=True)
                 continue
             of_run = str(drawn.run.folder.path) if drawn.run is not None and len(runs) > 1 else None
-            missing.append({"picture": drawn.name, "run": of_run, "reason": drawn.reason})
-            if not as_json:
-                place = f" of {of_run}" if of_run else ""
-                errors.print(escape(f"not drawn: {drawn.name}{place}: {drawn.reason}"), highlight=False, soft_wrap=True)
+            missing.setdefault((of_run, drawn.reason), []).append(drawn.name)
     if as_json:
-        print(json.dumps({"written": written, "not_drawn": missing}))
+        listed = [
+            {"picture": name, "run": of_run, "reason": reason}
+            for (of_run, reason), names in missing.items()
+            for name in names
+        ]
+        print(json.dumps({"written": written, "not_drawn": listed}))
+    else:
+        for (of_run, reason), names in missing.items():
+            place = f" of {of_run}" if of_run else ""
+            errors.print(escape(f"not drawn: {', '.join(names)}{place}: {reason}"), highlight=False, soft_wrap=True)
     if not written:
         raise DataError("nothing was drawn: each picture's reason is above")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import Data, DataRoot, Device, Json, Verbose, app, escape, progress_console
 
 __all__ = ["report", "table"]
 
@@ -31,6 +31,7 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     classes: Annotated[int, typer.Option("--classes", min=2, help="Classes in a map of embeddings.")] = 12,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Decides which classes and images are shown.")] = 0,
+    data: Data = None,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -52,7 +53,7 @@ def report(
     from nearkin.report.opened_run import Look
     from nearkin.report.page import write_report
 
-    look = Look(classes=classes, seed=seed, device=device, data_root=data_root)
+    look = Look(classes=classes, seed=seed, device=device, data_root=data_root, data=data)
     with ConsoleObserver(progress_console(verbose)) as observer:
         written = write_report(runs, output, title=title, look=look, progress=observer.decoding)
     if as_json:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._plan import Yes, agree, counted
 from nearkin.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from nearkin.reproduction import PlannedRow, Settings
     from nearkin.reproduction.papers import TableDefinition
-    from nearkin.study import Outcome
+    from nearkin.study import Outcome, StudyRun
 
 __all__ = ["reproduce"]
 
@@ -69,6 +70,7 @@ def reproduce(
         Path | None,
         typer.Option("--output", "-o", help="Folder for tables and runs. Default: runs/reproduce/<paper>."),
     ] = None,
+    yes: Yes = False,
     listing: Annotated[
         bool, typer.Option("--list", help="Show the rows, each with the command that trains it, and run nothing.")
     ] = False,
@@ -95,11 +97,15 @@ def reproduce(
 
     [bold]nearkin reproduce mpa/table-7 --data glyphs[/bold]  the same methods on the embedded benchmark
 
+    How long it will take is said first; beyond a quarter of an hour you are asked.
+
     A row is a recipe in recipes/<paper>/ with the paper's hyper-parameters. What is finished is kept, what was
     interrupted goes on with the same command, and a row whose data or weights are not here is skipped and says so.
     The folder gets the table as Markdown, CSV and JSON, and a picture; tables of one paper share their runs.
     """
-    from nearkin.reproduction import Settings, find_item, papers, tables_of
+    from nearkin.reproduction import Settings, find_item, papers, runs_of, tables_of
+    from nearkin.reproduction.digits import with_digits
+    from nearkin.time_plan import plan_time
 
     names = [text for text in arguments or [] if "=" not in text]
     changes = [text for text in arguments or [] if "=" in text]
@@ -124,20 +130,30 @@ def reproduce(
         tables = [table for table in tables if set(sources) & set(table.data)] or tables[:1]
     seed = next((int(text.partition("=")[2]) for text in changes if text.startswith("training.seed=")), 0)
     folder = output or Path("runs") / "reproduce" / item.paper
-    problems: list[Outcome] = []
-    ran = 0
+    progress, each = progress_console(verbose), list(range(seed, seed + seeds))
+    runs: dict[Path, StudyRun] = {}
+    prepared = []
     for table in tables:
         chosen = [name for name in sources if name in table.data or len(tables) == 1] if sources else list(table.data)
         if listing:
             _print_rows(table, _planned(table, asked, chosen, settings), as_json)
             continue
-        outcomes = _run(
-            table, asked, chosen, settings, folder, list(range(seed, seed + seeds)), jobs, format_, as_json, verbose
-        )
-        ran += len(outcomes)
-        problems += [outcome for outcome in outcomes if outcome.status != "finished"]
+        own = with_digits(table, settings, folder, say=progress.print)
+        planned = _planned(table, asked, chosen, own, say=progress.print)
+        prepared.append((table, chosen, own, planned))
+        runs |= {run.folder.path: run for run in runs_of(table, planned, folder, each)}
     if listing:
         return
+    if runs:
+        done = sum(run.folder.is_finished for run in runs.values())
+        said = f"Plan: {counted(len(runs), 'run')} for {item.id}, {done} of them finished already, into {folder}"
+        agree([said], lambda: plan_time(list(runs.values()), jobs=jobs), yes=yes)
+    problems: list[Outcome] = []
+    ran = 0
+    for table, chosen, own, planned in prepared:
+        outcomes = _run(table, planned, chosen, own, folder, each, jobs, format_, as_json, progress)
+        ran += len(outcomes)
+        problems += [outcome for outcome in outcomes if outcome.status != "finished"]
     if problems:
         worst = next((outcome for outcome in problems if outcome.status == "failed"), problems[0])
         _say_error(f"{len(problems)} of {ran} runs did not finish: {worst.reason}")
@@ -149,7 +165,7 @@ def reproduce(
 
 def _run(
     table: TableDefinition,
-    asked: Sequence[str] | None,
+    planned: Sequence[PlannedRow],
     data: Sequence[str],
     settings: Settings,
     folder: Path,
@@ -157,11 +173,10 @@ def _run(
     jobs: int,
     format_: str,
     as_json: bool,
-    verbose: bool,
+    progress: Console,
 ) -> list[Outcome]:
     """Run what can be run of a table, write it and print it."""
     from nearkin.reproduction import carry_out, lines_of
-    from nearkin.reproduction.digits import with_digits
     from nearkin.reproduction.figures import draw_table
     from nearkin.reproduction.tables import (
         reproduction_csv,
@@ -171,9 +186,6 @@ def _run(
         write_tables,
     )
 
-    progress = progress_console(verbose)
-    settings = with_digits(table, settings, folder, say=progress.print)
-    planned = _planned(table, asked, data, settings, say=progress.print)
     for reason in dict.fromkeys(row.problem for row in planned if row.problem and row.recipe is not None):
         progress.print(f"[yellow]skipped:[/yellow] {escape(reason)}", highlight=False, soft_wrap=True)
     outcomes = carry_out(table, planned, folder, seeds, jobs=jobs, console=progress)

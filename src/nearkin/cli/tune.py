@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, progress_console
+from nearkin.cli._plan import Yes, agree, counted
 from nearkin.cli.training import recipe_from
 from nearkin.errors import RecipeError, TrainingError
 
@@ -61,6 +62,7 @@ def tune(
         typer.Option("--output", "-o", help="Folder for the search. Default: runs/tune-<data>-<objective>-<hash>."),
     ] = None,
     kinds: Kinds = None,
+    yes: Yes = False,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -75,11 +77,14 @@ def tune(
     [bold]nearkin tune glyphs/ccp --space method.pull=0,1e-4,1e-2 --space method.proxies_per_class=1,2,4 --sampler
     grid[/bold]  every pair of values
 
+    How long it will take is said first; beyond a quarter of an hour you are asked.
+
     The test classes are not looked at. Stopped at any time, the same command goes on, also with more --trials. The
     folder gets every trial as a run, trials.csv, pictures and the best as best.yaml, ready to be trained.
     """
     from nearkin.report.tuning import three_seeds, tuning_table, write_tuning
-    from nearkin.tuning import Plan, default_tuning_folder, read_space
+    from nearkin.time_plan import plan_time
+    from nearkin.tuning import Plan, default_tuning_folder, planned_trials, read_space
     from nearkin.tuning import tune as search
 
     for text in arguments or []:
@@ -91,6 +96,12 @@ def tune(
     pruner = pruner or ("none" if sampler == "grid" else "median")
     plan = Plan(recipe, read_space(space, recipe), sampler, pruner, seed, seeds)
     folder = output or default_tuning_folder(plan)
+    runs, ended = planned_trials(plan, folder, trials)
+    said = (
+        f"Plan: {counted(plan.trials(trials), 'trial')} × {counted(seeds, 'seed')}, {ended} of them ended already, "
+        f"into {folder}" + ("" if pruner == "none" else "; those that do badly are given up before their end")
+    )
+    agree([said], lambda: plan_time(runs, jobs=jobs), yes=yes)
     announce = announcer(progress, as_json=as_json)
     tuning = search(plan, folder, trials=trials, jobs=jobs, console=progress, announce=announce)
     files = write_tuning(tuning)

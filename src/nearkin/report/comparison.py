@@ -16,6 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from nearkin.report.plots._page import end_at_all
 from nearkin.run_folder import write_atomically
 from nearkin.study import rank_correlation
 
@@ -140,7 +141,8 @@ def draw_comparison(summary: Summary, file: Path) -> Path:
         axis.set_axisbelow(True)
         axis.margins(x=0.08)
         left, right = axis.get_xlim()
-        axis.set_xlim(max(left, 0.0), min(right, 102.0))
+        axis.set_xlim(max(left, 0.0), right)
+        end_at_all(axis, "x")
         axis.tick_params(axis="y", length=0)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
@@ -225,10 +227,10 @@ def base_lines(summary: Summary) -> list[list[str]]:
 
 
 def figure_text(value: Mapping[str, Any] | None, name: str) -> str:
-    """``mean ± spread`` with the digits that suit the figure; a spread that one seed cannot have is a dash.
+    """``mean ± spread`` with the digits that suit the figure; one seed has no spread.
 
     >>> figure_text({"mean": 0.6571, "spread": 0.0042}, "R@1"), figure_text({"mean": 0.5, "spread": None}, "R@1")
-    ('65.7 ± 0.4', '50.0 ± –')
+    ('65.7 ± 0.4', '50.0')
     >>> figure_text({"mean": 41.37, "spread": 0.52}, "step_ms"), figure_text({"mean": 284.2, "spread": 11.6}, "step_ms")
     ('41.4 ± 0.5', '284 ± 12')
     """
@@ -236,8 +238,8 @@ def figure_text(value: Mapping[str, Any] | None, name: str) -> str:
         return "–"
     # Of a long step the tenth of a millisecond says nothing and takes room.
     scale, digits = {"covering_radius": (1, 3), "step_ms": (1, int(value["mean"] < 100))}.get(name, (100, 1))
-    spread = "–" if value["spread"] is None else f"{scale * value['spread']:.{digits}f}"
-    return f"{scale * value['mean']:.{digits}f} ± {spread}"
+    spread = "" if value["spread"] is None else f" ± {scale * value['spread']:.{digits}f}"
+    return f"{scale * value['mean']:.{digits}f}{spread}"
 
 
 def title_of(summary: Summary) -> str:
@@ -261,7 +263,10 @@ def conditions(summary: Summary) -> list[str]:
     ]
     if not rows:
         return ["No run has finished."]
-    reading = "Mean ± sample standard deviation over n seeds (– with one)."
+    numbers = {len(row["seeds"]) for row in rows}
+    reading = "One seed, so no spread."
+    if numbers != {1}:
+        reading = f"Mean ± sample standard deviation over n seeds{', none with one' if 1 in numbers else ''}."
     if any(compared["verdict"] for row in rows for compared in row.get("against", {}).values()):
         reading += " ▲ above the base, ▼ below, ≈ within the spread: the root of the sum of both variances."
     return ["; ".join(parts) + ".", reading]

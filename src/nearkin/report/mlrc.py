@@ -50,7 +50,7 @@ def mlrc_title(result: Result) -> str:
 
 
 def score_lines(result: Result) -> list[list[str]]:
-    """Headings and cells of the scores, in per cent: mean ± half of the interval, a dash where there is none."""
+    """Headings and cells of the scores, in per cent: mean ± half of the interval, where there is one."""
     lines = [["score (%)", "dimensions", *METRICS]]
     for kind, dim in (("separate", "dim"), ("concatenated", "concatenated_dim")):
         lines.append([kind, str(result[dim]), *(interval_text(result[kind][name]) for name in METRICS)])
@@ -69,14 +69,14 @@ def model_lines(result: Result) -> list[list[str]]:
 
 
 def interval_text(value: Mapping[str, Any]) -> str:
-    """``mean ± half of the interval`` in per cent.
+    """``mean ± half of the interval`` in per cent; one repeat has no interval.
 
     >>> interval_text({"mean": 0.612, "interval": [0.6, 0.624]}), interval_text({"mean": 0.612, "interval": None})
-    ('61.20 ± 1.20', '61.20 ± –')
+    ('61.20 ± 1.20', '61.20')
     """
     interval = value["interval"]
-    half = "–" if interval is None else f"{50 * (interval[1] - interval[0]):.2f}"
-    return f"{100 * value['mean']:.2f} ± {half}"
+    half = "" if interval is None else f" ± {50 * (interval[1] - interval[0]):.2f}"
+    return f"{100 * value['mean']:.2f}{half}"
 
 
 def mlrc_conditions(result: Result) -> list[str]:

@@ -20,7 +20,7 @@ from nearkin.report.opened_run import whole_classes
 from nearkin.run import encoder_from, load_run, open_data
 from nearkin.run_folder import RunFolder, write_atomically
 
-RIGHT, WRONG, PLAIN = "#1a9850", "#d73027", "#444444"
+RIGHT, WRONG, PLAIN, MARGIN = "#1a9850", "#d73027", "#444444", "#f2f2f2"
 GALLERY_LIMIT = 3000
 """A picture need not rank a whole large gallery; beyond this many images some whole classes stand for it."""
 
@@ -123,8 +123,13 @@ def _figure(
 
 
 def show_image(axis: Any, image: NDArray[np.uint8], colour: str) -> None:
-    """An image in a frame."""
+    """An image in a square frame, so that high and wide ones take the same room."""
+    height, width = image.shape[:2]
+    half = max(height, width) / 2
     axis.imshow(image, interpolation="antialiased")
+    axis.set_facecolor(MARGIN)
+    axis.set_xlim(width / 2 - half - 0.5, width / 2 + half - 0.5)
+    axis.set_ylim(height / 2 + half - 0.5, height / 2 - half - 0.5)
     axis.set_xticks([])
     axis.set_yticks([])
     for side in axis.spines.values():

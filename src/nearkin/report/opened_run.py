@@ -21,15 +21,19 @@ from nearkin.data.cache import OpenedImages
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.losses._variational import VariationalBank
-from nearkin.numerics import normalise
+from nearkin.numerics import l2_normalise, normalise
 from nearkin.objective import build_objective
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe
+from nearkin.report.run_names import row_title, run_name, told_apart
 from nearkin.run import Progress, TrainedRun, load_run, open_data
 from nearkin.run_folder import INDIFFERENT, RunFolder
 
 IMAGE_LIMIT = 3000
 """A picture need not show a whole large data set; beyond this many images some whole classes stand for it."""
+
+
+CLASSES_BY = ("means", "proxies")
 
 
 class CannotDrawError(DataError):
@@ -47,6 +51,11 @@ class Look:
     """Decides which classes and images are shown, and how a map is begun."""
     device: str | None = None
     data_root: Path | None = None
+    data: str | None = None
+    """Where the runs' images are now, if no longer where their recipes say."""
+    classes_by: str = "means"
+    """What stands for a class where classes are compared, one of ``CLASSES_BY``; learned proxies lie nearly all equally
+    far apart."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +100,10 @@ class OpenedRun:
         self.look = look or Look()
         self.folder = RunFolder.existing(path)
         self.recipe: Recipe = self.folder.recipe()
-        self.name = self.folder.path.resolve().name
-        self.label = part_names(self.recipe)
+        self.name = run_name(self.folder.path)
+        self.title = row_title(self.recipe, self.folder.path)
+        """Loss and method, and the row of a study."""
+        self.label = self.title
         """What the run is called in a picture with others."""
         self.family = 0
         """The same number for runs opened together whose recipes differ only in the seed."""
@@ -131,8 +142,17 @@ class OpenedRun:
         section = self.recipe.data
         if self.look.data_root is not None:
             section = replace(section, root=str(self.look.data_root))
+        if self.look.data is not None:
+            section = replace(section, source=self.look.data)
         if section not in self._shelf:
-            self._shelf[section] = open_data(section, progress=self._progress)
+            try:
+                self._shelf[section] = open_data(section, progress=self._progress)
+            except DataError as error:
+                option = "--data-root" if section.source in benchmarks() else "--data"
+                raise CannotDrawError(
+                    f"the images cannot be read: {error}. If they have moved, say where they are now with {option}; "
+                    f"without them there are curves, covering radius and sub-problems"
+                ) from error
         return self._shelf[section]
 
     @cached_property
@@ -220,6 +240,24 @@ class OpenedRun:
             raise CannotDrawError("the run has no test classes")
         return self._sample(test.query if test.gallery is None else np.union1d(test.query, test.gallery))
 
+    @cached_property
+    def class_means(self) -> Sample:
+        """The mean of each training class's normalised embeddings: its first row, label and mean.
+
+        All classes are there, or very many: of large ones fewer images are embedded.
+        """
+        rows, labels = self.protocol.train_rows, self.data.table.labels
+        if len(rows) <= IMAGE_LIMIT:
+            sample = self.training_sample
+        else:
+            rows = whole_classes(rows, labels, self.random(), limit=IMAGE_LIMIT, at_least=IMAGE_LIMIT // 2)
+            sample = Sample(rows, labels[rows], self.embed(rows))
+        classes, first, owner = np.unique(sample.labels, return_index=True, return_inverse=True)
+        places = torch.from_numpy(owner.reshape(-1))
+        sums = torch.zeros(len(classes), sample.embeddings.shape[1])
+        sums.index_add_(0, places, l2_normalise(sample.embeddings))
+        return Sample(sample.rows[first], classes, sums / places.bincount()[:, None])
+
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
         """Embeddings of table rows, ``[len(rows), dim]`` on the CPU."""
         return self.trained.embed(self.data.images, rows).cpu()
@@ -280,21 +318,11 @@ def open_runs(
     if len({_whose(run.recipe.data) for run in runs}) > 1:
         listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
         raise DataError(f"runs in one picture must share their data: {listing}. Plot them one by one")
-    labels = [run.label for run in runs]
-    names = [run.name for run in runs]
     families = list(dict.fromkeys(_without_seed(run.recipe) for run in runs))
-    for run in runs:
+    for run, label in zip(runs, told_apart([(run.title, run.name, run.folder.path) for run in runs]), strict=True):
         run.family = families.index(_without_seed(run.recipe))
-        if labels.count(run.label) > 1:
-            name = run.name if names.count(run.name) == 1 else str(run.folder.path)
-            run.label += f" ({name})".replace("$", r"\$")  # matplotlib reads a bare $ as the start of a formula
+        run.label = label.replace("$", r"\$")  # matplotlib reads a bare $ as the start of a formula
     return runs
-
-
-def part_names(recipe: Recipe) -> str:
-    """The loss and, unless it is plain training, the method."""
-    method = recipe.method.name
-    return recipe.objective.name if method == "plain" else f"{recipe.objective.name} with {method}"
 
 
 def whole_classes(

@@ -12,7 +12,8 @@ from typing import Any
 from nearkin.data.benchmarks import benchmarks
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
-from nearkin.report.opened_run import Look, OpenedRun, open_runs, part_names
+from nearkin.report.opened_run import Look, OpenedRun, open_runs
+from nearkin.report.run_names import part_names
 from nearkin.run import Progress
 from nearkin.run_folder import INDIFFERENT, RunFolder
 

@@ -76,7 +76,8 @@ class ScoreTable:
         percent = "Scores in per cent" if any(name not in _PLAIN for name in self.metrics) else "Scores"
         several = any(line.runs > 1 for line in self.ours)
         over = "repeats" if all(line.conditions["protocol"] == "mlrc" for line in self.ours) else "seeds"
-        reading = f"{percent}{f': mean ± sample standard deviation over n {over}' if several else ''}."
+        spread = f": mean ± sample standard deviation over n {over}" if several else f"; one {over[:-1]}, so no spread"
+        reading = f"{percent}{spread}."
         best = any(line.what == "best evaluation" for line in self.ours)
         reading += " The best evaluation was chosen on the test classes themselves, as papers do." if best else ""
         published = any(line.published for line in self.lines)
@@ -186,7 +187,7 @@ def _lines_of(group: RunGroup, place: int) -> list[Line]:
         "recipes": tuple(str(each["recipe"]) for each in scores),
         "test_classes": _same([str(each["test_classes"]) for each in scores]),
     }
-    figures = _figures([each["test"] for each in scores])
+    figures = figures_of([each["test"] for each in scores])
     chosen_on_test = protocol in SELECTED_ON_TEST and selection != "last epoch"
     if protocol == "mlrc" and group.mlrc is not None:
         return _mlrc_lines(group.mlrc, conditions, shared)
@@ -195,7 +196,7 @@ def _lines_of(group: RunGroup, place: int) -> list[Line]:
     lines = [Line(what=what, figures=figures, runs=len(scores), conditions=conditions, **shared)]
     if chosen_on_test:
         lines[0] = replace(lines[0], published_as="conventional")
-        last = {name: value for name, value in _figures([each["last"] for each in scores]).items() if name in figures}
+        last = {name: value for name, value in figures_of([each["last"] for each in scores]).items() if name in figures}
         lasting = conditions | {"selection": "last epoch"}
         lines.append(Line(what="last epoch", figures=last, runs=len(scores), conditions=lasting, **shared))
     return [line for line in lines if line.figures]
@@ -223,7 +224,8 @@ def _mlrc_lines(mlrc: Mapping[str, Any], conditions: Mapping[str, str], shared: 
     return lines
 
 
-def _figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def figures_of(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Mean and spread of every score over the runs that have it."""
     names = dict.fromkeys(name for part in parts for name in part if _is_score(name))
     found = {name: figure([float(part[name]) for part in parts if part.get(name) is not None]) for name in names}
     return {name: value for name, value in found.items() if value is not None}

@@ -136,7 +136,7 @@ def conditions(tuning: Tuning) -> list[str]:
         f"{plan.sampler} sampler, seed {plan.seed}, "
         + ("no pruner" if plan.pruner == "none" else f"{plan.pruner} pruner"),
         f"{plan.recipe.protocol.name} protocol, {tuning.conditions['selection']}",
-        f"{'seed' if len(seeds) == 1 else 'mean over seeds'} {', '.join(seeds)}",
+        f"seed {seeds[0]} alone, so no spread" if len(seeds) == 1 else f"mean over seeds {', '.join(seeds)}",
         f"{training.epochs} epochs{limit}",
         tuning.conditions["hardware"],
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearkin.reproduction.papers import find_item, items, papers, tables_of
 from nearkin.reproduction.rows import PlannedRow, Settings, planned_rows
-from nearkin.reproduction.runs import Line, carry_out, lines_of
+from nearkin.reproduction.runs import Line, carry_out, lines_of, runs_of
 from nearkin.reproduction.survey import Standing, standing_of
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "lines_of",
     "papers",
     "planned_rows",
+    "runs_of",
     "standing_of",
     "tables_of",
 ]

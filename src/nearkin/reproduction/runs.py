@@ -144,6 +144,20 @@ def carry_out(
     return run_study(_study_rows(runnable), where, seeds, jobs=jobs, console=console)
 
 
+def runs_of(
+    table: TableDefinition, asked: Sequence[PlannedRow], folder: str | Path, seeds: Sequence[int]
+) -> list[StudyRun]:
+    """Every run of the rows that can be run, finished or not, those of the reality check one for each fold."""
+    from nearkin.mlrc import mlrc_models
+
+    runnable = {row.folder_name: row for row in asked if row.problem is None}
+    where = Path(folder) / "runs"
+    if table.mlrc:
+        models = (mlrc_models(row.known_recipe, where / name, len(seeds)) for name, row in runnable.items())
+        return [model for each in models for model in each]
+    return planned_runs(_study_rows(runnable), where, seeds) if runnable else []
+
+
 def lines_of(
     table: TableDefinition, rows: Sequence[PlannedRow], folder: str | Path, seeds: Sequence[int]
 ) -> list[Line]:

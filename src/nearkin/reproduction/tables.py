@@ -170,6 +170,8 @@ def caption(table: TableDefinition, lines: Sequence[Line], settings: Settings) -
         texts.append(f"Changed in every row: {', '.join(settings.overrides)}.")
     if any(value.get("spread") is not None for line in done for value in line.ours.values()):
         texts.append("± is the sample standard deviation over the runs; published, it is what the paper gives.")
+    elif done:
+        texts.append(f"One {'repeat' if table.mlrc else 'seed'}, so no spread of ours.")
     return texts
 
 

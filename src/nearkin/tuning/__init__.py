@@ -9,7 +9,7 @@ from __future__ import annotations
 from nearkin.tuning.plan import Plan, check_plan, default_tuning_folder
 from nearkin.tuning.search import tune
 from nearkin.tuning.space import Dimension, read_space
-from nearkin.tuning.trials import Trial, Tuning, read_tuning
+from nearkin.tuning.trials import Trial, Tuning, planned_trials, read_tuning
 
 __all__ = [
     "Dimension",
@@ -18,6 +18,7 @@ __all__ = [
     "Tuning",
     "check_plan",
     "default_tuning_folder",
+    "planned_trials",
     "read_space",
     "read_tuning",
     "tune",

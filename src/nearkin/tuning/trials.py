@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from nearkin.run import run
 from nearkin.run_folder import RunFolder
 from nearkin.study import Row, StudyRun
 from nearkin.training import TrainingState
-from nearkin.tuning.plan import Plan
+from nearkin.tuning.plan import Plan, check_plan, plan_file
 from nearkin.tuning.space import shown, with_values
 
 Status = Literal["finished", "pruned", "diverged", "failed", "unfinished"]
@@ -157,6 +157,20 @@ def trial_folder(folder: Path, number: int) -> Path:
     return folder / "trials" / f"{number:03d}"
 
 
+def planned_trials(plan: Plan, folder: str | Path, trials: int | None = None) -> tuple[list[StudyRun], int]:
+    """The runs of a search that have finished or are still to come, and how many trials have ended in any way."""
+    require("optuna", "tune")
+    check_plan(plan)
+    known = read_tuning(folder).trials if plan_file(folder).exists() else []
+    ended = {trial.number: trial for trial in known if trial.status != "unfinished"}
+    first, runs = plan.recipe.training.seed, []
+    for number in range(plan.trials(trials)):
+        if number not in ended or ended[number].status == "finished":
+            row = Row(f"trial-{number}", f"trial {number}", plan.recipe)
+            runs += _runs_of(row, Path(folder), number, range(first, first + plan.seeds))
+    return runs, len(ended)
+
+
 def carry_out(plan: Plan, folder: Path, number: int, console: Console) -> None:
     """Train a trial that was begun, from where it is to its end, and tell Optuna what came of it.
 
@@ -184,10 +198,7 @@ def _carry_out(plan: Plan, folder: Path, study: Any, number: int, console: Conso
     recipe = with_values(plan.recipe, plan.values_of(frozen.params))
     row = Row(f"trial-{number}", label_of(plan, study, number), recipe)
     first = plan.recipe.training.seed
-    runs = [
-        StudyRun(row, seed, RunFolder(trial_folder(folder, number) / f"seed-{seed}"))
-        for seed in range(first, first + plan.seeds)
-    ]
+    runs = _runs_of(row, folder, number, range(first, first + plan.seeds))
     pruning = _Pruning(study, frozen)
     scores: list[dict[str, Any]] = []
     try:
@@ -272,6 +283,10 @@ def _end(study: Any, number: int, runs: Sequence[StudyRun], *, state: str, **att
     _attribute(study, frozen_trials(study)[number], attributes)
     value = statistics.fmean(attributes["scores"]) if state == "COMPLETE" else None
     study.tell(number, value, state=optuna.trial.TrialState[state])
+
+
+def _runs_of(row: Row, folder: Path, number: int, seeds: Iterable[int]) -> list[StudyRun]:
+    return [StudyRun(row, seed, RunFolder(trial_folder(folder, number) / f"seed-{seed}")) for seed in seeds]
 
 
 def _attribute(study: Any, frozen: Any, attributes: Mapping[str, Any]) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 from string import Template
 
 import nearkin
-from nearkin.errors import NearkinError, RecipeError
+from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.report.opened_run import Look
 from nearkin.report.page._parts import Payload, Section, counted, escape
 from nearkin.report.page.charts import covering_section, curves_section, uncertainty_section
+from nearkin.report.page.pairs import pairs_section
 from nearkin.report.page.pictures import (
+    Chart,
     classes_section,
     map_section,
     neighbours_section,
@@ -28,6 +30,7 @@ from nearkin.report.page.pictures import (
 from nearkin.report.page.retrieved import Retrieved, retrieve
 from nearkin.report.page.tables import cost_section, reproduce_section, scores_section
 from nearkin.report.plots._page import CLASS_COLOURS, RUN_COLOURS
+from nearkin.report.plots.embedding_map import without_tsne
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.run import Progress
@@ -74,7 +77,10 @@ def write_report(
     gathered = gather_runs(paths, look, progress=progress)
     page = _Page(gathered)
     content = page.render(title or _title(gathered)).encode()
-    write_atomically(file, content)
+    try:
+        write_atomically(file, content)
+    except OSError as error:
+        raise DataError(f"{file} cannot be written ({error.strerror}): name another file with --output") from error
     return WrittenReport(file, len(content), len(page.payload.images), tuple(page.missing))
 
 
@@ -89,19 +95,28 @@ class _Page:
     def __init__(self, gathered: Gathered) -> None:
         self.gathered = gathered
         self.payload = Payload()
-        self.missing = list(gathered.left_out)
+        self._missing: dict[str, list[str]] = {}
         self.sections: list[Section] = []
+
+    @property
+    def missing(self) -> list[str]:
+        """What is not shown, all that is for the same reason on one line with it."""
+        grouped = [f"{', '.join(dict.fromkeys(parts))}: {reason}" for reason, parts in self._missing.items()]
+        return [*self.gathered.left_out, *grouped]
+
+    def _miss(self, what: str, reason: object) -> None:
+        self._missing.setdefault(str(reason), []).append(what)
 
     def render(self, title: str) -> str:
         groups = self.gathered.groups
-        self._add("scores", lambda: scores_section(score_table(groups)))
+        self._add("scores", lambda: scores_section(score_table(groups), groups))
         for number, of_data in enumerate(self.gathered.by_data):
             self._add_data(of_data, number)
         self._add("cost", lambda: cost_section(groups))
         self._add("recipes", lambda: reproduce_section(groups))
         script, style = _asset("page.js"), _colours() + _asset("page.css")
         mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        missing = "".join(f"<li>{escape(line)}</li>" for line in dict.fromkeys(self.missing))
+        missing = "".join(f"<li>{escape(line)}</li>" for line in self.missing)
         return Template(_asset("page.html")).substitute(
             title=escape(title),
             policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{mark}'",
@@ -127,8 +142,9 @@ class _Page:
 
         add("curves", lambda: curves_section(groups, self.payload))
         if len(groups) > MOST_LOOKED_AT:
-            self.missing.append(
-                f"maps, neighbours and classes of {len(groups) - MOST_LOOKED_AT} of {len(groups)} rows: name fewer runs"
+            self._miss(
+                f"maps, neighbours and classes of {len(groups) - MOST_LOOKED_AT} of {len(groups)} rows",
+                "name fewer runs",
             )
         looked = groups[:MOST_LOOKED_AT]
         found = self._retrieved(looked)
@@ -146,6 +162,7 @@ class _Page:
                 del self.sections[before:]
         add("map", lambda: map_section(self._maps(looked, found)))
         self.sections += held
+        add("pairs", lambda: pairs_section(looked, self.payload, self._miss))
         add("covering", lambda: covering_section(groups, self.payload))
         add("uncertainty", lambda: uncertainty_section(looked, self.payload))
 
@@ -155,32 +172,40 @@ class _Page:
             try:
                 found.append((group.title, retrieve(group.runs[0])))
             except NearkinError as error:
-                self.missing.append(f"neighbours, classes and test map of {group.title}: {error}")
+                self._miss(f"neighbours, classes and test map of {group.title}", error)
         return found
 
-    def _maps(self, groups: Sequence[RunGroup], found: Sequence[tuple[str, Retrieved]]) -> list[tuple[str, str]]:
+    def _maps(
+        self, groups: Sequence[RunGroup], found: Sequence[tuple[str, Retrieved]]
+    ) -> list[tuple[str, list[Chart]]]:
         tested = dict(found)
-        charts = []
+        charts: list[tuple[str, list[Chart]]] = []
         for group in groups:
             run, retrieved = group.runs[0], tested.get(group.title)
-            drawn = self._chart(f"training map of {group.title}", partial(training_map_chart, run, self.payload))
+            drawn = [self._chart(f"training map of {group.title}", partial(training_map_chart, run, self.payload))]
             if retrieved is not None:
-                drawn += self._chart(f"test map of {group.title}", partial(test_map_chart, retrieved, self.payload))
+                drawn.append(
+                    self._chart(f"test map of {group.title}", partial(test_map_chart, retrieved, self.payload))
+                )
             charts.append((group.title, drawn))
+        if any(how == "by principal components" for _, drawn in charts for _, how in drawn):
+            reason = without_tsne()
+            if reason is not None:
+                self._miss("maps by t-SNE, which are by principal components instead", reason)
         return charts
 
-    def _chart(self, name: str, make: Callable[[], str]) -> str:
+    def _chart(self, name: str, make: Callable[[], Chart]) -> Chart:
         try:
             return make()
         except NearkinError as error:
-            self.missing.append(f"{name}: {error}")
-            return ""
+            self._miss(name, error)
+            return "", ""
 
     def _add(self, name: str, make: Callable[[], Section | None], *, suffix: str = "", of: str = "") -> None:
         try:
             section = make()
         except NearkinError as error:
-            self.missing.append(f"{name}{f' on {of}' if of else ''}: {error}")
+            self._miss(f"{name}{f' on {of}' if of else ''}", error)
             return
         if section is not None:
             title = f"{section.title}: {of}" if of else section.title

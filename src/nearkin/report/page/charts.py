@@ -116,7 +116,8 @@ def line_chart(groups: Sequence[tuple[int, Group]], column: str, *, over: str, s
             series.append({"name": group.label, "series": place, "points": points, "stars": found})
     everything = [point[1] for each in series for point in each["points"] if point[1] is not None]
     log = column == "loss" and bool(everything) and min(everything) > 0 and max(everything) > 20 * min(everything)
-    return {"kind": "lines", "x": over, "series": series, "log": log}
+    top = {"most": 100} if "@" in column else {}
+    return {"kind": "lines", "x": over, "series": series, "log": log, **top}
 
 
 def values_table(groups: Sequence[tuple[int, Group]], columns: Sequence[str]) -> str:

@@ -96,7 +96,9 @@
       draw(svg, "line", { class: "grid", x1: left, x2: right, y1: y(tick), y2: y(tick) });
       draw(svg, "text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, shown(tick));
     }
-    for (const tick of ticksBetween(xRange[0], xRange[1], Math.max(2, width / 90))) {
+    // Epochs and steps are counted: between two of them there is nothing to name.
+    const most = Math.max(2, width / 90), wide = xRange[1] - xRange[0];
+    for (const tick of ticksBetween(xRange[0], xRange[1], spec.kind === "lines" && wide >= 1 ? Math.min(most, wide) : most)) {
       draw(svg, "line", { class: "axis", x1: x(tick), x2: x(tick), y1: bottom, y2: bottom + 4 });
       draw(svg, "text", { x: x(tick), y: bottom + 17, "text-anchor": "middle" }, shown(tick));
     }
@@ -144,7 +146,11 @@
     const ys = [...points.flatMap(([, mean, spread]) => [mean - (spread ?? 0), mean + (spread ?? 0)]), ...stars];
     const above = spec.log ? ys.filter((value) => value > 0) : ys;
     const yRange = spec.log ? [Math.min(...above) * 0.9, Math.max(...above) * 1.1] : padded(above, 0.06);
-    const place = frame(svg, width, height, spec, padded(points.map((point) => point[0]), 0.02), yRange);
+    if (spec.most) yRange[1] = Math.min(yRange[1], spec.most + 0.01 * (spec.most - yRange[0]));
+    const across = points.map((point) => point[0]);
+    const alone = across.every((value) => value === across[0]);
+    const xRange = alone ? [across[0] - 1, across[0] + 1] : padded(across, 0.02);
+    const place = frame(svg, width, height, spec, xRange, yRange);
     const inside = (value) => Math.min(place.bottom, Math.max(place.top, place.y(spec.log ? Math.max(value, yRange[0]) : value)));
     for (const rule of spec.rules ?? []) {
       if (hidden.has(rule.series)) continue;

@@ -24,17 +24,21 @@ CLASS_ROWS = 300
 _GRID = 2000
 
 
-def training_map_chart(run: OpenedRun, payload: Payload) -> str:
+Chart = tuple[str, str]
+"""A chart as HTML, and how its map was made; both empty where there is none."""
+
+
+def training_map_chart(run: OpenedRun, payload: Payload) -> Chart:
     """A map of some training classes with their proxies as stars."""
     opened = run.at_proxies()
     found = training_map(opened)
     rows = opened.training_sample.of_classes(found.classes).rows
     per_class = found.proxies.shape[1]
     stars = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
-    return _map_chart(opened, found, rows, f"Training classes{stars}", payload)
+    return _map_chart(opened, found, rows, f"Training classes{stars}", payload), found.how
 
 
-def test_map_chart(found: Retrieved, payload: Payload) -> str:
+def test_map_chart(found: Retrieved, payload: Payload) -> Chart:
     """A map of some test classes."""
     sample = found.queries
     if not found.among_themselves:
@@ -47,18 +51,20 @@ def test_map_chart(found: Retrieved, payload: Payload) -> str:
         raise CannotDrawError("a map needs at least two images")
     points, how = project(sample.embeddings, seed=found.run.look.seed)
     shown = Map(classes, sample.labels, points, np.empty((len(classes), 0, 2)), how)
-    return _map_chart(found.run, shown, sample.rows, f"Test: {found.run.protocol.test_classes}", payload)
+    return _map_chart(found.run, shown, sample.rows, f"Test: {found.run.protocol.test_classes}", payload), how
 
 
-def map_section(charts: Sequence[tuple[str, str]]) -> Section | None:
+def map_section(charts: Sequence[tuple[str, Sequence[Chart]]]) -> Section | None:
     """Maps under the titles of their groups."""
-    blocks = [f"<h3>{escape(title)}</h3><div class=charts>{chart}</div>" for title, chart in charts if chart]
+    blocks = []
+    for title, drawn in charts:
+        both = "".join(chart for chart, _ in drawn)
+        blocks += [f"<h3>{escape(title)}</h3><div class=charts>{both}</div>"] if both else []
     if not blocks:
         return None
-    reading = (
-        "Point at or tap an image's mark to see it; a class's name lifts that class out. Distances between far groups "
-        "in a t-SNE map mean little."
-    )
+    hows = {how for _, drawn in charts for _, how in drawn}
+    reading = "Point at or tap an image's mark to see it; a class's name lifts that class out."
+    reading += "".join(f" {said}" for how, said in _READING.items() if how in hows)
     return Section("map", "Map of the embeddings", f"{''.join(blocks)}<p class=note>{escape(reading)}</p>")
 
 
@@ -147,6 +153,11 @@ def worst_section(found: Sequence[tuple[str, Retrieved]], payload: Payload) -> S
     return Section("worst", "Worst queries", f"<p class=note>{escape(reading)}</p>{''.join(blocks)}")
 
 
+_READING = {
+    "by t-SNE": "In a map by t-SNE near images are alike; distances between far groups mean little.",
+    "by principal components": "A map by principal components shows the two directions in which the embeddings vary "
+    "most: groups that lie upon each other in it can be apart in the others.",
+}
 _MARKS = "Green and ✓: the query's class; red and ✗: another."
 
 

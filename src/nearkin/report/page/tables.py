@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nearkin.report.page._parts import Section, code, details, escape, table
+from nearkin.report.page.explained import explanation
 from nearkin.report.run_groups import RunGroup
-from nearkin.report.score_tables import ScoreTable, cell
+from nearkin.report.score_tables import Figures, ScoreTable, cell, figures_of, metric_name
 from nearkin.run_folder import RunFolder
 from nearkin.study import figure
+from nearkin.time_plan import side_by_side_of
 
 
-def scores_section(scores: ScoreTable) -> Section:
-    """The table of scores with published figures below ours."""
+def scores_section(scores: ScoreTable, groups: Sequence[RunGroup]) -> Section:
+    """The table of scores with published figures below ours, what they mean, and what they were before training."""
     rows, before = [], None
     for line, cells in scores.rows():
         kinds = ["published"] if line.published else []
@@ -34,7 +36,49 @@ def scores_section(scores: ScoreTable) -> Section:
         numbers=scores.is_number,
     )
     notes = "".join(f"<p class=note>{escape(note)}</p>" for note in scores.notes)
-    return Section("scores", "Scores", body + notes)
+    return Section("scores", "Scores", body + notes + explanation(scores.metrics) + before_and_after(groups))
+
+
+def before_and_after(groups: Sequence[RunGroup]) -> str:
+    """A table with the scores of the test images before training and after it; empty where no run has both.
+
+    One group has a column for each and one for the change; of several each has a column.
+    """
+    both = [(group, *_both_scores(group)) for group in groups]
+    both = [(group, before, after) for group, before, after in both if before and after]
+    names = list(dict.fromkeys(name for _, before, after in both for name in before if name in after))
+    if not names:
+        return ""
+    alone = len(both) == 1
+    headings = ["score", *(("untrained", "trained", "change") if alone else (group.title for group, *_ in both))]
+    rows = []
+    for name in names:
+        cells: list[str] = []
+        for _, before, after in both:
+            pair = [_mean(each.get(name), name) for each in (before, after)]
+            cells += [*pair, _change(before.get(name), after.get(name), name)] if alone else [" → ".join(pair)]
+        content = "".join(f"<td class=number>{escape(text)}</td>" for text in cells)
+        rows.append(f'<tr><th scope="row">{escape(metric_name(name))}</th>{content}</tr>')
+    means = ", means over the seeds" if any(len(group.scores) > 1 for group, *_ in both) else ""
+    what = f"In per cent{means}; the same test images before the first step of training and after it"
+    caption = f"{what}{'.' if alone else ', untrained → trained.'}"
+    return f"<h3>Before and after training</h3>{table(headings, rows, kind='before', caption=caption)}"
+
+
+def _both_scores(group: RunGroup) -> tuple[Figures, Figures]:
+    done = [each for each in group.scores if each.get("untrained") and each.get("test")]
+    return figures_of([each["untrained"] for each in done]), figures_of([each["test"] for each in done])
+
+
+def _mean(value: Mapping[str, Any] | None, name: str) -> str:
+    return cell(None if value is None else {**value, "spread": None}, name)
+
+
+def _change(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, name: str) -> str:
+    if before is None or after is None:
+        return "–"
+    text = _mean({"mean": after["mean"] - before["mean"]}, name)
+    return text.replace("-", "−") if text.startswith("-") else f"+{text}"
 
 
 def cost_section(groups: Sequence[RunGroup]) -> Section | None:
@@ -122,13 +166,7 @@ def _parameters(group: RunGroup) -> str:
 
 def _shared(group: RunGroup) -> str:
     """Times of runs that shared the machine are longer than of those that had it to themselves."""
-    sharing = 1
-    for run in group.finished:
-        try:
-            kept = json.loads((run.folder.path / "study.json").read_text(encoding="utf-8"))
-            sharing = max(sharing, int(kept.get("side_by_side", 1)))
-        except (OSError, ValueError):
-            continue
+    sharing = max((side_by_side_of(run.folder) for run in group.finished), default=1)
     return f", up to {sharing} runs at a time" if sharing > 1 else ""
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearkin.errors import NearkinError, RecipeError
+from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.report.neighbours import save_figure
-from nearkin.report.opened_run import Look, OpenedRun, open_runs
+from nearkin.report.opened_run import CLASSES_BY, Look, OpenedRun, open_runs
 from nearkin.report.plots import (
     certainty,
     class_pairs,
@@ -19,10 +19,12 @@ from nearkin.report.plots import (
     sub_problems,
 )
 from nearkin.report.plots._page import STYLE, Drawing, NotDrawn, Picture
+from nearkin.report.plots.embedding_map import without_tsne
 from nearkin.run import Progress
+from nearkin.run_folder import RunFolder
 from nearkin.suggest import did_you_mean
 
-__all__ = ["FAMILIES", "Look", "NotDrawn", "Written", "draw_plots"]
+__all__ = ["FAMILIES", "WITH_MAPS", "Look", "NotDrawn", "Written", "draw_plots", "without_tsne"]
 
 FAMILIES: dict[str, Callable[[Sequence[OpenedRun]], Drawing]] = {
     "curves": curves.draw,
@@ -37,6 +39,8 @@ FAMILIES: dict[str, Callable[[Sequence[OpenedRun]], Drawing]] = {
 }
 """The names that ``nearkin plot --only`` takes, in the order in which the pictures are drawn."""
 
+WITH_MAPS = ("map-train", "map-test", "uncertainty")
+"""Pictures that hold a map of embeddings."""
 FORMATS = ("png", "pdf", "svg")
 
 
@@ -75,15 +79,35 @@ def draw_plots(
         raise RecipeError(f"a map needs at least 2 classes, got {look.classes}")
     if look.seed < 0:
         raise RecipeError(f"the seed must be 0 or more, got {look.seed}")
+    if look.classes_by not in CLASSES_BY:
+        raise RecipeError(
+            f"classes cannot be compared by {look.classes_by!r}: {did_you_mean(look.classes_by, CLASSES_BY)}"
+        )
     distinct = list({Path(path).expanduser().resolve(): Path(path) for path in reversed(paths)}.values())[::-1]
     if len(distinct) > 1 and output is None:
         raise RecipeError("several runs in one picture belong to none of them: say where to write with --output")
+    for path in distinct:
+        _refuse_study(path)
     runs = open_runs(distinct, look, progress=progress)
     folder = output or runs[0].folder.path / "plots"
     if folder.exists() and not folder.is_dir():
         raise RecipeError(f"{folder} is a file: give a folder with --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"the folder {folder} cannot be made ({error.strerror}): give another with --output") from error
     chosen = [name for name in FAMILIES if not only or name in only]
     return _write(runs, chosen, folder, file_format)
+
+
+def _refuse_study(path: Path) -> None:
+    """All runs of a study in one picture would be too many to tell apart: say which there are."""
+    below = sorted(file.parent for file in path.glob("*/*/recipe.yaml")) if path.is_dir() else []
+    if below and not RunFolder(path).is_begun:
+        raise DataError(
+            f"{path} holds {len(below)} runs and is none itself: name those to draw, such as {below[0]}; "
+            f"nearkin report {path} shows them all"
+        )
 
 
 def _write(
@@ -91,7 +115,6 @@ def _write(
 ) -> Iterator[Written | NotDrawn]:
     import matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         drawings = _guarded(name, runs)
         while True:
@@ -100,7 +123,10 @@ def _write(
                 drawn = next(drawings, None)
                 if isinstance(drawn, Picture):
                     file = folder / f"{drawn.name}{_suffix(drawn.run, runs)}.{file_format}"
-                    save_figure(drawn.figure, file, dpi=150)
+                    try:
+                        save_figure(drawn.figure, file, dpi=150)
+                    except OSError as error:
+                        raise DataError(f"{file} cannot be written: {error.strerror or error}") from error
             if drawn is None:
                 break
             yield Written(drawn.name, file) if isinstance(drawn, Picture) else drawn

@@ -122,6 +122,15 @@ def number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
+def end_at_all(axis: Any, which: str = "y") -> None:
+    """Scores end at 100 %: no tick beyond, and no more room there than a mark needs."""
+    low, high = getattr(axis, f"get_{which}lim")()
+    if high > 100:
+        ticks = [tick for tick in getattr(axis, f"get_{which}ticks")() if low <= tick <= 100]
+        getattr(axis, f"set_{which}ticks")(ticks)
+        getattr(axis, f"set_{which}lim")(low, min(high, 100 + 0.06 * (100 - low)))
+
+
 def class_style(index: int) -> dict[str, str]:
     """Colour and marker of the index-th class of a picture; beyond twelve the markers tell repeated colours apart."""
     turn, colour = divmod(index, len(CLASS_COLOURS))

@@ -22,7 +22,7 @@ from nearkin.report.plots._page import (
     one_by_one,
     run_title,
 )
-from nearkin.report.plots.embedding_map import Map, class_legend, draw_points, training_map
+from nearkin.report.plots.embedding_map import Map, class_legend, draw_points, map_words, training_map
 
 CLASSES_SHOWN = 3
 IMAGES_SHOWN = 8
@@ -77,7 +77,7 @@ def _draw_circles(run: OpenedRun) -> Any:
     sigma = every[np.searchsorted(run.training_classes, found.classes)]
     scale = circle_scale(found, sigma)
     figure = Figure(figsize=(11.4, 5.9), layout="constrained")
-    head(figure, "Uncertainty of the proxies", run_title(run))
+    head(figure, "Uncertainty of the proxies", run_title(run), f"{map_words(found)}; one scale for all circles")
     left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
     draw_points(left, found, star=70)
     for index, places in enumerate(found.proxies):
@@ -87,7 +87,7 @@ def _draw_circles(run: OpenedRun) -> Any:
                 colour = class_style(index)["color"]
                 left.add_patch(Circle(tuple(place), radius, fill=False, color=colour, lw=1.3 - 0.3 * times, alpha=0.9))
     left.autoscale_view()
-    left.set_title(f"σ̄, 2σ̄ and 3σ̄ round each proxy, one scale for all; map {found.how}", fontsize=9)
+    left.set_title("Circles of σ̄, 2σ̄ and 3σ̄ round each proxy", fontsize=9)
     _draw_correlation(right, run, every)
     class_legend(figure, run, found)
     return figure

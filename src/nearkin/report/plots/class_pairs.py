@@ -22,8 +22,8 @@ Pairs = list[tuple[int, int, float]]
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
-    """``pairs``: by their proxies' cosine similarity, or by the classes' mean embeddings where there are none."""
-    yield from one_by_one("pairs", runs, lambda run: _draw(run.at_proxies()))
+    """``pairs``: by the cosine similarity of the classes' mean embeddings, or of their proxies if asked for."""
+    yield from one_by_one("pairs", runs, lambda run: _draw(compared_run(run)))
 
 
 def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
@@ -53,17 +53,25 @@ def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
     return closest[:count], farthest[:count]
 
 
+def compared_run(run: OpenedRun) -> OpenedRun:
+    """The run itself or, where its classes are compared by proxies, the same at the weights that have them."""
+    opened = run.at_proxies() if run.look.classes_by == "proxies" else run
+    _ = opened.trained  # first: without weights there is no need to read the images
+    if len(opened.training_classes) < 2:
+        raise CannotDrawError("a pair needs two training classes")
+    return opened
+
+
 def class_vectors(run: OpenedRun) -> tuple[NDArray[np.int64], Tensor, str]:
     """Labels ``[C]`` and a vector ``[C, D]`` for each of the classes to compare, and what the vectors are."""
+    if run.look.classes_by == "means":
+        means = run.class_means
+        return means.labels, means.embeddings, "mean embeddings"
     proxies = run.proxies
-    if proxies is not None:
-        several = proxies.vectors.shape[1] > 1
-        return proxies.classes, proxies.vectors.mean(1), "mean proxies" if several else "proxies"
-    sample = run.training_sample
-    classes, owner = np.unique(sample.labels, return_inverse=True)
-    places = torch.from_numpy(owner.reshape(-1))
-    sums = torch.zeros(len(classes), sample.embeddings.shape[1]).index_add_(0, places, sample.embeddings)
-    return classes, sums / places.bincount()[:, None], "mean embeddings"
+    if proxies is None:
+        raise CannotDrawError(f"{run.label} has no proxies: compare the classes by their mean embeddings, --by means")
+    several = proxies.vectors.shape[1] > 1
+    return proxies.classes, proxies.vectors.mean(1), "mean proxies" if several else "proxies"
 
 
 def _draw(run: OpenedRun) -> Any:
@@ -71,8 +79,6 @@ def _draw(run: OpenedRun) -> Any:
 
     classes, vectors, what = class_vectors(run)
     count = len(classes)
-    if count < 2:
-        raise CannotDrawError("a pair needs two training classes")
     shown = min(PAIRS_SHOWN, count * (count - 1) // 2)
     figure = Figure(figsize=(13.2, 2.1 * shown + 0.9), layout="constrained")
     title = f"Closest and farthest of {count:,} training classes, by the cosine similarity of their {what}"

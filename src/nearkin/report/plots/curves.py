@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from nearkin.errors import NearkinError
 from nearkin.evaluation.protocol import SELECTED_ON_TEST
-from nearkin.report.opened_run import OpenedRun, part_names
-from nearkin.report.plots._page import Drawing, NotDrawn, Picture, head, run_colour, shared_title
+from nearkin.report.opened_run import OpenedRun
+from nearkin.report.plots._page import Drawing, NotDrawn, Picture, end_at_all, head, run_colour, shared_title
 
 MOST_SCORES = 3
 
@@ -62,7 +62,7 @@ def seed_groups(runs: Sequence[OpenedRun]) -> list[Group]:
     families: dict[int, list[OpenedRun]] = {}
     for run in runs:
         families.setdefault(run.family, []).append(run)
-    names = [part_names(members[0].recipe) for members in families.values()]
+    names = [members[0].title for members in families.values()]
     groups = []
     for members, name in zip(families.values(), names, strict=True):
         label = name if names.count(name) == 1 else members[0].label
@@ -100,12 +100,14 @@ def score_columns(runs: Sequence[OpenedRun]) -> list[str]:
 
 def _figure(runs: Sequence[OpenedRun]) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     groups, scores = seed_groups(runs), score_columns(runs)
     panels = 1 + len(scores)
     columns = min(2, panels)
     rows = -(-panels // columns)
     figure = Figure(figsize=(4.0 * columns, 2.6 * rows + 0.9), layout="constrained")
+    figure.set_layout_engine("constrained", w_pad=0.12)
     head(figure, "Loss and scores over the epochs", shared_title(runs))
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     starred = False
@@ -118,8 +120,11 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
         axis.set_title(_panel_title(runs, column), loc="left")
         axis.tick_params(labelbottom=True)
         axis.grid(True)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=2))
         if column == "loss":
             _fit_loss_scale(axis)
+        else:
+            end_at_all(axis)
     for axis in axes[panels:]:
         axis.set_axis_off()
     by = " or ".join(dict.fromkeys(run.select_by for run in runs))

@@ -78,9 +78,23 @@ def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
     try:
         manifold = require("sklearn.manifold", "plot")
     except MissingExtraError:
-        return _principal_components(x), "by principal components (t-SNE needs scikit-learn)"
+        return _principal_components(x), "by principal components"
     tsne = manifold.TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init="pca", random_state=seed)
     return np.asarray(tsne.fit_transform(x.float().numpy()), dtype=np.float64), "by t-SNE"
+
+
+def without_tsne() -> str | None:
+    """Why there are no maps by t-SNE here, and what to do about it; None where there are."""
+    try:
+        require("sklearn.manifold", "plot")
+    except MissingExtraError as error:
+        return str(error)
+    return None
+
+
+def map_words(found: Map) -> str:
+    """What a map shows, and how it was made."""
+    return f"Map of {len(found.points):,} images of {len(found.classes)} classes, {found.how}"
 
 
 def draw_points(axis: Any, found: Map, *, star: float = 190) -> None:
@@ -162,8 +176,7 @@ def _figure(run: OpenedRun, found: Map, what: str) -> Any:
     wide, high = np.ptp(np.concatenate([found.points, found.proxies.reshape(-1, 2)]), axis=0)
     height = float(np.clip(6.2 * high / max(wide, 1e-12), 3.6, 6.8))
     figure = Figure(figsize=(7.8, height + 0.8), layout="constrained")
-    shown = f"{len(found.points):,} images of {len(found.classes)} classes"
-    head(figure, what, run_title(run), f"{shown}, {found.how}")
+    head(figure, what, run_title(run), map_words(found))
     axis = figure.subplots()
     draw_points(axis, found)
     class_legend(figure, run, found)
