@@ -49,7 +49,7 @@ def test_texts_are_typed_as_the_recipe_is(recipe, text, expected):
         ("training.learning_rate=1e-2..1e-4", "from low to high"),
         ("training.learning_rate=0..1:log", "begins above 0"),
         ("training.learning_rate=1..2:lin", "ends in :log or in nothing, got :lin"),
-        ("training.learning_rate=nan..1", "a range is for numbers"),
+        ("training.learning_rate=nan..1", "must be a finite number"),
         ("training.learning_rate=-1..1", "must be at least 0"),
         ("training.learning_rate=1e-3", "one value is no search"),
         ("training.batch_size=8,8.0", "listed twice"),
