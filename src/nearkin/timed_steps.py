@@ -18,10 +18,11 @@ from nearkin.data.source import read_source
 from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import EvaluationSet
 from nearkin.evaluation.retrieval import retrieval_scores
+from nearkin.health import HealthCheck
 from nearkin.recipe import DataSection, PartSection, Recipe
 from nearkin.run import build_state
 from nearkin.samplers import BalancedSampler, RandomSampler
-from nearkin.training import HealthCheck, TrainingState, train_step
+from nearkin.training import TrainingState, train_step
 
 STEPS = 2
 FEW = 2
