@@ -7,11 +7,14 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from nearkin import mlrc
 from nearkin.errors import DataError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.mlrc import default_mlrc_folder, mlrc_models, run_mlrc
+from nearkin.notices import Notice
 from nearkin.progress import ConsoleObserver
 from nearkin.recipe import Recipe
 from nearkin.run import TrainedRun, run
@@ -192,12 +195,25 @@ def test_what_cannot_be_done_is_said_before_anything_is_trained(recipe, photos, 
 
 def test_embeddings_of_other_weights_are_not_used(recipe, tmp_path, trained, embedded):
     run_mlrc(recipe, tmp_path / "check")
-    ours, other = (tmp_path / "check" / name for name in ("fold-0/seed-5", "fold-1/seed-6"))
-    (ours / "encoder.safetensors").write_bytes((other / "encoder.safetensors").read_bytes())
+    ours, other = (tmp_path / "check" / name / "encoder.safetensors" for name in ("fold-0/seed-5", "fold-1/seed-6"))
+    save_file(load_file(other), ours)
     run_mlrc(recipe, tmp_path / "check")
     assert len(embedded) == 3
     vectors = kept_embeddings(tmp_path / "check")
     assert np.array_equal(vectors[0, 5], vectors[1, 6]), "and one file is left beside each model"
+
+
+def test_models_of_other_images_make_no_ensemble(recipe, photos, tmp_path, trained):
+    before = run_mlrc(recipe, tmp_path / "check")
+    (photos / "a new one").mkdir()
+    for number, file in enumerate(sorted((photos / "kiwi").iterdir())):
+        Image.fromarray(255 - np.asarray(Image.open(file))).save(photos / "a new one" / f"{number}.png")
+    with pytest.warns(Notice, match="8 images of 1 new class came after the run began and are left out"):
+        again = run_mlrc(recipe, tmp_path / "check")
+    assert again["concatenated"] == before["concatenated"]
+    with pytest.raises(DataError, match=r"not those that .*fold-0/seed-5 was trained on.*ensemble \(8 images of 1 new"):
+        run_mlrc(recipe, tmp_path / "check", repeats=2)
+    assert len(trained) == 2
 
 
 def test_queries_are_searched_in_the_gallery(photos, tmp_path, trained):

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from nearkin import side_by_side
-from nearkin.errors import InterruptedRunError
+from nearkin.errors import BusyError, InterruptedRunError
+from nearkin.lock import sole_writer_of
 from nearkin.recipe import Recipe
 from nearkin.run_folder import RunFolder
 from nearkin.side_by_side import last_words, share_done, train_side_by_side
@@ -65,10 +66,15 @@ def train(tmp_path, monkeypatch):
     def call(seeds, at_once, console=None):
         tasks = [Task(seed, RunFolder(tmp_path / str(place))) for place, seed in enumerate(seeds)]
         ends = []
+
+        def begin(task):
+            with sole_writer_of(task.folder.path):
+                task.folder.begin(task.recipe)
+
         train_side_by_side(
             tasks,
             at_once=at_once,
-            begin=lambda task: task.folder.begin(task.recipe),
+            begin=begin,
             end=lambda task, code, words: ends.append((task.seed, code, words)),
             console=console or Console(quiet=True),
         )
@@ -93,6 +99,13 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(train):
     assert by_seed[2][0] == -9
     assert "killed by signal 9" in by_seed[2][1]
     assert by_seed[0][0] == 0
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(train, tmp_path):
+    with sole_writer_of(tmp_path / "0"):
+        _, ends = train([7, 0], 1)
+    assert [(seed, code) for seed, code, _ in ends] == [(7, BusyError.exit_code), (0, 0)]
+    assert f"written by process {os.getpid()} since" in ends[0][2]
 
 
 def test_a_signal_lets_every_run_save_itself_and_starts_no_more(train, tmp_path):

@@ -318,7 +318,8 @@ def test_validation_chooses_the_epoch_and_test_is_scored_once(photos, tmp_path, 
 def start(photos, folder, *overrides):
     recipe = folder.parent / "recipe.yaml"
     recipe.write_text(recipe_for(photos, *overrides).to_yaml())
-    command = [sys.executable, "-m", "nearkin", "train", str(recipe), "-o", str(folder), "--json", "--resume"]
+    command = [sys.executable, "-m", "nearkin", "train", str(recipe), "-o", str(folder), "--json"]
+    command += ["--resume"] if RunFolder(folder).is_begun else []
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

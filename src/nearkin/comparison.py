@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from typing import Any
 import yaml
 
 from nearkin.data.benchmarks import benchmarks
+from nearkin.default_folders import RUNS, data_name, found_again, holds_run_of
 from nearkin.errors import RecipeError
+from nearkin.identity import deciding, short_hash
 from nearkin.own_photos import own_photos_name
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.study import Row, chosen_names, planned_runs, was_changed
@@ -219,12 +221,26 @@ def rows_to_show(
     return shown + [row for row in chosen if row.name not in {other.name for other in others}], left_out
 
 
-def default_study_folder(base: Recipe, overrides: Iterable[str] = ()) -> Path:
-    """``runs/compare-<data>-<hash>``: the same command always has the same folder."""
-    shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}
+def default_study_folder(base: Recipe, overrides: Iterable[str] = (), rows: Sequence[Row] = ()) -> Path:
+    """``runs/compare-<data>-<hash>``: the same command always has the same folder.
+
+    With ``rows``, a folder of another name that holds runs of theirs is found again.
+    """
+    shared = {key: value for key, value in deciding(base).items() if not key.startswith(("objective.", "method."))}
     for_rows = sorted(text for text in overrides if text.startswith(("objective.", "method.")))
-    mark = hashlib.sha256(json.dumps([shared, for_rows], sort_keys=True).encode()).hexdigest()[:8]
-    return Path("runs") / f"compare-{Path(base.data.source).stem or 'data'}-{mark}"
+    usual = RUNS / f"compare-{data_name(base)}-{short_hash([shared, for_rows])}"
+    return found_again(usual, lambda folder: _holds_rows(folder, rows))
+
+
+def _holds_rows(folder: Path, rows: Sequence[Row]) -> bool:
+    """Whether a folder holds runs of these rows, and none of others under their names."""
+    begun = []
+    for row in rows:
+        for path in folder.glob(f"{row.name}/seed-*"):
+            seed = path.name.removeprefix("seed-")
+            training = dataclasses.replace(row.recipe.training, seed=int(seed) if seed.isdecimal() else 0)
+            begun.append(holds_run_of(path, row.recipe.replace(training=training)))
+    return bool(begun) and all(begun)
 
 
 def _shipped_rows() -> dict[str, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,8 +49,7 @@ def train_final(
         raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
     own = run(recipe, folder, observer, resume=resume, overwrite=overwrite, progress=progress, announce=announce)
     own |= {"final_of": {"run": str(path), "note": _note(str(path), scores), "scores": scores}}
-    environment = json.loads(folder.environment_file.read_text(encoding="utf-8"))
-    write_atomically(folder.card_file, model_card(folder, recipe, own, environment).encode())
+    write_atomically(folder.card_file, model_card(folder, recipe, own, folder.environment()).encode())
     folder.write_scores(own)
     return own
 

@@ -21,10 +21,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from nearkin.admission import admit
 from nearkin.data.cache import OpenedImages
 from nearkin.data_report import Announce
+from nearkin.default_folders import found_again, holds_run_of, usual_folder
 from nearkin.device import pick_device
+from nearkin.disk import check_writable, write_atomically
 from nearkin.errors import (
+    BusyError,
     DataError,
     InterruptedRunError,
     MissingExtraError,
@@ -36,10 +40,13 @@ from nearkin.evaluation.confidence import Interval, combination_interval, mean_i
 from nearkin.evaluation.ensemble import concatenate_embeddings, fold_combinations
 from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.retrieval import retrieval_scores
+from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.lock import sole_writer_of
 from nearkin.progress import ConsoleObserver
 from nearkin.recipe import Recipe
-from nearkin.run import default_folder, load_run, open_data, report_on
-from nearkin.run_folder import RunFolder, write_atomically
+from nearkin.run import load_run
+from nearkin.run_data import RunData, open_data, report_on, split_as_stored
+from nearkin.run_folder import RunFolder
 from nearkin.side_by_side import train_side_by_side
 from nearkin.study import Row, StudyRun, figure
 
@@ -89,16 +96,18 @@ def run_mlrc(
     if repeats < 1 or jobs < 1:
         raise RecipeError(f"repeats and jobs must be at least 1, got {repeats} and {jobs}")
     console = console or Console(quiet=True)
+    check_writable(Path(folder))
     models = mlrc_models(recipe, folder, repeats)
     for model in models:
         if model.folder.is_begun:
             model.folder.check_same_recipe(model.recipe)
+    if not all(model.folder.is_finished for model in models):
+        admit(models[0].recipe)
     with ConsoleObserver(console) as observer:
         data = open_data(recipe.data, progress=observer.decoding)
     if announce is not None and not all(model.folder.is_finished for model in models):
         announce(report_on(models[0].recipe, data))
-    for model in models:
-        Protocol(model.recipe.protocol, data.table).check_trainable()
+    _check_images(models, data)
     _train([model for model in models if not model.folder.is_finished], len(models), jobs, console)
     result = _result(models, data, console)
     write_atomically(Path(folder) / "mlrc.json", json.dumps(result, indent=2, ensure_ascii=False).encode())
@@ -111,8 +120,10 @@ def default_mlrc_folder(recipe: Recipe) -> Path:
     >>> default_mlrc_folder(Recipe()).name.startswith("mlrc-glyphs-proxy_anchor-")
     True
     """
-    usual = default_folder(_fold_recipe(recipe, 0))
-    return usual.with_name(f"mlrc-{usual.name}")
+    usual = usual_folder(_fold_recipe(recipe, 0))
+    first = mlrc_models(recipe, "", 1)[0]
+    place = first.folder.path
+    return found_again(usual.with_name(f"mlrc-{usual.name}"), lambda folder: holds_run_of(folder / place, first.recipe))
 
 
 def mlrc_models(recipe: Recipe, folder: str | Path, repeats: int) -> list[StudyRun]:
@@ -158,6 +169,39 @@ def _fold_recipe(recipe: Recipe, fold: int) -> Recipe:
     return recipe.replace(protocol=dataclasses.replace(recipe.protocol, name="mlrc", fold=fold))
 
 
+def _check_images(models: Sequence[StudyRun], data: OpenedImages) -> None:
+    """Refuse, before anything is trained, data that do not suffice or are not those of the models begun before."""
+    for model in models:
+        protocol = Protocol(model.recipe.protocol, data.table)
+        stored = model.folder.stored_split
+        if not model.folder.last_checkpoint.exists() and not model.folder.is_finished:
+            protocol.check_trainable()
+        elif stored is not None and stored.mark != StoredSplit.of(data.table, protocol.splits, data.digests).mark:
+            if all(each.folder.is_finished for each in models):
+                continue
+            _, _, changes = stored.restore(data)
+            said = "; ".join(changes.said(scored=("train", "validation", "test", "query", "gallery")))
+            raise DataError(
+                f"the images are not those that {model.folder.path} was trained on, and models of other images make "
+                f"no ensemble ({said or 'files have other names'}): put them back as they were, or begin anew with -o"
+            )
+
+
+def _check_same_test(models: Sequence[StudyRun], own: Sequence[RunData]) -> None:
+    """Embeddings can only be put side by side where they are of the same images."""
+
+    def tested(data: RunData) -> list[str]:
+        test = data.protocol.test
+        return [] if test is None else [data.images.digests[row] for row in test.rows.tolist()]
+
+    for model, data in zip(models, own, strict=True):
+        if tested(data) != tested(own[0]):
+            raise DataError(
+                f"{model.folder.path} was not tested on the images of {models[0].folder.path}: models of other images "
+                f"make no ensemble; begin anew with -o"
+            )
+
+
 def _train(waiting: Sequence[StudyRun], planned: int, jobs: int, console: Console) -> None:
     if len(waiting) < planned:
         console.print(f"{planned - len(waiting)} of {planned} models are trained already", highlight=False)
@@ -166,8 +210,9 @@ def _train(waiting: Sequence[StudyRun], planned: int, jobs: int, console: Consol
     problems: list[tuple[StudyRun, int, str]] = []
 
     def begin(model: StudyRun) -> None:
-        if not model.folder.is_begun:
-            model.folder.begin(model.recipe)
+        with sole_writer_of(model.folder.path):
+            if not model.folder.is_begun:
+                model.folder.begin(model.recipe)
 
     def end(model: StudyRun, code: int, reason: str) -> None:
         if not model.folder.is_finished:
@@ -183,7 +228,7 @@ def _train(waiting: Sequence[StudyRun], planned: int, jobs: int, console: Consol
         ) from stop
     if problems:
         model, code, reason = problems[0]
-        kinds: tuple[type[NearkinError], ...] = (RecipeError, DataError, MissingExtraError)
+        kinds: tuple[type[NearkinError], ...] = (RecipeError, DataError, MissingExtraError, BusyError)
         kind = next((kind for kind in kinds if kind.exit_code == code), TrainingError)
         raise kind(f"{len(problems)} of {planned} models did not finish: {model.label}: {reason}")
 
@@ -191,8 +236,10 @@ def _train(waiting: Sequence[StudyRun], planned: int, jobs: int, console: Consol
 def _result(models: Sequence[StudyRun], data: OpenedImages, console: Console) -> dict[str, Any]:
     recipe = models[0].recipe
     folds, repeats = recipe.protocol.folds, len(models) // recipe.protocol.folds
-    protocols = [Protocol(model.recipe.protocol, data.table) for model in models[:folds]]
-    embeddings = [embed_test_rows(model, data, protocols[number % folds]) for number, model in enumerate(models)]
+    own = [split_as_stored(model.folder, model.recipe, data) for model in models]
+    protocols = [each.protocol for each in own]
+    _check_same_test(models, own)
+    embeddings = [embed_test_rows(model, each.images, each.protocol) for model, each in zip(models, own, strict=True)]
     single = [_scores(each, protocols[0], recipe) for each in embeddings]
     by_repeat = [single[repeat * folds : (repeat + 1) * folds] for repeat in range(repeats)]
     combinations = fold_combinations(folds, repeats, limit=MOST_COMBINATIONS, seed=recipe.protocol.split_seed)

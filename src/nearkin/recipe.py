@@ -7,7 +7,6 @@ A recipe is a YAML file with the sections ``data``, ``encoder``, ``objective``, 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.resources
 import inspect
 import json
@@ -21,19 +20,11 @@ import yaml
 from nearkin import losses, methods
 from nearkin.coerce import coerce, parse_override
 from nearkin.errors import RecipeError
+from nearkin.identity import fingerprint
 from nearkin.recipe_rules import check_values
 from nearkin.suggest import did_you_mean
 
 Section = TypeVar("Section")
-
-_LATER: Mapping[str, Any] = {
-    "data.kinds": None,
-    "training.stop_at_epoch": None,
-    "training.milestones": [],
-    "training.memory_check": True,
-    "protocol.monitor_test": False,
-}
-"""Keys that came after recipes had names by their hash, with the defaults that leave it as it was."""
 
 
 @dataclass(frozen=True)
@@ -231,13 +222,8 @@ class Recipe:
         return yaml.safe_dump(self.as_mapping(), sort_keys=False, allow_unicode=True)
 
     def fingerprint(self) -> str:
-        """A short hash of everything in the recipe."""
-        mapping = self.as_mapping()
-        for name, default in _LATER.items():
-            section, key = name.split(".")
-            if mapping[section][key] == default:
-                del mapping[section][key]
-        return hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:8]
+        """A short hash of everything that decides a run (:mod:`nearkin.identity`): the device, for one, does not."""
+        return fingerprint(self)
 
     def replace(self, **sections: Any) -> Recipe:
         return dataclasses.replace(self, **sections)

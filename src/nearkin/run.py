@@ -1,10 +1,9 @@
-"""A whole run, from a recipe to a folder with scores, and a finished run put to use."""
+"""A whole run, from a recipe to a folder with scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+import hashlib
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,26 +12,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin import checkpoint, methods
-from nearkin.data.cache import Images, OpenedImages, cache_root, open_images
-from nearkin.data.given import Picture, as_images
-from nearkin.data.source import is_benchmark, read_source
-from nearkin.data.table import ImageTable
-from nearkin.data.transforms import Transform, transform_from
-from nearkin.data_report import Announce, DataReport, describe_data, parts_of
+from nearkin.admission import admit
+from nearkin.data.cache import OpenedImages
+from nearkin.data_report import Announce
 from nearkin.device import autocast_dtype, describe_hardware, peak_process_memory, pick_device
-from nearkin.embedding import embed_images
-from nearkin.encoders import Encoder, build_encoder
-from nearkin.errors import DataError, RecipeError
+from nearkin.disk import check_room, remove_leftovers
+from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import Protocol
+from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.identity import located
+from nearkin.lock import sole_writer_of
 from nearkin.memory import check_memory
+from nearkin.notices import notice
 from nearkin.objective import build_objective
-from nearkin.optimisation import build_optimiser, build_scheduler, check_schedule, parameter_groups
-from nearkin.recipe import DataSection, EncoderSection, Recipe
+from nearkin.optimisation import build_optimiser, build_scheduler, parameter_groups
+from nearkin.recipe import EncoderSection, Recipe
+from nearkin.run_data import Progress as Progress
+from nearkin.run_data import RunData, open_own_data, split_as_stored
+from nearkin.run_data import open_data as open_data
+from nearkin.run_data import report_on as report_on
 from nearkin.run_folder import RunFolder, environment
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
+from nearkin.trained_run import TrainedRun as TrainedRun
+from nearkin.trained_run import encoder_from as encoder_from
+from nearkin.trained_run import load_run as load_run
 from nearkin.training import Observer, TrainingState, fit
-
-Progress = Callable[[int, int], None]
+from nearkin.transform import transform_of as transform_of
 
 
 def run(
@@ -49,76 +54,119 @@ def run(
     """Train as ``recipe`` says and leave everything in ``folder``; returns what ``scores.json`` holds.
 
     A folder that already holds a run is never written over by accident: ``resume`` continues it (a finished run just
-    gives its scores back), ``overwrite`` begins anew. Without ``score_test`` the test classes are not looked at, as is
-    right where several runs are compared to choose between them; the protocol must then choose the epoch without them.
-    ``announce`` is told before anything is trained what was understood of the data.
+    gives its scores back), ``overwrite`` begins anew; and no two processes write to it at a time. A run goes on with
+    the very images, classes and split that it began with (``split.csv``), which may lie elsewhere by now: then
+    ``data.source`` of ``recipe`` says where, and the folder takes it over. Without ``score_test`` the test classes are
+    not looked at, as is right where several runs are compared to choose between them; the protocol must then choose
+    the epoch without them. ``announce`` is told before anything is trained what was understood of the data.
+
+    Raises:
+        RecipeError: for a recipe that cannot be followed, or that is not the one the folder was begun with.
+        DataError: where images are missing, unreadable, or too few; or a file of the folder is damaged.
+        OutputError: where the folder cannot be written to, or has no room for the checkpoints.
+        BusyError: while another process writes to the folder.
+        InterruptedRunError: after Ctrl-C or SIGTERM; ``resume`` goes on.
     """
-    _admit(recipe, folder, resume=resume, overwrite=overwrite)
-    if resume and folder.is_finished:
-        return folder.scores()
-    data = open_data(recipe.data, progress=progress)
-    if announce is not None:
-        announce(report_on(recipe, data))
-    state = build_state(recipe, data)
-    if not score_test:
-        state.protocol.test = None
+    recipe = located(recipe)
+    admit(recipe)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise RecipeError(f"{folder.path} is a file: give a folder for the run with -o")
+    done = resume and folder.is_finished and not _to_repair(folder)
+    if done and not _admit_folder(recipe, folder, resume=resume, overwrite=overwrite):
+        return folder.scores()  # before anything is written: a finished run may lie where nothing can be
+    with sole_writer_of(folder.path):
+        moved = _admit_folder(recipe, folder, resume=resume, overwrite=overwrite)
+        for place in (folder.path, folder.checkpoints):
+            remove_leftovers(place)
+        lost: dict[str, int] = {}
+        if resume and (folder.is_finished or folder.last_checkpoint.exists()):
+            data = _own_images(recipe, folder, moved, progress=progress)
+            if folder.is_finished and not _to_repair(folder):
+                return folder.scores()
+            if announce is not None:
+                announce(report_on(recipe, data.images, data.protocol))
+            state = _continued(recipe, folder, data, score_test=score_test)
+            if data.changes is not None:
+                lost = {split: len(each) for split, each in data.changes.lost.items() if each}
+        else:
+            if resume and folder.environment_file.exists():
+                notice(f"{folder.path} has no checkpoint yet: the run begins at its first step")
+            opened = open_data(recipe.data, progress=progress)
+            if announce is not None:
+                announce(report_on(recipe, opened))
+            state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
+        fit(state, folder, observer)
+        scores = _final_scores(state, folder)
+        if lost:
+            scores["lost_images"] = lost
+        folder.write_scores(scores)
+        return scores
+
+
+def _begun(
+    recipe: Recipe, folder: RunFolder, data: OpenedImages, *, overwrite: bool, score_test: bool
+) -> TrainingState:
+    """A run at its first step, its folder made ready."""
+    state = build_state(recipe, data, score_test=score_test)
     check_memory(state)
-    if resume and folder.last_checkpoint.exists():
-        checkpoint.load_last(state, folder)
-    else:
-        if overwrite:
-            folder.clear()
+    _check_room(state, folder)
+    if overwrite:
+        folder.clear()
+    folder.begin(recipe)
+    folder.write_split(StoredSplit.of(data.table, state.protocol.splits, data.digests))
+    folder.write_environment(_record(state, folder))
+    return state
+
+
+def _own_images(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress: Progress | None) -> RunData:
+    """The images that a run began with, all that it trains on; the folder is told where they and the weights lie."""
+    if "encoder.weights" in moved and folder.environment().get("weights_hash") != _weights_hash(recipe.encoder):
+        raise RecipeError(
+            f"{folder.path} was begun with other weights than {recipe.encoder.weights}: resume with the same file, "
+            f"or give another folder with -o"
+        )
+    data = split_as_stored(folder, recipe, open_own_data(folder, recipe.data, progress=progress), trains=True)
+    if moved:
         folder.begin(recipe)
-        folder.write_environment(_record(state))
-    fit(state, folder, observer)
-    scores = _final_scores(state, folder)
-    folder.write_scores(scores)
-    return scores
+    for key in moved:
+        section, name = key.split(".")
+        value = getattr(getattr(recipe, section), name)
+        notice(f"{folder.path}: its content is the same, so {key} is {value} from now on")
+    return data
 
 
-def default_folder(recipe: Recipe) -> Path:
-    """``runs/<data>-<objective>-<hash>``: the same recipe always has the same folder."""
-    source = Path(recipe.data.source).stem or "data"
-    method = [] if recipe.method.name == "plain" else [recipe.method.name]
-    return Path("runs") / "-".join([source, recipe.objective.name, *method, recipe.fingerprint()])
+def _continued(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: bool) -> TrainingState:
+    """A run at its last checkpoint."""
+    state = build_state(recipe, data.images, splits=data.protocol.splits, score_test=score_test)
+    check_memory(state)
+    _check_room(state, folder)
+    checkpoint.load_last(state, folder)
+    checkpoint.check_best(state, folder)
+    for name in folder.damaged():
+        notice(f"{folder.path / name} cannot be read: it is written anew")
+        if name == folder.recipe_file.name:
+            folder.begin(recipe)
+        if name == folder.environment_file.name:
+            folder.write_environment(_record(state, folder))
+        if name == folder.events_file.name:
+            folder.events_file.unlink()  # of a method without events nothing takes its place
+    folder.write_evaluations(state.history)
+    folder.write_events(state.method.events)
+    return state
 
 
-def open_data(
-    section: DataSection, *, table: ImageTable | None = None, progress: Progress | None = None
-) -> OpenedImages:
-    """Read the table that a recipe names and decode its images once."""
-    return open_images(
-        read_source(section.source, root=section.root, kinds=section.kinds) if table is None else table,
-        cache_dir=cache_root() / "decoded" if section.cache == "disk" else None,
-        shorter_side=section.shorter_side,
-        tolerance=section.unreadable_tolerance,
-        workers=section.workers,
-        progress=progress,
-    )
+def build_state(
+    recipe: Recipe, data: OpenedImages, *, splits: NDArray[np.str_] | None = None, score_test: bool = True
+) -> TrainingState:
+    """Everything a run needs, at step 0. The seed decides the head, the proxies and the order of the batches.
 
-
-def report_on(recipe: Recipe, data: OpenedImages) -> DataReport:
-    """What is understood of a recipe's data, and how its protocol divides them, if it can."""
-    try:
-        parts = parts_of(Protocol(recipe.protocol, data.table))
-    except DataError:  # too few classes: what was left out may be why
-        parts = {}
-    kept = recipe.data.cache == "disk" and not data.table.in_memory
-    return describe_data(
-        data,
-        parts,
-        compare=not is_benchmark(recipe.data.source),
-        kept_in=str(cache_root()) if kept else None,
-    )
-
-
-def build_state(recipe: Recipe, data: OpenedImages) -> TrainingState:
-    """Everything a run needs, at step 0. The seed decides the head, the proxies and the order of the batches."""
+    ``splits`` and ``score_test`` are those of :class:`~nearkin.evaluation.protocol.Protocol`.
+    """
     training = recipe.training
     device = pick_device(training.device)
     dtype = autocast_dtype(training.precision, device)
     method_class = methods.catalogue()[recipe.method.name]
-    protocol = Protocol(recipe.protocol, data.table)
+    protocol = Protocol(recipe.protocol, data.table, splits=splits, score_test=score_test)
     protocol.check_trainable()
     labels = protocol.training_labels()
     torch.manual_seed(training.seed)
@@ -166,121 +214,58 @@ def build_state(recipe: Recipe, data: OpenedImages) -> TrainingState:
     return state
 
 
-def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
-    """The encoder of a recipe; without ``pretrained`` no weights are looked for, as a checkpoint will fill it."""
-    options = dict(section.options)
-    if not pretrained and ":" in section.backbone:
-        options["pretrained"] = False
-    return build_encoder(
-        section.backbone,
-        dim=section.dim,
-        pooling=section.pooling,
-        normalisation=section.normalisation,
-        weights=section.weights if pretrained else None,
-        freeze_batch_norm=section.freeze_batch_norm,
-        channels_last=section.channels_last,
-        options=options,
-    )
-
-
-def transform_of(section: DataSection) -> Transform:
-    """The transform that a recipe names; another image size keeps the evaluation crop's share of the image.
-
-    >>> transform_of(DataSection(transform="standard", image_size=112)).resize
-    128
-    """
-    overrides: dict[str, Any] = {}
-    if section.image_size is not None:
-        preset = transform_from(section.transform)
-        overrides |= {"size": section.image_size, "resize": round(preset.resize * section.image_size / preset.size)}
-    if section.crop_scale is not None:
-        overrides["scale"] = section.crop_scale
-    return transform_from(section.transform, **overrides)
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """A run's encoder, ready to embed images the way it was trained to see them."""
-
-    folder: RunFolder
-    recipe: Recipe
-    encoder: Encoder
-    transform: Transform
-    device: torch.device
-    dtype: torch.dtype | None
-
-    def embed(self, images: Images | Picture | Iterable[Picture], rows: NDArray[np.int64] | None = None) -> Tensor:
-        """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
-
-        One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
-        file would be (:class:`~nearkin.data.given.GivenImages`). Or images that :func:`open_data` has opened, of which
-        ``rows`` may choose some.
-        """
-        return embed_images(
-            self.encoder,
-            as_images(images, shorter_side=self.recipe.data.shorter_side),
-            self.transform,
-            rows=rows,
-            batch_size=self.recipe.training.evaluation_batch_size,
-            workers=self.recipe.data.workers,
-            device=self.device,
-            dtype=self.dtype,
-        )
-
-
-def load_run(path: str | Path, *, which: str = "best", device: str | None = None) -> TrainedRun:
-    """Load the encoder of a run folder, by default its best weights."""
-    if which not in ("best", "last"):
-        raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
-    folder = RunFolder.existing(path)
-    recipe = folder.recipe()
-    where = pick_device(device or "auto")
-    encoder = encoder_from(recipe.encoder, pretrained=False)
-    encoder.load_state_dict(checkpoint.encoder_weights(folder, which))
-    precision = recipe.training.precision if where.type != "cpu" else "auto"
-    return TrainedRun(
-        folder, recipe, encoder.to(where).eval(), transform_of(recipe.data), where, autocast_dtype(precision, where)
-    )
-
-
-def _admit(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Everything that can be refused before the first image is read."""
-    device = pick_device(recipe.training.device)
-    autocast_dtype(recipe.training.precision, device)
-    methods.catalogue()[recipe.method.name].check(recipe)
-    check_schedule(recipe)
-    transform_of(recipe.data)
-    try:
-        build_objective(
-            recipe.objective, num_classes=2, dim=2, num_images=4, normalisation=recipe.encoder.normalisation
-        )
-    except ValueError as error:
-        raise RecipeError(f"objective.{error}") from error
-    weights = recipe.encoder.weights
-    if weights not in (None, "imagenet") and not Path(weights).is_file():
-        raise DataError(
-            f"encoder.weights names {weights!r}, which is not a file: give a local .safetensors or .pth, or "
-            f"encoder.weights=null to start from scratch"
-        )
+def _admit_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> list[str]:
+    """Refuse a folder that holds something else than the caller thinks; returns what of the recipe has moved since."""
     if resume and overwrite:
         raise RecipeError("--resume and --overwrite contradict each other: give one of them")
     if not folder.is_begun:
-        if folder.path.exists() and not folder.path.is_dir():
-            raise RecipeError(f"{folder.path} is a file: give a folder for the run with -o")
-        return
+        if resume:
+            raise RecipeError(
+                f"there is no run in {folder.path} to continue: name its folder with -o, or begin it without --resume"
+            )
+        return []
     if resume:
-        folder.check_same_recipe(recipe)
-    elif not overwrite:
+        return folder.check_same_recipe(recipe, may_move=True)
+    if not overwrite:
         what = "a finished run" if folder.is_finished else "a run that is not finished"
         raise RecipeError(
             f"{folder.path} holds {what}: continue it with --resume, begin anew with --overwrite, "
             f"or give another folder with -o"
         )
+    return []
 
 
-def _record(state: TrainingState) -> dict[str, Any]:
+def _to_repair(folder: RunFolder) -> bool:
+    """Whether something is damaged that the last checkpoint can write anew."""
+    return folder.last_checkpoint.exists() and bool(folder.damaged() or not checkpoint.is_encoder_whole(folder))
+
+
+def _check_room(state: TrainingState, folder: RunFolder) -> None:
+    """A checkpoint is written beside the one before, so there must be room for two of them, and for the best twice."""
+
+    def size(*modules: torch.nn.Module) -> int:
+        tensors = itertools.chain.from_iterable(module.state_dict().values() for module in modules)
+        return sum(each.nbytes for each in tensors if isinstance(each, Tensor))
+
+    weights, encoder = size(state.encoder, state.objective), size(state.encoder)
+    learned = sum(p.nbytes for group in state.optimiser.param_groups for p in group["params"])
+    moments = 2 if state.recipe.training.optimiser in ("adam", "adamw") else 1
+    last = weights + moments * learned
+    there = sum(file.stat().st_size for file in folder.checkpoints.glob("*.pt"))
+    check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - there), "the checkpoints")
+
+
+def _weights_hash(section: EncoderSection) -> str | None:
+    """Of the file that the encoder starts from, so that it is known again when it has moved."""
+    if section.weights is None or section.weights == "imagenet":
+        return None
+    with open(section.weights, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+
+
+def _record(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
     table, protocol = state.table, state.protocol
-    test = protocol.test
+    test, split = protocol.test, folder.stored_split
     return environment(describe_hardware(state.device)) | {
         "recipe": state.recipe.fingerprint(),
         "seed": state.recipe.training.seed,
@@ -290,6 +275,8 @@ def _record(state: TrainingState) -> dict[str, Any]:
         "transform": state.transform.describe(),
         "data": {
             "name": table.name,
+            "source": state.recipe.data.source,
+            "images_hash": None if split is None else split.images_mark,
             "images": len(table),
             "classes": len(table.classes()),
             "training_images": len(protocol.train_rows),
@@ -302,10 +289,12 @@ def _record(state: TrainingState) -> dict[str, Any]:
             "left_out": [str(each) for each in table.left_out],
         },
         "weights": str(state.encoder.weights_report) if state.encoder.weights_report else None,
+        "weights_hash": _weights_hash(state.recipe.encoder),
         "parameters": {
             "encoder": sum(p.numel() for p in state.encoder.parameters()),
             "objective": sum(p.numel() for p in state.objective.parameters()),
         },
+        "resolved_recipe": state.recipe.as_mapping(),
     }
 
 

@@ -1,4 +1,4 @@
-"""A run's folder: the resolved recipe, what it ran on, every evaluation, checkpoints, the final scores."""
+"""A run's folder: the resolved recipe, what it ran on, its split, every evaluation, checkpoints, the final scores."""
 
 from __future__ import annotations
 
@@ -6,41 +6,65 @@ import csv
 import datetime
 import io
 import json
-import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
 
+from nearkin.disk import make_folder
+from nearkin.disk import write_atomically as write_atomically
 from nearkin.errors import DataError, RecipeError
+from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.identity import INDIFFERENT as INDIFFERENT
+from nearkin.identity import LOCATIONS, deciding, differences, located
+from nearkin.notices import notice
 from nearkin.recipe import Recipe
 
-INDIFFERENT = (
-    "training.device",
-    "training.checkpoint_minutes",
-    "training.tensorboard",
-    "training.memory_check",
-    "data.workers",
-    "data.cache",
+PICTURES = (
+    "certainty",
+    "covering",
+    "curves",
+    "map-test",
+    "map-train",
+    "neighbours",
+    "pairs",
+    "problems",
+    "similarity",
+    "uncertainty",
 )
-"""Keys that may differ when a run is resumed: they do not decide what is computed."""
+"""What ``nearkin plot`` draws into ``plots``."""
 
+WRITTEN = (
+    "scores.json",
+    "environment.json",
+    "split.csv",
+    "evaluations.csv",
+    "events.json",
+    "encoder.safetensors",
+    "MODEL_CARD.md",
+    "checkpoints/last.pt",
+    "checkpoints/best-[0-9]*.pt",
+    "tensorboard/events.out.tfevents.*",
+    "neighbours.png",
+    "report.html",
+    *(f"plots/{name}.{kind}" for name in PICTURES for kind in ("png", "pdf", "svg")),
+    "moments.npz",
+    "test_embeddings-*.npy",
+    "study.json",
+    "output.log",
+    "recipe.yaml",
+)
+"""Everything that nearkin writes into a run's folder; whatever else lies there is somebody's own. The recipe, which
+makes it a run, goes last when a run is cleared away."""
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment either the old or the new content is there, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+T = TypeVar("T")
 
 
 class RunFolder:
@@ -56,6 +80,7 @@ class RunFolder:
         self.path = Path(path)
         self.recipe_file = self.path / "recipe.yaml"
         self.environment_file = self.path / "environment.json"
+        self.split_file = self.path / "split.csv"
         self.evaluations_file = self.path / "evaluations.csv"
         self.events_file = self.path / "events.json"
         self.scores_file = self.path / "scores.json"
@@ -63,6 +88,7 @@ class RunFolder:
         self.card_file = self.path / "MODEL_CARD.md"
         self.checkpoints = self.path / "checkpoints"
         self.last_checkpoint = self.checkpoints / "last.pt"
+        self._split: StoredSplit | None = None
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
@@ -94,48 +120,85 @@ class RunFolder:
         return self.scores_file.exists()
 
     def begin(self, recipe: Recipe) -> None:
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.recipe_file, recipe.to_yaml().encode())
+        """Write the recipe, with absolute paths: a run can be used from any working directory."""
+        make_folder(self.checkpoints)
+        write_atomically(self.recipe_file, located(recipe).to_yaml().encode())
 
     def clear(self) -> None:
         """Remove what an earlier run left, and nothing else that lies in the folder."""
-        for file in (
-            self.scores_file,
-            self.environment_file,
-            self.evaluations_file,
-            self.events_file,
-            self.encoder_file,
-            self.card_file,
-        ):
-            file.unlink(missing_ok=True)
-        if self.checkpoints.is_dir():
-            for file in self.checkpoints.glob("*.pt"):
-                file.unlink()
-        for file in (self.path / "plots").glob("*.*"):
-            if file.suffix in (".png", ".pdf", ".svg"):
-                file.unlink()
-        self.recipe_file.unlink(missing_ok=True)
+        for pattern in WRITTEN:
+            for file in self.path.glob(pattern):
+                file.unlink(missing_ok=True)
+        self._split = None
 
     def recipe(self) -> Recipe:
-        recipe = Recipe.load(self.recipe_file)
-        # Runs of earlier versions took folders inside class folders as part of the class, and do not say so.
-        earlier = "kinds" not in (yaml.safe_load(self.recipe_file.read_text(encoding="utf-8")) or {}).get("data", {})
-        return recipe.replace(data=replace(recipe.data, kinds="top")) if earlier else recipe
+        """The recipe that the run was begun with."""
+        try:
+            return self._own_recipe()
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = _reason(error)
+            try:
+                kept = _recipe(self.environment()["resolved_recipe"])
+            except (DataError, KeyError, ValueError):
+                raise DataError(
+                    f"{self.recipe_file} cannot be read ({reason}), and without it nothing else in the folder can be "
+                    f"used: put it back from a copy, or train anew with --overwrite"
+                ) from error
+            notice(
+                f"{self.recipe_file} cannot be read ({reason}); the recipe is taken from {self.environment_file.name}"
+            )
+            return kept
 
-    def check_same_recipe(self, recipe: Recipe) -> None:
-        """A run is only continued with the recipe it was begun with."""
-        before, now = _flat(self.recipe().as_mapping()), _flat(recipe.as_mapping())
-        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        changed = [key for key in changed if key not in INDIFFERENT and not _says_nothing_of_kinds(key, before, now)]
-        if changed:
-            listing = ", ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
+    def _own_recipe(self) -> Recipe:
+        return _recipe(yaml.safe_load(self.recipe_file.read_text(encoding="utf-8")))
+
+    def check_same_recipe(self, recipe: Recipe, *, may_move: bool = False) -> list[str]:
+        """A run is only continued with the recipe it was begun with.
+
+        With ``may_move`` the data and the weights may lie elsewhere now; returned is which of them do, for the caller
+        to look at their content.
+        """
+        changed = differences(deciding(self.recipe()), deciding(recipe))
+        moved = [key for key in changed if key in LOCATIONS] if may_move and self.split_file.exists() else []
+        others = [text for key, text in changed.items() if key not in moved]
+        if others:
             raise RecipeError(
-                f"{self.path} was begun with another recipe ({listing}): resume with the same one, "
+                f"{self.path} was begun with another recipe ({', '.join(others)}): resume with the same one, "
                 f"or give another folder with -o"
             )
+        return moved
+
+    def write_split(self, split: StoredSplit) -> None:
+        write_atomically(self.split_file, split.to_csv())
+        self._split = split
+
+    @property
+    def stored_split(self) -> StoredSplit | None:
+        """Which image was what in the run; None for a run of an earlier version, which did not keep it."""
+        if self._split is None and self.split_file.exists():
+            self._split = self._read_split()
+        return self._split
+
+    def _read_split(self) -> StoredSplit:
+        try:
+            return StoredSplit.from_csv(self.split_file.read_bytes())
+        except (OSError, ValueError, csv.Error) as error:
+            raise DataError(
+                f"{self.split_file} cannot be read ({error}): put it back from a copy. If no image has been added, "
+                f"taken away or changed since the run began, it can be deleted, and the split is made anew"
+            ) from error
 
     def write_environment(self, record: Mapping[str, Any]) -> None:
         write_atomically(self.environment_file, json.dumps(record, indent=2, ensure_ascii=False).encode())
+
+    @property
+    def images(self) -> tuple[str, str] | None:
+        """The source, and a hash of all images and their classes when the run began; None where it does not say."""
+        try:
+            data = self.environment().get("data") or {}
+            return (str(data["source"]), str(data["images_hash"])) if data.get("images_hash") else None
+        except (DataError, KeyError):
+            return None
 
     def write_evaluations(self, history: Sequence[Mapping[str, Any]]) -> None:
         """Every evaluation so far, one row each; written whole, so an interrupted run leaves no row twice."""
@@ -152,17 +215,15 @@ class RunFolder:
             write_atomically(self.events_file, json.dumps(events).encode())
 
     def events(self) -> list[dict[str, Any]]:
-        if not self.events_file.exists():
-            return []
-        loaded: list[dict[str, Any]] = json.loads(self.events_file.read_text(encoding="utf-8"))
-        return loaded
+        return self._read(self.events_file, lambda text: _whole(json.loads(text), list), [])
+
+    def environment(self) -> dict[str, Any]:
+        """What ``environment.json`` holds; nothing where there is none."""
+        return self._read(self.environment_file, lambda text: _whole(json.loads(text), dict), {})
 
     def evaluations(self) -> list[dict[str, float | None]]:
         """The rows of ``evaluations.csv``; what a row leaves out is None."""
-        if not self.evaluations_file.exists():
-            return []
-        with open(self.evaluations_file, newline="", encoding="utf-8") as file:
-            return [{key: float(text) if text else None for key, text in row.items()} for row in csv.DictReader(file)]
+        return self._read(self.evaluations_file, _evaluations, [])
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
         write_atomically(self.scores_file, json.dumps(scores, indent=2, ensure_ascii=False).encode())
@@ -170,11 +231,83 @@ class RunFolder:
     def scores(self) -> dict[str, Any]:
         if not self.is_finished:
             raise DataError(
-                f"{self.path} has no scores yet: the run is not finished. "
-                f"Continue it with: nearkin train {self.recipe_file} -o {self.path} --resume"
+                f"{self.path} has no scores yet: the run is not finished. Continue it with: {self.resume_command}"
             )
-        loaded: dict[str, Any] = json.loads(self.scores_file.read_text(encoding="utf-8"))
-        return loaded
+        return self._read(self.scores_file, lambda text: _whole(json.loads(text), dict), {})
+
+    @property
+    def resume_command(self) -> str:
+        return f"nearkin train {self.recipe_file} -o {self.path} --resume"
+
+    def damaged(self) -> list[str]:
+        """Names of the files that are there and cannot be read, of those that a checkpoint can write anew."""
+        found = []
+        for name, read in (
+            ("scores.json", self.scores),
+            ("evaluations.csv", self.evaluations),
+            ("events.json", self.events),
+            ("environment.json", self.environment),
+            ("recipe.yaml", self._own_recipe),
+        ):
+            try:
+                if (self.path / name).exists():
+                    read()
+            except (DataError, OSError, ValueError, yaml.YAMLError):
+                found.append(name)
+        return found
+
+    def _read(self, file: Path, parse: Callable[[str], T], default: T) -> T:
+        try:
+            text = file.read_text(encoding="utf-8")
+            if not text.strip():
+                raise ValueError("it is empty")
+            return parse(text)
+        except FileNotFoundError:
+            return default
+        except (OSError, ValueError, TypeError, csv.Error) as error:
+            if self.last_checkpoint.exists():
+                remedy = f"it is written anew from the checkpoint by: {self.resume_command}"
+            elif self.encoder_file.exists():
+                remedy = f"{self.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed"
+            else:
+                remedy = "begin anew with --overwrite"
+            raise DataError(f"{file} cannot be read ({error}): {remedy}") from error
+
+
+def _reason(error: Exception) -> str:
+    """On one line; YAML's own errors also draw the place."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return " ".join(str(error).split())
+
+
+def _recipe(content: Any) -> Recipe:
+    # Sections have defaults, so half a file would pass for another recipe.
+    sections = [content.get(name) for name in ("data", "protocol")] if isinstance(content, Mapping) else [None]
+    if not all(isinstance(section, Mapping) for section in sections):
+        raise RecipeError("it is not whole")
+    recipe = Recipe.from_mapping(content)
+    # Runs of earlier versions took folders inside class folders as part of the class, and do not say so.
+    earlier = "kinds" not in content["data"]
+    return recipe.replace(data=replace(recipe.data, kinds="top")) if earlier else recipe
+
+
+def _whole(content: Any, kind: type[T]) -> T:
+    if not isinstance(content, kind):
+        raise ValueError(f"a {kind.__name__} is expected, got {type(content).__name__}")
+    return content
+
+
+def _evaluations(text: str) -> list[dict[str, float | None]]:
+    rows: list[dict[str, float | None]] = []
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    if not {"epoch", "step"} <= set(reader.fieldnames or ()):
+        raise ValueError("line 1 does not name the columns epoch and step")
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(f"row {len(rows) + 1} is not whole")
+        rows.append({key: float(value) if value else None for key, value in row.items()})
+    return rows
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -207,18 +340,3 @@ def _git_state() -> dict[str, Any] | None:
         return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _says_nothing_of_kinds(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Without ``data.kinds`` folders cannot lie inside each other, and then any value of it means the same."""
-    return key == "data.kinds" and None in (before.get(key), now.get(key))
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

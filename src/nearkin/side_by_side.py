@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from nearkin.errors import InterruptedRunError
+from nearkin.errors import BusyError, InterruptedRunError
 from nearkin.interrupt import StopRequest
 from nearkin.progress import SHOWN
 from nearkin.recipe import Recipe
@@ -59,8 +59,9 @@ def train_side_by_side(
 ) -> None:
     """Train ``runs`` with ``nearkin train``, ``at_once`` at a time.
 
-    ``begin`` is called before a run starts and leaves its recipe in its folder; ``end`` gets the exit code and what the
-    run said last. On Ctrl-C or SIGTERM every run in hand saves itself, and :class:`InterruptedRunError` is raised.
+    ``begin`` is called before a run starts and leaves its recipe in its folder, or says that another process is at it,
+    which ends the run; ``end`` gets the exit code and what the run said last. On Ctrl-C or SIGTERM every run in hand
+    saves itself, and :class:`InterruptedRunError` is raised.
     """
     waiting = list(reversed(runs))
     running: list[tuple[T, _Running]] = []
@@ -71,7 +72,11 @@ def train_side_by_side(
             while running or (waiting and not stop.requested):
                 while waiting and len(running) < at_once and not stop.requested:
                     run = waiting.pop()
-                    begin(run)
+                    try:
+                        begin(run)
+                    except BusyError as error:
+                        end(run, error.exit_code, str(error))
+                        continue
                     console.print(f"begins: {run.label}", highlight=False)
                     running.append((run, _start(run, progress, at_once)))
                 if stop.requested and not asked_to_stop:

@@ -6,10 +6,9 @@ that cannot be carried out is recorded with its reason while the others go on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,19 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from nearkin import methods
-from nearkin.device import pick_device
-from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError
+from nearkin.admission import admit_all
+from nearkin.disk import make_folder, write_atomically
+from nearkin.errors import BusyError, DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError
 from nearkin.evaluation.protocol import SELECTED_ON_TEST, select_by
-from nearkin.objective import build_objective
+from nearkin.figures import difference as difference
+from nearkin.figures import figure as figure
+from nearkin.figures import rank_correlation as rank_correlation
+from nearkin.lock import sole_writer_of
 from nearkin.progress import ConsoleObserver
 from nearkin.recipe import Recipe
 from nearkin.run import run
-from nearkin.run_folder import RunFolder, write_atomically
+from nearkin.run_data import say_if_images_differ
+from nearkin.run_folder import RunFolder
 from nearkin.side_by_side import train_side_by_side
 from nearkin.suggest import did_you_mean
 
@@ -113,26 +116,37 @@ def run_study(
         raise RecipeError(f"jobs must be at least 1, got {jobs}")
     console = console or Console(quiet=True)
     runs = planned_runs(rows, folder, seeds, only_rows=only_rows)
-    _check_recipes(runs)
     changed = {run.folder.path for run in runs if was_changed(run, forgive=overwrite)}
     waiting = [run for run in runs if run.folder.path in changed or not run.folder.is_finished]
+    admit_all({f"row {planned.row.name!r}": planned.recipe for planned in waiting})
+    busy: dict[Path, str] = {}
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already", highlight=False)
     try:
         if jobs == 1:
             for number, planned in enumerate(waiting, 1):
                 console.print(f"[bold]run {number} of {len(waiting)}[/bold]: {planned.label}", highlight=False)
-                _make_ready(planned, changed)
-                _run_here(planned, console)
+                try:
+                    _make_ready(planned, changed)
+                    _run_here(planned, console)
+                except BusyError as error:
+                    _leave_to_other(planned, str(error), busy, console)
         else:
-            _run_side_by_side(waiting, changed, jobs, console)
+            _run_side_by_side(waiting, changed, jobs, busy, console)
     except (InterruptedRunError, KeyboardInterrupt) as stop:
         done = sum(run.folder.is_finished for run in runs)
         raise InterruptedRunError(
             f"interrupted with {done} of {len(runs)} runs finished; what was begun is saved in {folder}. "
             f"The same command goes on from here"
         ) from stop
-    return [outcome_of(planned) for planned in runs]
+    say_if_images_differ([planned.folder for planned in runs])
+    outcomes = [(planned.folder.path, outcome_of(planned)) for planned in runs]
+    return [
+        dataclasses.replace(outcome, reason=busy[path], exit_code=BusyError.exit_code)
+        if path in busy and outcome.status == "unfinished"
+        else outcome
+        for path, outcome in outcomes
+    ]
 
 
 def planned_runs(
@@ -170,7 +184,8 @@ def outcome_of(planned: StudyRun) -> Outcome:
     """What is known of a run from its folder."""
     kept: dict[str, Any] = {}
     if planned.record_file.exists():
-        kept = json.loads(planned.record_file.read_text(encoding="utf-8"))
+        with contextlib.suppress(ValueError, OSError):  # damaged, it is as good as none: the folder says the rest
+            kept = json.loads(planned.record_file.read_text(encoding="utf-8"))
     if planned.folder.is_finished:
         return Outcome(planned.row.name, planned.seed, "finished", side_by_side=kept.get("side_by_side", 1))
     if kept.get("status") in ("failed", "skipped"):
@@ -201,53 +216,6 @@ def summarise(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> 
                 if (compared := difference(entry["metrics"].get(name), base["metrics"].get(name))) is not None
             }
     return list(summary.values())
-
-
-def figure(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean and sample standard deviation; no spread with one value, nothing with none.
-
-    >>> figure([0.5, 0.7])["spread"]
-    0.14142135623730948
-    >>> figure([0.5])
-    {'mean': 0.5, 'spread': None, 'values': [0.5]}
-    """
-    if not values:
-        return None
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "spread": spread, "values": list(values)}
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's ρ: whether two lists put the same things in the same order. NaN where one of them orders nothing.
-
-    >>> rank_correlation([0.1, 0.5, 0.3], [10.0, 1000.0, 20.0]), rank_correlation([1, 2, 3], [3, 2, 1])
-    (1.0, -1.0)
-    """
-
-    def ranks(values: Sequence[float]) -> list[float]:
-        # Values that are equal share the middle of their places.
-        return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
-
-    by_first, by_second = ranks(list(first)), ranks(list(second))
-    if len(set(by_first)) < 2 or len(set(by_second)) < 2:
-        return math.nan
-    return statistics.correlation(by_first, by_second)
-
-
-def difference(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The difference of two figures, and whether it is within the spread: the root of both variances' sum.
-
-    >>> difference({"mean": 0.70, "spread": 0.03}, {"mean": 0.66, "spread": 0.04})["verdict"]
-    'within the spread'
-    """
-    if ours is None or theirs is None:
-        return None
-    apart = ours["mean"] - theirs["mean"]
-    if ours["spread"] is None or theirs["spread"] is None:
-        return {"difference": apart, "spread": None, "verdict": None}
-    spread = math.hypot(ours["spread"], theirs["spread"])
-    verdict = "within the spread" if abs(apart) <= spread else ("above" if apart > 0 else "below")
-    return {"difference": apart, "spread": spread, "verdict": verdict}
 
 
 def _summary_of(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
@@ -307,34 +275,30 @@ def _budget(recipe: Recipe) -> str:
     return f"{epochs}{limit}, batch {training.batch_size}, {training.optimiser}"
 
 
-def _check_recipes(runs: Sequence[StudyRun]) -> None:
-    """What can be refused before the first run begins is refused then, not after a night of others."""
-    for row in {planned.row.name: planned.row for planned in runs}.values():
-        try:
-            pick_device(row.recipe.training.device)
-            methods.catalogue()[row.recipe.method.name].check(row.recipe)
-            build_objective(row.recipe.objective, num_classes=2, dim=4, num_images=8, normalisation="l2")
-        except ValueError as error:
-            raise RecipeError(f"row {row.name!r}: {error}") from error
-
-
 def was_changed(planned: StudyRun, *, forgive: bool) -> bool:
     """Whether the folder holds a run of another recipe; an error unless that is forgiven."""
     if not planned.folder.is_begun:
         return False
     try:
         planned.folder.check_same_recipe(planned.recipe)
-    except RecipeError as error:
+    except (RecipeError, DataError) as error:
         if forgive:
             return True
-        raise RecipeError(f"{error}, or run what has changed anew with --overwrite") from error
+        raise type(error)(f"{error}, or run what has changed anew with --overwrite") from error
     return False
 
 
 def _make_ready(planned: StudyRun, changed: set[Path]) -> None:
-    if planned.folder.path in changed:
-        planned.folder.clear()
-    planned.record_file.unlink(missing_ok=True)
+    with sole_writer_of(planned.folder.path):
+        if planned.folder.path in changed:
+            planned.folder.clear()
+        planned.record_file.unlink(missing_ok=True)
+
+
+def _leave_to_other(planned: StudyRun, reason: str, busy: dict[Path, str], console: Console) -> None:
+    """Another process is at this run; the others of the study can go on."""
+    busy[planned.folder.path] = reason
+    console.print(f"{planned.label}: {reason}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run_here(planned: StudyRun, console: Console) -> None:
@@ -344,7 +308,7 @@ def _run_here(planned: StudyRun, console: Console) -> None:
         with ConsoleObserver(console) as observer:
             resume = planned.folder.is_begun
             run(planned.recipe, planned.folder, observer, resume=resume, progress=observer.decoding)
-    except InterruptedRunError:
+    except (InterruptedRunError, BusyError):
         raise
     except NearkinError as error:
         _record(planned, str(error), error.exit_code, console=console)
@@ -354,13 +318,18 @@ def _run_here(planned: StudyRun, console: Console) -> None:
         _record(planned, None, 0, console=console)
 
 
-def _run_side_by_side(waiting: Sequence[StudyRun], changed: set[Path], jobs: int, console: Console) -> None:
+def _run_side_by_side(
+    waiting: Sequence[StudyRun], changed: set[Path], jobs: int, busy: dict[Path, str], console: Console
+) -> None:
     def begin(planned: StudyRun) -> None:
         _make_ready(planned, changed)
         if not planned.folder.is_begun:
             planned.folder.begin(planned.recipe)
 
     def end(planned: StudyRun, code: int, reason: str) -> None:
+        if code == BusyError.exit_code:
+            _leave_to_other(planned, reason, busy, console)
+            return
         _record(planned, reason, code, side_by_side=jobs, console=console)
 
     train_side_by_side(waiting, at_once=jobs, begin=begin, end=end, console=console)
@@ -381,7 +350,7 @@ def _record(planned: StudyRun, reason: str | None, code: int, *, side_by_side: i
         0 if finished else max(code, 1),
         side_by_side,
     )
-    planned.folder.path.mkdir(parents=True, exist_ok=True)
+    make_folder(planned.folder.path)
     text = json.dumps(dataclasses.asdict(outcome), indent=2, ensure_ascii=False)
     write_atomically(planned.record_file, text.encode())
     if finished:

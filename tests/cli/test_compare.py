@@ -9,6 +9,7 @@ import json
 import pytest
 
 from nearkin import cli
+from nearkin.errors import DataError
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}
@@ -90,12 +91,23 @@ def test_another_recipe_asks_for_overwrite(compare):
     assert compare(*options, "objective.tau=0.5", "--overwrite")[0] == 0
 
 
-def test_a_row_that_fails_is_said_and_the_exit_code_too(compare):
-    code, out, err = compare("--rows", "proxy_anchor", "--seeds", 1, "-o", "study", "encoder.weights=nowhere.pth")
+def test_a_row_that_fails_is_said_and_the_exit_code_too(compare, monkeypatch):
+    def fail(*_, **__):
+        raise DataError("the disk with kiwi.png is gone")
+
+    monkeypatch.setattr("nearkin.study.run", fail)
+    code, out, err = compare("--rows", "proxy_anchor", "--seeds", 1, "-o", "study")
     assert code == 3
     assert "1 of 1 runs did not finish" in err
-    assert "nowhere.pth" in out
+    assert "kiwi.png" in " ".join(out.split())
     assert "Traceback" not in err
+
+
+def test_weights_that_are_not_there_are_said_before_anything_is_run(compare, tmp_path):
+    code, _, err = compare("--rows", "proxy_anchor", "--seeds", 1, "-o", "study", "encoder.weights=nowhere.pth")
+    assert code == 3
+    assert "row 'proxy_anchor': encoder.weights names 'nowhere.pth', which is not a file" in err
+    assert not (tmp_path / "study").exists()
 
 
 def test_the_list_runs_nothing(compare, tmp_path):

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,27 @@ def test_equal_files_are_stored_once(tmp_path):
     opened = open_images(table_of(paths + copies), cache_dir=tmp_path / "cache", workers=4)
     check_pixels(opened)
     assert sum(pack.stat().st_size for pack in (tmp_path / "cache").rglob("*.bin")) == 20 * 30 * 3
+
+
+def test_digests_are_of_the_content_and_cost_no_second_reading(tmp_path, no_reading):
+    paths = make_images(tmp_path / "a", 4)
+    expected = tuple(blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in paths)
+    broken = tmp_path / "a" / "Bild 001 x.png"
+    broken.write_text("no image")
+    table = table_of([*paths[:2], broken, *paths[2:]])
+    held = open_images(table, cache_dir=None, tolerance=0.5)
+    packed = open_images(table, cache_dir=tmp_path / "cache", tolerance=0.5)
+    assert held.digests == packed.digests == expected
+    no_reading()
+    assert open_images(table_of(paths[::-1]), cache_dir=tmp_path / "cache").digests == expected[::-1]
+
+
+def test_digests_of_images_in_memory_are_of_their_pixels():
+    pixels = np.stack([np.full((4, 5), grey, dtype=np.uint8) for grey in (1, 2, 1)])
+    table = ImageTable.build("toy", pixels, ["a", "b", "c"], splits=["train"] * 3)
+    first, second, third = open_images(table, cache_dir=None).digests
+    assert first == third != second
+    assert first == blake2b(bytes([1] * 20), digest_size=16).hexdigest()
 
 
 def broken_files(folder: Path, count: int) -> list[Path]:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from nearkin.errors import DataError
+from nearkin.notices import Notice
 from nearkin.recipe import Recipe
 from nearkin.report.opened_run import CannotDrawError, Look, OpenedRun, open_runs, whole_classes
 from nearkin.run import run
@@ -129,9 +130,21 @@ def test_a_pair_loss_has_no_proxies_and_no_uncertainty(made):
 def test_data_that_changed_since_training_is_said_clearly(made, tmp_path):
     data = shutil.copytree(made / "data", tmp_path / "data")
     folder = train(tmp_path / "run", data, "training.max_steps=1")
-    for number in (20, 21, 22):
-        shutil.copytree(data / "kind 0", data / f"kind {number}")
-    with pytest.raises(DataError, match="does not fit the data as it is now"):
+    before = OpenedRun(folder).proxies
+    names = [OpenedRun(folder).data.table.class_names[label] for label in before.classes]
+    for number in range(20, 23):
+        for file in shutil.copytree(data / "kind 0", data / f"kind {number}").iterdir():
+            Image.fromarray(255 - np.asarray(Image.open(file).convert("RGB"))).save(file)
+    (data / "kind 0").rename(data / "zebra")
+    opened = OpenedRun(folder)
+    with pytest.warns(Notice, match="3 new classes came after the run began and are left out"):
+        assert torch.equal(opened.proxies.vectors, before.vectors)
+    assert [opened.data.table.class_names[label] for label in opened.proxies.classes] == names
+    (folder / "split.csv").unlink()  # as earlier versions left it
+    with (
+        pytest.raises(DataError, match="does not fit the data as it is now"),
+        pytest.warns(Notice, match="earlier version of nearkin.*there are .* now"),
+    ):
         _ = OpenedRun(folder).proxies
 
 

@@ -45,13 +45,19 @@ def test_rows_are_run_once_and_stand_beside_the_published_figures(tiny_rows, tmp
     assert (mpa.seeds, mpa.status, mpa.problem) == ([0, 1], "finished", None)
 
 
+def test_weights_that_are_not_there_are_said_before_anything_is_run(tiny_rows, tmp_path):
+    table, rows = tiny_rows("mpa/table-4", ["mpa"], "encoder.weights=nowhere.pth")
+    with pytest.raises(DataError, match=r"encoder\.weights names 'nowhere\.pth', which is not a file"):
+        carry_out(table, rows, tmp_path, [0])
+
+
 def test_a_row_that_fails_is_recorded_and_the_others_go_on(tiny_rows, tmp_path):
-    table, rows = tiny_rows("mpa/table-4", ["mpa", "mpa_ap"], "encoder.weights=nowhere.pth")
+    table, rows = tiny_rows("mpa/table-4", ["mpa", "mpa_ap"], "data.source=./nowhere")
     outcomes = carry_out(table, rows, tmp_path, [0])
     assert {outcome.status for outcome in outcomes} == {"skipped"}
     for line in lines_of(table, rows, tmp_path, [0]):
         assert line.status == "skipped"
-        assert "nowhere.pth" in line.problem
+        assert "nowhere" in line.problem
         assert not line.finished
 
 

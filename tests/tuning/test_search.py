@@ -95,7 +95,7 @@ def test_a_trial_given_up_in_the_midst_of_training_leaves_no_weights(make_plan, 
     tuning = tune(make_plan(changes=["training.max_steps=4"]), tmp_path / "search", trials=2)
     assert [(trial.status, len(trial.curve)) for trial in tuning.trials] == [("finished", 2), ("pruned", 1)]
     left = {file.name for file in (tmp_path / "search" / "trials" / "001" / "seed-0").rglob("*") if file.is_file()}
-    assert left == {"recipe.yaml", "environment.json", "evaluations.csv"}
+    assert left == {"recipe.yaml", "environment.json", "split.csv", "evaluations.csv", ".lock"}
 
 
 @pytest.mark.parametrize("name", ["conventional", "query-gallery", "in-distribution"])

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from nearkin.errors import DataError, InterruptedRunError, RecipeError, TrainingError
+from nearkin.errors import BusyError, DataError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.interrupt import StopRequest
+from nearkin.lock import sole_writer_of
 from nearkin.tuning import read_tuning, search, trials, tune
 
 RATES = "training.learning_rate=0.5,0.6,0.7,0.8,0.9,0.1,0.2"
@@ -27,7 +28,7 @@ def stand_in(monkeypatch):
 
     def train(recipe, folder, observer, *, resume, progress, score_test):
         rate, seed = recipe.training.learning_rate, recipe.training.seed
-        assert resume
+        assert resume == folder.is_begun
         assert not score_test
         seen.runs.append((rate, seed))
         if folder.is_finished:
@@ -202,7 +203,10 @@ def test_a_folder_is_gone_on_with_by_its_own_plan_only(make_plan, tmp_path, stan
 
 
 def test_one_command_at_a_time(make_plan, tmp_path, stand_in):
-    with search._sole_search(tmp_path / "search"), pytest.raises(RecipeError, match="another command is searching"):
+    with (
+        sole_writer_of(tmp_path / "search"),
+        pytest.raises(BusyError, match=rf"written by process {os.getpid()} since"),
+    ):
         tune(make_plan(), tmp_path / "search")
     assert statuses(tune(make_plan(), tmp_path / "search", trials=1)) == ["finished"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -18,7 +19,9 @@ from nearkin.cli.tune import tune  # isort: skip
 from nearkin.cli.report import report, table  # isort: skip
 from nearkin.cli.listing import datasets, losses, recipes  # isort: skip
 from nearkin.cli.cache import cache  # isort: skip
+from nearkin.disk import REFUSED, output_error
 from nearkin.errors import NearkinError
+from nearkin.notices import notices_told_to
 
 __all__ = [
     "app",
@@ -43,12 +46,25 @@ __all__ = [
 def main() -> None:
     """Run the command line; errors a person can put right are printed without a traceback."""
     try:
-        app()
+        with notices_told_to(_say):
+            app()
     except NearkinError as error:
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        _fail(error)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        _fail(output_error(error))
+
+
+def _say(text: str) -> None:
+    Console(stderr=True).print(f"[yellow]note:[/yellow] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _fail(error: NearkinError) -> NoReturn:
+    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+    sys.exit(error.exit_code)

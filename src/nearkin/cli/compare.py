@@ -118,7 +118,7 @@ def compare(
         return
     if base.encoder.backbone.startswith("resnet50") and base.encoder.weights is None:
         remarks.append("The ResNet-50 starts from scratch: give it weights with encoder.weights=FILE")
-    folder = output or default_study_folder(base, overrides)
+    folder = output or default_study_folder(base, overrides, chosen)
     each = list(range(base.training.seed, base.training.seed + seeds))
     runs = planned_runs(chosen, folder, each)
     anew = [run.folder.path for run in runs if was_changed(run, forgive=overwrite)]

@@ -67,10 +67,11 @@ def train(
     The run folder gets the resolved recipe, checkpoints, every evaluation as CSV, the final scores as JSON and a
     picture of nearest neighbours; that of a final model a model card.
     """
+    from nearkin.default_folders import default_folder
     from nearkin.progress import ConsoleObserver, Observers, TensorBoardObserver
     from nearkin.report import draw_neighbours
     from nearkin.report.tables import score_table, verdict
-    from nearkin.run import default_folder, run
+    from nearkin.run import run
     from nearkin.run_folder import RunFolder
 
     progress = progress_console(verbose)
@@ -182,6 +183,9 @@ def evaluate(
     [bold]nearkin evaluate runs/photos --data OTHER[/bold]  a run on other images
 
     [bold]nearkin evaluate --backbone efficientnet_lite0 --data PHOTOS[/bold]  what training has to beat
+
+    The run's test classes are the images that were kept for testing when it began, wherever they lie below its data
+    now; images and classes that came later are left out, and what is missing is counted.
 
     Own data given with --data that has no test split of its own is scored whole: every image looks for its like
     among all the others.

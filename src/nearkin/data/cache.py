@@ -50,6 +50,9 @@ class OpenedImages:
     table: ImageTable
     images: Images
     unreadable: tuple[UnreadableImageError, ...] = ()
+    digests: tuple[str, ...] = ()
+    """A hash of the content of each row's file, or of its pixels where the table holds these itself: an image keeps it
+    when it is moved or renamed."""
 
 
 def cache_root() -> Path:
@@ -98,20 +101,26 @@ def open_images(
     if not 0.0 <= tolerance <= 1.0:
         raise ValueError(f"tolerance must be a share from 0 to 1, got {tolerance}")
     if isinstance(table.images, np.ndarray):
-        return OpenedImages(table, ArrayImages(table.images))
+        pixels = ArrayImages(table.images)
+        return OpenedImages(table, pixels, digests=tuple(_digest(image.tobytes()) for image in table.images))
 
     reader = _Reader(shorter_side, max_pixels, workers or usable_cores(), progress)
     paths = [Path(image) for image in table.images]
     if cache_dir is None:
-        held, unreadable = _hold(paths, reader, memory_budget)
+        held, digests, unreadable = _hold(paths, reader, memory_budget)
         rows = _readable_rows(table, paths, unreadable, tolerance)
         kept = [paths[row] for row in rows]
         images: Images = HeldImages(kept, [held.get(path) for path in kept], reader.shorter_side, reader.max_pixels)
     else:
-        places, unreadable = _pack(paths, reader, Path(cache_dir))
+        places, digests, unreadable = _pack(paths, reader, Path(cache_dir))
         rows = _readable_rows(table, paths, unreadable, tolerance)
-        images = PackedImages([places[paths[row]] for row in rows])
-    return OpenedImages(table.take(rows) if unreadable else table, images, tuple(unreadable.values()))
+        images = PackedImages([places[digests[paths[row]]] for row in rows])
+    return OpenedImages(
+        table.take(rows) if unreadable else table,
+        images,
+        tuple(unreadable.values()),
+        tuple(digests[paths[row]] for row in rows),
+    )
 
 
 class ArrayImages:
@@ -130,6 +139,20 @@ class ArrayImages:
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
         image = self._pixels[row]
         return image if image.ndim == 3 else np.broadcast_to(image[:, :, None], (*image.shape, 3))
+
+
+class SelectedImages:
+    """Some rows of other images, in an order of their own."""
+
+    def __init__(self, images: Images, rows: NDArray[np.int64]) -> None:
+        self._images = images
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
+        return self._images[int(self._rows[row])]
 
 
 class HeldImages:
@@ -175,7 +198,7 @@ class _Reader:
         def read_one(path: Path) -> _Decoded | UnreadableImageError:
             try:
                 data = read_file(path, max_pixels=self.max_pixels)
-                digest = blake2b(data, digest_size=16).hexdigest()
+                digest = _digest(data)
                 if digest in known:
                     return _Decoded(path, digest, None)
                 image = decode_bytes(data, path=path, max_pixels=self.max_pixels, shorter_side=self.shorter_side)
@@ -192,28 +215,31 @@ class _Reader:
 
 def _hold(
     paths: Sequence[Path], reader: _Reader, memory_budget: int
-) -> tuple[dict[Path, NDArray[np.uint8]], dict[Path, UnreadableImageError]]:
+) -> tuple[dict[Path, NDArray[np.uint8]], dict[Path, str], dict[Path, UnreadableImageError]]:
     held: dict[Path, NDArray[np.uint8]] = {}
+    digests: dict[Path, str] = {}
     unreadable: dict[Path, UnreadableImageError] = {}
     for result in reader.read(list(dict.fromkeys(paths)), known=set()):
         if isinstance(result, UnreadableImageError):
             unreadable[result.path] = result
-        elif result.image is not None and result.image.nbytes <= memory_budget:
+            continue
+        digests[result.path] = result.digest
+        if result.image is not None and result.image.nbytes <= memory_budget:
             memory_budget -= result.image.nbytes
             held[result.path] = result.image
-    return held, unreadable
+    return held, digests, unreadable
 
 
 def _pack(
     paths: Sequence[Path], reader: _Reader, cache_dir: Path
-) -> tuple[dict[Path, Place], dict[Path, UnreadableImageError]]:
+) -> tuple[dict[str, Place], dict[Path, str], dict[Path, UnreadableImageError]]:
     # max_pixels is no part of the key: it decides whether an image is decoded, never what comes out.
     folder = cache_dir / f"pixels{_PIXELS_VERSION}-side{reader.shorter_side}"
     files = list(dict.fromkeys(paths))
     known = KnownFiles(cache_dir)
-    found, _ = _look_up(files, known, folder)
+    found, stored = _look_up(files, known, folder)
     if len(found) == len(files):
-        return found, {}
+        return stored, found, {}
     work = blake2b("\0".join(os.path.abspath(path) for path in files).encode(errors="surrogateescape"), digest_size=8)
     with sole_writer(folder, work.hexdigest()):
         sweep(cache_dir)
@@ -225,19 +251,18 @@ def _pack(
         states = {path: FileState.of(path) for path in missing}
         digests, unreadable = _store(missing, reader, folder, stored)
         known.remember({path: (state, digests[path]) for path, state in states.items() if state and path in digests})
-    found |= {path: stored[digest] for path, digest in digests.items()}
-    return found, unreadable
+    return stored, found | digests, unreadable
 
 
-def _look_up(files: Sequence[Path], known: KnownFiles, folder: Path) -> tuple[dict[Path, Place], dict[str, Place]]:
-    """The places of files that have not changed since they were packed, and every place by digest."""
+def _look_up(files: Sequence[Path], known: KnownFiles, folder: Path) -> tuple[dict[Path, str], dict[str, Place]]:
+    """The digests of files that have not changed since they were packed, and every place by digest."""
     stored = read_packs(folder)
-    found: dict[Path, Place] = {}
+    found: dict[Path, str] = {}
     for path in files:
         state = FileState.of(path)
         digest = known.digest(path, state) if state else None
-        if digest in stored:
-            found[path] = stored[digest]
+        if digest is not None and digest in stored:
+            found[path] = digest
     return found, stored
 
 
@@ -306,6 +331,10 @@ def _readable_rows(
             "data.unreadable_tolerance (from Python tolerance)."
         )
     return rows
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
 
 
 T = TypeVar("T")

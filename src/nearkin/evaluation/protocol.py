@@ -15,14 +15,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.clustering import clustering_scores
 from nearkin.evaluation.covering import covering_radius
 from nearkin.evaluation.retrieval import retrieval_scores
-from nearkin.evaluation.splits import (
-    choose_classes,
-    class_fold,
-    share_of_each_class,
-    with_test_classes,
-    with_test_images,
-    with_wrong_labels,
-)
+from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
 
 if TYPE_CHECKING:
     from nearkin.recipe import ProtocolSection
@@ -83,44 +76,45 @@ class Protocol:
     ``train_share`` leaves so much of the training images of every class, ``label_noise`` replaces so many of their
     labels. Neither touches what is validated or tested. A table that a protocol cannot be trained on is refused by
     :meth:`check_trainable`; scoring a trained encoder on other data needs no such split.
+
+    Args:
+        section: of the recipe.
+        table: what is split.
+        splits: of each row its part as :attr:`splits` gave it before, which is then taken as it is; None draws one.
+        score_test: whether the test images may be looked at; without, there are none as far as a run can see.
     """
 
-    def __init__(self, section: ProtocolSection, table: ImageTable) -> None:
+    def __init__(
+        self,
+        section: ProtocolSection,
+        table: ImageTable,
+        *,
+        splits: NDArray[np.str_] | None = None,
+        score_test: bool = True,
+    ) -> None:
         self.section = section
         self.table = table
-        if section.name == "in-distribution":
-            table = with_test_images(table, section.test_share, section.split_seed)
-        elif section.name == "everything":
-            table = table.with_splits(np.full(len(table), "train"))
-        elif section.name != "query-gallery":
-            table = with_test_classes(table, section.test_share, section.split_seed)
-        train = np.flatnonzero(table.splits == "train")
-        held_out = np.empty(0, dtype=np.int64)
-        if section.name == "validation":
-            held_out = np.flatnonzero(table.splits == "validation")
-            if not len(held_out):
-                held_out = choose_classes(table, train, section.validation_share, section.split_seed + 1, keep=4)
-        elif section.name == "mlrc":
-            train = np.flatnonzero(np.isin(table.splits, ("train", "validation")))
-            held_out = class_fold(table, train, folds=section.folds, fold=section.fold)
-        train = np.setdiff1d(train, held_out)
-        self.train_rows = share_of_each_class(table, train, section.train_share, section.split_seed)
+        self.splits = drawn_splits(section, table) if splits is None else splits
+        """Of each row, whether it is in ``train``, ``validation``, ``test``, ``query``, ``gallery``, or ``unused``."""
+        held_out = np.flatnonzero(self.splits == "validation")
+        self.train_rows = np.flatnonzero(self.splits == "train")
         self.validation = EvaluationSet(held_out) if len(held_out) else None
-        self.test = _test_set(table)
+        self._test_images = _test_set(self.splits)
+        self.test = self._test_images if score_test else None
 
     def check_trainable(self) -> None:
         """Refuse data that the protocol cannot be followed on, with what to do."""
         name, section, labels = self.table.name, self.section, self.table.labels
         if section.name == "query-gallery":
-            lacking = [split for split in ("query", "gallery") if not self.table.has_split(split)]
+            lacking = [split for split in ("query", "gallery") if not (self.splits == split).any()]
             if lacking:
                 raise DataError(
                     f"the query-gallery protocol needs images of the splits 'query' and 'gallery', and {name!r} has no "
                     f"{' and no '.join(lacking)}: use protocol.name=conventional, or a manifest whose split column "
                     f"says query and gallery"
                 )
-        if section.name == "in-distribution" and self.test is not None:
-            tested = np.unique(labels[self.test.query])
+        if section.name == "in-distribution" and self._test_images is not None:
+            tested = np.unique(labels[self._test_images.query])
             unseen = np.setdiff1d(tested, labels[self.train_rows])
             if len(unseen):
                 raise DataError(
@@ -238,7 +232,7 @@ class Protocol:
                 f"no image of the held-out class fold {self.section.fold} of {name!r} has another of its class there, "
                 f"so it cannot choose the epoch: lower protocol.folds ({folds}), or leave out classes with one image"
             )
-        if self.test is None:
+        if self._test_images is None:
             raise DataError(
                 f"{name!r} has no test classes, and the mlrc protocol is a score on those: set protocol.test_share "
                 f"above 0"
@@ -251,8 +245,8 @@ def _has_a_match(labels: NDArray[np.int64], part: EvaluationSet) -> bool:
     return len(np.unique(labels[part.query])) < len(part.query)
 
 
-def _test_set(table: ImageTable) -> EvaluationSet | None:
-    if table.has_split("query") and table.has_split("gallery"):
-        return EvaluationSet(np.flatnonzero(table.splits == "query"), np.flatnonzero(table.splits == "gallery"))
-    test = np.flatnonzero(table.splits == "test")
+def _test_set(splits: NDArray[np.str_]) -> EvaluationSet | None:
+    query, gallery, test = (np.flatnonzero(splits == name) for name in ("query", "gallery", "test"))
+    if len(query) and len(gallery):
+        return EvaluationSet(query, gallery)
     return EvaluationSet(test) if len(test) else None

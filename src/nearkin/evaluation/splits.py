@@ -6,16 +6,58 @@ larger share always holds what a smaller one does.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 
+if TYPE_CHECKING:
+    from nearkin.recipe import ProtocolSection
+
 Rows = NDArray[np.int64]
+
+UNUSED = "unused"
+"""The split of an image that neither trains nor is scored, as where ``protocol.train_share`` leaves it out."""
 
 _SMALL_DATA, _LABEL_NOISE, _TEST_IMAGES = 101, 102, 103
 """Apart from each other, so that no choice follows from another with the same seed."""
+
+
+def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_]:
+    """What a protocol makes of each row: ``train``, ``validation``, ``test``, ``query``, ``gallery`` or ``unused``.
+
+    >>> from nearkin.recipe import ProtocolSection
+    >>> pixels = np.zeros((8, 4, 4), dtype=np.uint8)
+    >>> table = ImageTable.build("toy", pixels, list("aabbccdd"), splits=["train"] * 8)
+    >>> drawn_splits(ProtocolSection(test_share=0.5), table).tolist()
+    ['test', 'test', 'train', 'train', 'train', 'train', 'test', 'test']
+    """
+    if section.name == "in-distribution":
+        table = with_test_images(table, section.test_share, section.split_seed)
+    elif section.name == "everything":
+        table = table.with_splits(np.full(len(table), "train"))
+    elif section.name != "query-gallery":
+        table = with_test_classes(table, section.test_share, section.split_seed)
+    train = np.flatnonzero(table.splits == "train")
+    held_out = np.empty(0, dtype=np.int64)
+    if section.name == "validation":
+        held_out = np.flatnonzero(table.splits == "validation")
+        if not len(held_out):
+            held_out = choose_classes(table, train, section.validation_share, section.split_seed + 1, keep=4)
+    elif section.name == "mlrc":
+        train = np.flatnonzero(np.isin(table.splits, ("train", "validation")))
+        held_out = class_fold(table, train, folds=section.folds, fold=section.fold)
+    train = share_of_each_class(table, np.setdiff1d(train, held_out), section.train_share, section.split_seed)
+    splits = table.splits.astype("<U10")
+    splits[np.isin(splits, ("train", "validation"))] = UNUSED
+    splits[train] = "train"
+    splits[held_out] = "validation"
+    if table.has_split("query") and table.has_split("gallery"):
+        splits[splits == "test"] = UNUSED
+    return splits
 
 
 def with_test_classes(table: ImageTable, share: float, seed: int) -> ImageTable:

@@ -15,9 +15,9 @@ from nearkin.data.cache import OpenedImages
 from nearkin.embedding import embed_images
 from nearkin.encoders import Encoder
 from nearkin.evaluation.neighbours import nearest
-from nearkin.evaluation.protocol import Protocol
 from nearkin.report.opened_run import whole_classes
-from nearkin.run import encoder_from, load_run, open_data
+from nearkin.run import encoder_from, load_run
+from nearkin.run_data import open_run_data
 from nearkin.run_folder import RunFolder, write_atomically
 
 RIGHT, WRONG, PLAIN, MARGIN = "#1a9850", "#d73027", "#444444", "#f2f2f2"
@@ -32,8 +32,8 @@ def draw_neighbours(folder: RunFolder, *, queries: int = 6, neighbours: int = 8,
     """
     trained = load_run(folder.path)
     recipe = trained.recipe
-    data = open_data(recipe.data)
-    protocol = Protocol(recipe.protocol, data.table)
+    own = open_run_data(folder, recipe, scored=("test", "query", "gallery"))
+    data, protocol = own.images, own.protocol
     test = protocol.test
     if test is None:
         return None

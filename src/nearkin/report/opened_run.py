@@ -26,7 +26,8 @@ from nearkin.objective import build_objective
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe
 from nearkin.report.run_names import row_title, run_name, told_apart
-from nearkin.run import Progress, TrainedRun, load_run, open_data
+from nearkin.run import Progress, TrainedRun, load_run
+from nearkin.run_data import RunData, open_data, split_as_stored, with_root_found
 from nearkin.run_folder import INDIFFERENT, RunFolder
 
 IMAGE_LIMIT = 3000
@@ -94,7 +95,7 @@ class OpenedRun:
         path: str | Path,
         look: Look | None = None,
         *,
-        shelf: dict[DataSection, OpenedImages] | None = None,
+        shelf: dict[object, OpenedImages] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.look = look or Look()
@@ -107,7 +108,7 @@ class OpenedRun:
         """What the run is called in a picture with others."""
         self.family = 0
         """The same number for runs opened together whose recipes differ only in the seed."""
-        self._shelf = {} if shelf is None else shelf
+        self._shelf: dict[object, OpenedImages] = {} if shelf is None else shelf
         self._progress = progress
 
     @cached_property
@@ -137,8 +138,16 @@ class OpenedRun:
         scored = [row for row in self.evaluations if row["step"] and row.get(self.select_by) is not None]
         return max(scored, key=lambda row: _or_lowest(row[self.select_by]), default=None)
 
-    @cached_property
+    @property
     def data(self) -> OpenedImages:
+        return self._run_data.images
+
+    @property
+    def protocol(self) -> Protocol:
+        return self._run_data.protocol
+
+    @cached_property
+    def _run_data(self) -> RunData:
         section = self.recipe.data
         if self.look.data_root is not None:
             section = replace(section, root=str(self.look.data_root))
@@ -146,18 +155,18 @@ class OpenedRun:
             section = replace(section, source=self.look.data)
         if section not in self._shelf:
             try:
-                self._shelf[section] = open_data(section, progress=self._progress)
+                self._shelf[section] = open_data(with_root_found(section), progress=self._progress)
             except DataError as error:
                 option = "--data-root" if section.source in benchmarks() else "--data"
                 raise CannotDrawError(
                     f"the images cannot be read: {error}. If they have moved, say where they are now with {option}; "
                     f"without them there are curves, covering radius and sub-problems"
                 ) from error
-        return self._shelf[section]
-
-    @cached_property
-    def protocol(self) -> Protocol:
-        return Protocol(self.recipe.protocol, self.data.table)
+        data = split_as_stored(self.folder, self.recipe, self._shelf[section])
+        stored = self.folder.stored_split
+        mark = None if stored is None else stored.images_mark
+        # Runs on the same images share them: rows are compared by their numbers, and an image is shown once.
+        return replace(data, images=self._shelf.setdefault((section, mark), data.images))
 
     @cached_property
     def trained(self) -> TrainedRun:
@@ -313,11 +322,18 @@ def open_runs(
     paths: Sequence[str | Path], look: Look | None = None, *, progress: Progress | None = None
 ) -> list[OpenedRun]:
     """Open runs that were trained on the same data, which is read once; labels and families tell them apart."""
-    shelf: dict[DataSection, OpenedImages] = {}
+    shelf: dict[object, OpenedImages] = {}
     runs = [OpenedRun(path, look, shelf=shelf, progress=progress) for path in paths]
     if len({_whose(run.recipe.data) for run in runs}) > 1:
         listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
         raise DataError(f"runs in one picture must share their data: {listing}. Plot them one by one")
+    known = {images: run for run in runs if (images := run.folder.images) is not None}
+    if len(known) > 1:
+        first, second = list(known.values())[:2]
+        raise DataError(
+            f"runs in one picture must share their data, and images of {first.recipe.data.source} changed between "
+            f"{first.folder.path} and {second.folder.path}. Plot them one by one"
+        )
     families = list(dict.fromkeys(_without_seed(run.recipe) for run in runs))
     for run, label in zip(runs, told_apart([(run.title, run.name, run.folder.path) for run in runs]), strict=True):
         run.family = families.index(_without_seed(run.recipe))

@@ -15,6 +15,7 @@ from nearkin.recipe import Recipe
 from nearkin.report.opened_run import Look, OpenedRun, open_runs
 from nearkin.report.run_names import part_names
 from nearkin.run import Progress
+from nearkin.run_data import say_if_images_differ
 from nearkin.run_folder import INDIFFERENT, RunFolder
 
 _MOST_NAMED = 3
@@ -79,9 +80,15 @@ def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progre
             found.setdefault(place, run_path)
             titles[place] = titles.get(place) or title
             together[place] = together.get(place) or whole
-    by_source: dict[str, list[Path]] = {}
+    by_source: dict[tuple[str, object], list[Path]] = {}
+    images: dict[str, object] = {}
     for path in found.values():
-        by_source.setdefault(_source_of(RunFolder.existing(path).recipe()), []).append(path)
+        folder = RunFolder.existing(path)
+        source = _source_of(folder.recipe())
+        # A run of an earlier version does not say which images it had; it goes with those that do.
+        mark = images.setdefault(source, folder.images) if folder.images is None else folder.images
+        by_source.setdefault((source, mark), []).append(path)
+    say_if_images_differ(RunFolder(path) for path in found.values())
     by_data, left_out = [], []
     for of_data in by_source.values():
         families: dict[str, list[OpenedRun]] = {}

@@ -15,10 +15,10 @@ from nearkin.comparison import base_recipe
 from nearkin.data.benchmarks import benchmarks, survey
 from nearkin.data.source import data_root
 from nearkin.errors import DataError, RecipeError
+from nearkin.identity import INDIFFERENT
 from nearkin.published import Published, look_up
 from nearkin.recipe import Recipe
 from nearkin.reproduction.papers import RowDefinition, TableDefinition, data_changes, definitions_on, merged, text_of
-from nearkin.run_folder import INDIFFERENT
 
 PUBLISHED_NAMES = {"cars": "cars196"}
 """Data sets that the list of published figures calls otherwise."""
@@ -66,7 +66,7 @@ class PlannedRow:
     def folder_name(self) -> str:
         """``<data>/<recipe>-<hash>``: tables that share a row share its runs, and another recipe never meets them."""
         plain = self.known_recipe.as_mapping()
-        for key in (*INDIFFERENT, "data.root", "training.seed"):
+        for key in (*INDIFFERENT, "training.seed"):
             section, name = key.split(".")
             plain[section].pop(name)
         mark = hashlib.sha256(json.dumps([plain, self.mlrc], sort_keys=True).encode()).hexdigest()[:8]

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from nearkin.errors import InterruptedRunError, NearkinError
+from nearkin.errors import BusyError, InterruptedRunError, NearkinError
 from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.progress import ConsoleObserver
 from nearkin.published import Published
@@ -254,6 +254,8 @@ def _run_mlrc(row: PlannedRow, folder: Path, seeds: Sequence[int], jobs: int, co
         run_mlrc(row.known_recipe, folder / name, repeats=len(seeds), jobs=jobs, console=console)
     except InterruptedRunError:
         raise
+    except BusyError as error:
+        return Outcome(name, 0, "unfinished", str(error), error.exit_code)
     except NearkinError as error:
         status = "skipped" if error.exit_code in (3, 4) else "failed"
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Mapping
@@ -10,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nearkin.device import pick_device
-from nearkin.errors import DataError, RecipeError
+from nearkin.admission import admit as admit_recipe
+from nearkin.default_folders import RUNS, found_again, usual_folder
+from nearkin.disk import write_atomically
+from nearkin.errors import DataError, NearkinError, RecipeError
+from nearkin.identity import deciding, differences, short_hash
 from nearkin.recipe import Recipe
-from nearkin.run import default_folder
-from nearkin.run_folder import INDIFFERENT, RunFolder, write_atomically
-from nearkin.tuning.space import Space, check_recipe, check_space, read_space
+from nearkin.run_folder import RunFolder
+from nearkin.tuning.space import Space, check_space, read_space
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["median", "halving", "none"]
@@ -50,9 +51,14 @@ class Plan:
         file = plan_file(folder)
         if not file.is_file():
             raise DataError(f"{folder} holds no search, as it has no {file.name}: begin one with nearkin tune RECIPE")
-        content = json.loads(file.read_text(encoding="utf-8"))
-        recipe = Recipe.from_mapping(content.pop("recipe"))
-        return cls(recipe, read_space(content.pop("space"), recipe), **content)
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            recipe = Recipe.from_mapping(content.pop("recipe"))
+            return cls(recipe, read_space(content.pop("space"), recipe), **content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{file} cannot be read ({error}): put it back from a copy, or search anew in another folder with -o"
+            ) from error
 
     def grid(self) -> list[dict[str, Any]]:
         """Every combination of values, the first key's changing slowest.
@@ -95,13 +101,9 @@ def check_plan(plan: Plan) -> None:
             raise RecipeError(f"{key} must be one of {', '.join(get_args(kinds))}, got {getattr(plan, key)!r}")
     if plan.seeds < 1 or plan.seed < 0:
         raise RecipeError(f"seeds must be at least 1 and seed at least 0, got {plan.seeds} and {plan.seed}")
-    pick_device(plan.recipe.training.device)
     if plan.sampler == "grid":
         plan.grid()
-    try:
-        check_recipe(plan.recipe)
-    except ValueError as error:
-        raise RecipeError(str(error)) from error
+    admit_recipe(plan.recipe)
     check_space(plan.space, plan.recipe)
 
 
@@ -112,9 +114,15 @@ def default_tuning_folder(plan: Plan) -> Path:
     >>> default_tuning_folder(Plan(recipe, read_space(["training.batch_size=8,16"], recipe))).name[:25]
     'tune-glyphs-proxy_anchor-'
     """
-    usual = default_folder(plan.recipe).name.rpartition("-")[0]
-    mark = hashlib.sha256(json.dumps(plan.definition(), sort_keys=True).encode()).hexdigest()[:8]
-    return Path("runs") / f"tune-{usual}-{mark}"
+    stem = usual_folder(plan.recipe).name.rpartition("-")[0]
+
+    def is_same(folder: Path) -> bool:
+        try:
+            return not differences(_decisive(Plan.read(folder)), _decisive(plan))
+        except NearkinError:
+            return False
+
+    return found_again(RUNS / f"tune-{stem}-{short_hash(_decisive(plan))}", is_same)
 
 
 def admit(plan: Plan, folder: Path) -> None:
@@ -142,6 +150,4 @@ def _decisive(plan: Plan) -> dict[str, Any]:
     """What decides the course of a search, key by key: a recipe's device, for one, does not."""
     definition = plan.definition()
     flat = {key: definition[key] for key in definition if key != "recipe"} | {"space": " ".join(definition["space"])}
-    for section, values in definition["recipe"].items():
-        flat |= {f"{section}.{key}": value for key, value in values.items()}
-    return {key: value for key, value in flat.items() if key not in INDIFFERENT}
+    return flat | deciding(plan.recipe)

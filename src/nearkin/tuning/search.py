@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,10 @@ from nearkin.data_report import Announce
 from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError, require
 from nearkin.evaluation.protocol import Protocol
 from nearkin.interrupt import StopRequest
+from nearkin.lock import sole_writer_of
 from nearkin.progress import ConsoleObserver
-from nearkin.run import open_data, report_on
+from nearkin.run_data import open_data, report_on, say_if_images_differ
+from nearkin.run_folder import RunFolder
 from nearkin.side_by_side import LOG, POLL_SECONDS, last_words
 from nearkin.tuning.plan import Plan, admit, check_plan
 from nearkin.tuning.trials import (
@@ -37,11 +37,6 @@ from nearkin.tuning.trials import (
     trial_folder,
     unfinished,
 )
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 def tune(
@@ -75,7 +70,9 @@ def tune(
     check_plan(plan)
     _check_data(plan, console, announce)
     folder, wanted = Path(folder), plan.trials(trials)
-    with _sole_search(folder):
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"{folder} is a file: give a folder for the search with -o")
+    with sole_writer_of(folder):
         admit(plan, folder)
         try:
             if jobs == 1:
@@ -88,6 +85,7 @@ def tune(
                 f"interrupted with {done} of {wanted} trials done; what was begun is saved in {folder}. "
                 f"The same command goes on from here"
             ) from stop
+    say_if_images_differ(RunFolder(file.parent) for file in sorted(folder.glob("trials/*/seed-*/recipe.yaml")))
     return read_tuning(folder)
 
 
@@ -195,22 +193,3 @@ def _stop_with_parent() -> None:
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _sole_search(folder: Path) -> Iterator[None]:
-    """Two commands in one folder would train the same trial at once."""
-    if folder.exists() and not folder.is_dir():
-        raise RecipeError(f"{folder} is a file: give a folder for the search with -o")
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "wb") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RecipeError(
-                    f"another command is searching in {folder}: wait for it, or give another folder with -o"
-                ) from None
-            except OSError:
-                pass  # a file system without locks does not stop a search
-        yield

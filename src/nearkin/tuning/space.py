@@ -13,17 +13,16 @@ from typing import Any
 
 import yaml
 
-from nearkin import methods
+from nearkin.admission import admit
 from nearkin.errors import RecipeError, require
-from nearkin.objective import build_objective
+from nearkin.identity import INDIFFERENT
 from nearkin.recipe import Recipe, recipes_folder
-from nearkin.run_folder import INDIFFERENT
 from nearkin.suggest import did_you_mean
 
 ENDING = ".space.yml"
 """Unlike a recipe, which ends in ``.yaml`` and can be trained."""
 
-FIXED = (*INDIFFERENT, "data.source", "data.root", "data.unreadable_tolerance", "training.seed")
+FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed")
 """With all of ``protocol``: what is no hyper-parameter, or would make the trials' scores hard to compare."""
 
 _RANGE = re.compile(r"^\s*(?P<low>[^,\[\]:]+?)\s*\.\.\s*(?P<high>[^,\[\]:]+?)\s*(?::(?P<scale>[^:]*))?$")
@@ -127,16 +126,10 @@ def check_space(space: Space, recipe: Recipe) -> None:
     for chosen in _to_check(ends):
         values = dict(zip((dimension.key for dimension in space), chosen, strict=True))
         try:
-            check_recipe(with_values(recipe, values))
+            admit(with_values(recipe, values))
         except ValueError as error:
             listing = " ".join(f"{key}={shown(value)}" for key, value in values.items())
             raise RecipeError(f"the space holds {listing}, and that cannot be trained: {error}") from error
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Build what a recipe names, small and without data, to see whether its values are accepted."""
-    methods.catalogue()[recipe.method.name].check(recipe)
-    build_objective(recipe.objective, num_classes=2, dim=4, num_images=8, normalisation=recipe.encoder.normalisation)
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import warnings
@@ -88,7 +87,7 @@ def read_tuning(folder: str | Path) -> Tuning:
     folder = Path(folder)
     plan = Plan.read(folder)
     trials = [_trial(plan, frozen) for frozen in frozen_trials(open_study(plan, folder))]
-    records = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("trials/*/seed-*/environment.json")]
+    records = [RunFolder(file.parent).environment() for file in folder.glob("trials/*/seed-*/environment.json")]
     said = [{**record, "data": record["data"]["name"]} for record in records]
     conditions = {
         key: " and ".join(sorted({str(record[key]) for record in said})) for key in ("data", "selection", "hardware")
@@ -207,7 +206,12 @@ def _carry_out(plan: Plan, folder: Path, study: Any, number: int, console: Conso
                 # The first seed alone is held against other trials, seed for seed; who survives gets the others.
                 observer = Observers(bar, pruning) if planned is runs[0] else bar
                 done = run(
-                    planned.recipe, planned.folder, observer, resume=True, progress=bar.decoding, score_test=False
+                    planned.recipe,
+                    planned.folder,
+                    observer,
+                    resume=planned.folder.is_begun,
+                    progress=bar.decoding,
+                    score_test=False,
                 )
             scores.append(done)
     except (InterruptedRunError, DataError, MissingExtraError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 
 import nearkin
+from nearkin.disk import check_writable, write_atomically
 from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.report.opened_run import Look
 from nearkin.report.page._parts import Payload, Section, counted, escape
@@ -34,7 +35,6 @@ from nearkin.report.plots.embedding_map import without_tsne
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.run import Progress
-from nearkin.run_folder import write_atomically
 
 __all__ = ["WrittenReport", "default_report_file", "write_report"]
 
@@ -74,13 +74,11 @@ def write_report(
         raise RecipeError(f"{file} is a folder: name the file to write, such as {file / 'report.html'}")
     if output is not None and not file.parent.is_dir():
         raise RecipeError(f"there is no folder {str(file.parent)!r} to write {file.name} to")
+    check_writable(file.parent)
     gathered = gather_runs(paths, look, progress=progress)
     page = _Page(gathered)
     content = page.render(title or _title(gathered)).encode()
-    try:
-        write_atomically(file, content)
-    except OSError as error:
-        raise DataError(f"{file} cannot be written ({error.strerror}): name another file with --output") from error
+    write_atomically(file, content)
     return WrittenReport(file, len(content), len(page.payload.images), tuple(page.missing))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nearkin.disk import check_writable, make_folder
 from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.report.neighbours import save_figure
 from nearkin.report.opened_run import CLASSES_BY, Look, OpenedRun, open_runs
@@ -92,10 +93,7 @@ def draw_plots(
     folder = output or runs[0].folder.path / "plots"
     if folder.exists() and not folder.is_dir():
         raise RecipeError(f"{folder} is a file: give a folder with --output")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"the folder {folder} cannot be made ({error.strerror}): give another with --output") from error
+    check_writable(folder)
     chosen = [name for name in FAMILIES if not only or name in only]
     return _write(runs, chosen, folder, file_format)
 
@@ -115,6 +113,7 @@ def _write(
 ) -> Iterator[Written | NotDrawn]:
     import matplotlib
 
+    make_folder(folder)
     for name in chosen:
         drawings = _guarded(name, runs)
         while True:
@@ -123,10 +122,7 @@ def _write(
                 drawn = next(drawings, None)
                 if isinstance(drawn, Picture):
                     file = folder / f"{drawn.name}{_suffix(drawn.run, runs)}.{file_format}"
-                    try:
-                        save_figure(drawn.figure, file, dpi=150)
-                    except OSError as error:
-                        raise DataError(f"{file} cannot be written: {error.strerror or error}") from error
+                    save_figure(drawn.figure, file, dpi=150)
             if drawn is None:
                 break
             yield Written(drawn.name, file) if isinstance(drawn, Picture) else drawn

@@ -1,0 +1,131 @@
+"""Writing files: whole or not at all, with an error that says what the disk lacks, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nearkin.errors import OutputError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
+"""What a disk or a folder says when it cannot be written to."""
+
+_TEMPORARY = re.compile(r"\..+\.(?P<process>\d+)\.tmp")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that at any moment either the old or the new content is there, whole.
+
+    What was written of a file that does not fit is taken away again, as it would keep the disk full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path, needed=len(content)):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, needed: int | None = None) -> Iterator[None]:
+    """What goes wrong within becomes an error that names ``path`` and the disk's figures."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(error, path, needed=needed) from error
+
+
+def output_error(error: OSError, path: Path | None = None, *, needed: int | None = None) -> OutputError:
+    """One line about a file that could not be written."""
+    where = path or (Path(os.fsdecode(error.filename)) if error.filename else None)
+    what = f"cannot write {where or 'the output'}: {error.strerror or error}"
+    if error.errno in FULL:
+        room = "" if needed is None else f", {_size(needed)} needed"
+        with contextlib.suppress(OSError):
+            room = f" ({_size(shutil.disk_usage(_existing(where or Path.cwd())).free)} free{room})"
+        return OutputError(f"{what}{room}. What was there before is untouched: make room, or write elsewhere with -o")
+    return OutputError(f"{what}. Give a folder that can be written to with -o")
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those above it."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse, before any work, a folder in which no file can be made; one that does not exist is not made."""
+    probe = _existing(folder) / f".writable.{os.getpid()}.tmp"
+    with writing(folder):
+        probe.touch()
+        probe.unlink()
+
+
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Refuse, before any work, a disk with less than ``needed`` bytes free for ``what``."""
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < needed:
+        raise OutputError(
+            f"no room for {what} in {folder}: about {_size(needed)} are needed and {_size(free)} are free. "
+            f"Make room there, or give another folder with -o"
+        )
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Take away what :func:`write_atomically` was writing in processes that have been killed."""
+    for file in folder.glob(".*.tmp"):
+        made = _TEMPORARY.fullmatch(file.name)
+        if made and not is_alive(int(made["process"])):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process of this machine is still there.
+
+    >>> is_alive(os.getpid())
+    True
+    """
+    if os.name == "nt":  # there os.kill(process, 0) would end it
+        return _is_alive_on_windows(process)
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_alive_on_windows(process: int) -> bool:
+    import ctypes
+
+    kernel = getattr(ctypes, "windll").kernel32  # noqa: B009 - not known to type checkers elsewhere
+    handle = kernel.OpenProcess(0x1000, False, process)  # PROCESS_QUERY_LIMITED_INFORMATION
+    if handle:
+        kernel.CloseHandle(handle)
+    return bool(handle)
+
+
+def _existing(path: Path) -> Path:
+    """The path itself or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
