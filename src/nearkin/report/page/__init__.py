@@ -14,7 +14,7 @@ from string import Template
 
 import nearkin
 from nearkin.disk import check_writable, write_atomically
-from nearkin.errors import DataError, NearkinError, RecipeError
+from nearkin.errors import NearkinError, RecipeError
 from nearkin.report.opened_run import Look
 from nearkin.report.page._parts import Payload, Section, counted, escape
 from nearkin.report.page.charts import covering_section, curves_section, uncertainty_section
