@@ -259,6 +259,14 @@ def test_the_closest_classes_are_those_of_the_mean_embeddings(whole, four_runs):
     assert float(found[2].replace("−", "-")) == pytest.approx(similar.max(), abs=0.006)
 
 
+def test_no_row_of_examples_shows_an_image_twice(whole):
+    text, _, _ = whole
+    rows = re.findall(r'<div class="shots nameless">(.*?)</div>', text)
+    shown = [re.findall(r'data-image="(\d+)"', row) for row in rows]
+    assert {len(numbers) for numbers in shown} == {4, 5}, "of pairs, and of classes by their certainty"
+    assert all(len(set(numbers)) == len(numbers) for numbers in shown)
+
+
 def test_the_page_names_the_projection_that_was_computed(whole, four_runs, tmp_path, monkeypatch):
     text, written, _ = whole
     assert "In a map by t-SNE" in text

@@ -271,12 +271,11 @@ class OpenedRun:
         """Embeddings of table rows, ``[len(rows), dim]`` on the CPU."""
         return self.trained.embed(self.data.images, rows).cpu()
 
-    def examples(self, label: int, count: int) -> list[NDArray[np.uint8]]:
-        """Some training images of a class."""
+    def examples(self, label: int, count: int) -> dict[int, NDArray[np.uint8]]:
+        """Some training images of a class, by their rows; more of them hold the fewer."""
         rows = self.protocol.train_rows[self.data.table.labels[self.protocol.train_rows] == label]
         rng = np.random.Generator(np.random.Philox([self.look.seed, label]))
-        chosen = rng.choice(rows, min(count, len(rows)), replace=False)
-        return [self.data.images[row] for row in np.sort(chosen).tolist()]
+        return {row: self.data.images[row] for row in rng.permutation(rows)[:count].tolist()}
 
     def random(self) -> np.random.Generator:
         """A fresh stream, the same for every run that is opened with the same seed."""

@@ -9,13 +9,14 @@ import numpy as np
 
 from nearkin.errors import NearkinError
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.page._parts import Payload, Section, counted, details, escape, legend, rounded, shot, table
+from nearkin.report.page._parts import Payload, Section, counted, details, escape, legend, rounded, table
+from nearkin.report.page.pairs import examples
 from nearkin.report.plots.certainty import CLASSES_SHOWN, closeness
 from nearkin.report.plots.curves import Group, percent, score_columns
 from nearkin.report.plots.sub_problems import boundaries, problem_steps
 from nearkin.report.run_groups import RunGroup
 
-_EXAMPLES = 6
+_EXAMPLES = 5
 _MOST_RULES = 60
 _EVALUATED_ON = {"validation": "validation classes", "mlrc": "validation classes", "in-distribution": "test images"}
 
@@ -196,12 +197,7 @@ def _uncertainty(run: OpenedRun, payload: Payload) -> str:
         rows = ""
         for place in places.tolist():
             label = int(run.training_classes[place])
-            images = [
-                payload.image(("example", id(run.data), label, number), pixels)
-                for number, pixels in enumerate(run.examples(label, _EXAMPLES))
-            ]
-            pictures = "".join(shot(image, names[label]) for image in images)
             rows += f'<div class="row"><p class="row-name">{escape(names[label])}, σ̄ = {every[place]:.3g}</p>'
-            rows += f'<div class="shots nameless">{pictures}</div></div>'
+            rows += f"{examples(run, label, _EXAMPLES, payload)}</div>"
         extremes += f"<h4>{title}</h4>{rows}"
     return f"<div class=charts>{chart}<div>{extremes}</div></div>"

@@ -36,7 +36,7 @@ def _pairs(run: OpenedRun, payload: Payload) -> tuple[str, str]:
     for title, pairs in zip(("Closest", "Farthest"), extreme_pairs(vectors, PAIRS_SHOWN), strict=True):
         body += f"<div><h4>{title}</h4>"
         for first, second, cosine in pairs:
-            rows = "".join(_examples(run, int(classes[place]), payload) for place in (first, second))
+            rows = "".join(examples(run, int(classes[place]), _EXAMPLES, payload) for place in (first, second))
             both = f"{names[int(classes[first])]} and {names[int(classes[second])]}"
             body += f'<div class="pair"><p class="row-name">{escape(both)}: similarity {number(cosine)}</p>{rows}</div>'
         body += "</div>"
@@ -44,10 +44,8 @@ def _pairs(run: OpenedRun, payload: Payload) -> tuple[str, str]:
     return said, f"<div class=charts>{body}</div>"
 
 
-def _examples(run: OpenedRun, label: int, payload: Payload) -> str:
-    images = [
-        payload.image(("example", id(run.data), label, place), pixels)
-        for place, pixels in enumerate(run.examples(label, _EXAMPLES))
-    ]
+def examples(run: OpenedRun, label: int, count: int, payload: Payload) -> str:
+    """Some training images of a class in a row."""
+    images = [payload.image((id(run.data), row), pixels) for row, pixels in run.examples(label, count).items()]
     pictures = "".join(shot(image, run.data.table.class_names[label]) for image in images)
     return f'<div class="shots nameless">{pictures}</div>'

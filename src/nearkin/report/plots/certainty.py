@@ -120,7 +120,7 @@ def _draw_extremes(run: OpenedRun) -> Any:
         certain = row < shown
         colour = RUN_COLOURS[0 if certain else 1]
         label = int(run.training_classes[place])
-        image_row(axes, run.examples(label, IMAGES_SHOWN), colour)
+        image_row(axes, list(run.examples(label, IMAGES_SHOWN).values()), colour)
         name = f"{class_name(run, label)}\nσ̄ = {sigma[place]:.3g}"
         axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, labelpad=6)
         if row % shown == 0:

@@ -92,7 +92,7 @@ def _draw(run: OpenedRun) -> Any:
                 places = [(2 * rank + row, left + column) for column in range(IMAGES_SHOWN)]
                 axes = [figure.add_subplot(grid[at]) for at in places]
                 label, colour = int(classes[place]), RUN_COLOURS[row]
-                image_row(axes, run.examples(label, IMAGES_SHOWN), colour)
+                image_row(axes, list(run.examples(label, IMAGES_SHOWN).values()), colour)
                 name = class_name(run, label, 20)
                 axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, color=colour)
                 if row == 0:
