@@ -210,6 +210,18 @@ def test_it_does_not_pretend_to_a_score(photos, tmp_path, nearkin):
     assert "trained on these very images" in json.loads(out)["note"], "wherever they lie"
 
 
+def test_where_training_did_not_help_the_final_model_says_so_too(photos, tmp_path, nearkin):
+    trained(photos, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    scores = folder.scores()
+    scores["untrained"] |= {"R@1": 1.0, "MAP@R": 1.0}
+    scores["test"] |= {"R@1": 0.9, "MAP@R": 0.8}
+    folder.write_scores(scores)
+    code, out, err = nearkin("train", "--final", tmp_path / "run")
+    assert code == 0, err
+    assert "Training did not help: R@1 100.0 → 90.0, MAP@R 100.0 → 80.0." in out
+
+
 def test_every_command_takes_it(photos, tmp_path, nearkin):
     trained(photos, tmp_path / "run")
     final = tmp_path / "run-final"

@@ -126,7 +126,7 @@ def _train_final(
 ) -> None:
     from nearkin.final import final_folder, train_final
     from nearkin.progress import ConsoleObserver
-    from nearkin.report.tables import final_table
+    from nearkin.report.tables import final_table, verdict
     from nearkin.run_folder import RunFolder
 
     folder = RunFolder(output or final_folder(chosen))
@@ -147,6 +147,8 @@ def _train_final(
         return
     console = Console()
     console.print(final_table(scores))
+    if (said := verdict(scores["final_of"]["scores"], RunFolder.existing(chosen).recipe())) is not None:
+        console.print(f"[yellow]{escape(said)}[/yellow]", highlight=False, soft_wrap=True)
     console.print(f"Run folder: {folder.path}, model card: {folder.card_file}", soft_wrap=True)
     console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
 
