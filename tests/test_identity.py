@@ -24,6 +24,7 @@ OTHERWISE = {
     "training.device": "cpu",
     "training.checkpoint_minutes": 1.0,
     "training.tensorboard": True,
+    "training.memory_check": False,
     "data.root": "/elsewhere",
     "data.workers": 3,
     "data.cache": "memory",

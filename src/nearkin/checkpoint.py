@@ -71,7 +71,7 @@ def save_best(state: TrainingState, folder: RunFolder) -> None:
 def load_last(state: TrainingState, folder: RunFolder) -> None:
     """Put a freshly built state back to where ``last.pt`` was written."""
     content = read(folder.last_checkpoint)
-    _check_own(content, state.recipe, folder, folder.last_checkpoint)
+    _check_own(content, folder, folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
         state.encoder.load_state_dict(content["encoder"])
         state.objective.load_state_dict(content["objective"])
@@ -98,7 +98,7 @@ def load_best(state: TrainingState, folder: RunFolder) -> None:
     if state.best is not None:
         file = best_file(folder, state.best["step"])
         content = read(file)
-        _check_own(content, state.recipe, folder, file)
+        _check_own(content, folder, file)
         with _fitting(file):
             state.encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
@@ -110,7 +110,7 @@ def check_best(state: TrainingState, folder: RunFolder) -> None:
         return
     file = best_file(folder, state.best["step"])
     try:
-        _check_own(read(file), state.recipe, folder, file)
+        _check_own(read(file), folder, file)
     except DataError as error:
         raise DataError(
             f"{error}. These are the best weights so far; {folder.last_checkpoint.name} is whole, and can be used with "
@@ -159,7 +159,7 @@ def _exported(folder: RunFolder) -> dict[str, torch.Tensor]:
         weights = safetensors.torch.load_file(file)
     except (SafetensorError, *_UNREADABLE) as error:
         raise DataError(f"{file} cannot be read: it is not whole ({error})") from error
-    if others := _otherwise(known, folder.recipe(), folder):
+    if others := _otherwise(known, folder):
         raise DataError(f"{file} is not of this run ({', '.join(others)})")
     return weights
 
@@ -171,11 +171,11 @@ def _from_checkpoint(folder: RunFolder, which: str) -> dict[str, torch.Tensor]:
             f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
         )
     content, file = read(folder.last_checkpoint), folder.last_checkpoint
-    _check_own(content, folder.recipe(), folder, file)
+    _check_own(content, folder, file)
     if which == "best" and content["best"] is not None:
         file = best_file(folder, content["best"]["step"])
         content = read(file)
-        _check_own(content, folder.recipe(), folder, file)
+        _check_own(content, folder, file)
     weights: dict[str, torch.Tensor] = content["encoder"]
     return weights
 
@@ -236,11 +236,12 @@ def _run_of(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
     return {"recipe": recipe, "split": None if split is None else split.mark}
 
 
-def _otherwise(known: Mapping[str, Any] | None, recipe: Recipe, folder: RunFolder) -> list[str]:
+def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
     """What a checkpoint has otherwise than its folder; nothing for those of earlier versions, which do not say."""
     if known is None:
         return []
-    own, ours = (deciding(each, besides=LOCATIONS) for each in (Recipe.from_mapping(known["recipe"]), recipe))
+    recipes = (Recipe.from_mapping(known["recipe"]), folder.recipe())
+    own, ours = (deciding(each, besides=LOCATIONS) for each in recipes)
     others = list(differences(own, ours).values())
     split = folder.stored_split
     if split is not None and known["split"] not in (None, split.mark):
@@ -248,9 +249,9 @@ def _otherwise(known: Mapping[str, Any] | None, recipe: Recipe, folder: RunFolde
     return others
 
 
-def _check_own(content: Mapping[str, Any], recipe: Recipe, folder: RunFolder, file: Path) -> None:
+def _check_own(content: Mapping[str, Any], folder: RunFolder, file: Path) -> None:
     """Refuse a checkpoint that was copied from another run."""
-    if others := _otherwise(content.get("run"), recipe, folder):
+    if others := _otherwise(content.get("run"), folder):
         raise DataError(
             f"{file} is not of this run ({', '.join(others)}): put back the run's own; {_still_whole(file)}"
             f"begin anew with --overwrite"

@@ -1,9 +1,8 @@
 """Errors whose message tells a person what to do.
 
 The command line prints the message of a :class:`NearkinError` without a traceback and exits with its code, so
-scripts can tell a typing mistake (2) from bad data (3), a missing extra (4), a run that diverged (5), a folder that
-another process writes to (6), a disk that cannot be written to (1) and a run that was interrupted and can be resumed
-(130).
+scripts can tell a typing mistake (2) from bad data or a full disk (3), a missing extra (4), a run that diverged (5), a
+folder that another process writes to (6) and a run that was interrupted and can be resumed (130).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class DataError(NearkinError):
     exit_code = 3
 
 
-class OutputError(NearkinError):
+class OutputError(DataError):
     """A disk that is full, or a folder that cannot be written to."""
 
 

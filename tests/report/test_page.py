@@ -292,12 +292,12 @@ def test_one_reason_is_given_once(four_runs, tmp_path):
 
 
 def test_a_page_that_cannot_be_written_is_told_in_a_line(write_run, tmp_path, monkeypatch):
-    def full(path, content):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     run = write_run("a", {"R@1": 0.5})
-    monkeypatch.setattr(page, "write_atomically", full)
-    with pytest.raises(DataError, match=r"report\.html cannot be written \(No space left on device\)"):
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(DataError, match=r"cannot write .*report\.html: No space left on device \(.* MB needed\)"):
         write_report([run])
 
 

@@ -179,7 +179,7 @@ def test_nothing_drawn_is_a_failure_with_its_reason(nearkin, copied):
         (["vcpa", "--checkpoint", "first"], 2, "'best' or 'last'"),
         (["none"], 3, "no run at"),
         (["vcpa", "-o", "vcpa/recipe.yaml"], 2, "is a file"),
-        (["vcpa", "-o", "vcpa/recipe.yaml/plots"], 3, "cannot be made"),
+        (["vcpa", "-o", "vcpa/recipe.yaml/plots"], 3, "cannot write vcpa/recipe.yaml/plots"),
         (["vcpa", "--by", "proxie"], 2, "did you mean 'proxies'"),
     ],
 )

@@ -26,9 +26,9 @@ app = typer.Typer(
     "training, and use it to find near kin.\n\n"
     "Start with [bold]nearkin train glyphs/demo[/bold] (nothing to download), or with your own photos, one folder per "
     "kind: [bold]nearkin train --data PHOTOS[/bold].",
-    epilog="Exit codes: 0 done, 1 the output cannot be written, 2 mistake on the command line or in a recipe, 3 data "
-    "missing or unreadable, 4 an extra is not installed, 5 training diverged, 6 another process writes to the folder, "
-    "130 interrupted (continue with --resume).",
+    epilog="Exit codes: 0 done, 2 mistake on the command line or in a recipe, 3 data missing or unreadable or no place "
+    "to write, 4 an extra is not installed, 5 training diverged, 6 another process writes to the folder, 130 "
+    "interrupted (continue with --resume).",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
