@@ -24,11 +24,11 @@ import torch
 from nearkin.data.cache import open_images
 from nearkin.data.loader import TrainingLoader
 from nearkin.data.table import ImageTable
-from nearkin.device import describe_hardware, pick_device
 from nearkin.proxies import greedy_k_center
 from nearkin.recipe import Recipe
-from nearkin.run import build_state
-from nearkin.training import HealthCheck, TrainingState, train_step
+from nearkin.runs.run import build_state
+from nearkin.training.device import describe_hardware, pick_device
+from nearkin.training.loop import HealthCheck, TrainingState, train_step
 
 CCP = ("method.name=ccp", "method.steps_per_problem=1000000", "training.proxy_multiplier=1")
 PAIRS = ("training.sampler=balanced", "objective.name=contrastive")

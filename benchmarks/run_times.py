@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from nearkin.data.transforms import transform_from
-from nearkin.device import autocast, autocast_dtype, describe_hardware, pick_device
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.recipe import Recipe, recipes_folder
-from nearkin.reproduction.papers import papers
+from nearkin.studies.reproduce.papers import papers
+from nearkin.training.device import autocast, autocast_dtype, describe_hardware, pick_device
 
 SIZES = {"cub": (5_864, 5_924), "mnist": (60_000, 10_000)}
 """Training and test images."""

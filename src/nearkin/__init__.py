@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from nearkin import methods as methods
     from nearkin import proxies as proxies
     from nearkin import samplers as samplers
-    from nearkin.backbone_score import evaluate_backbone as evaluate_backbone
     from nearkin.data.folder import read_folder as read_folder
     from nearkin.data.manifest import read_manifest as read_manifest
     from nearkin.data.source import read_source as read_source
     from nearkin.data.table import ImageTable as ImageTable
-    from nearkin.embedding import embed_images as embed_images
     from nearkin.encoders import Encoder as Encoder
     from nearkin.encoders import build_encoder as build_encoder
     from nearkin.errors import NearkinError as NearkinError
-    from nearkin.evaluate import evaluate_run as evaluate_run
     from nearkin.evaluation import clustering_scores as clustering_scores
     from nearkin.evaluation import ranking_scores as ranking_scores
     from nearkin.evaluation import retrieval_scores as retrieval_scores
-    from nearkin.final import train_final as train_final
     from nearkin.recipe import Recipe as Recipe
-    from nearkin.run import load_run as load_run
-    from nearkin.run import run as run
-    from nearkin.run_folder import RunFolder as RunFolder
+    from nearkin.runs.backbone_score import evaluate_backbone as evaluate_backbone
+    from nearkin.runs.evaluate import evaluate_run as evaluate_run
+    from nearkin.runs.final import train_final as train_final
+    from nearkin.runs.folder import RunFolder as RunFolder
+    from nearkin.runs.run import load_run as load_run
+    from nearkin.runs.run import run as run
+    from nearkin.training.embedding import embed_images as embed_images
 
 __version__ = "0.1.0"
 
@@ -44,20 +44,20 @@ _HOMES = {
     "ImageTable": "data.table",
     "NearkinError": "errors",
     "Recipe": "recipe",
-    "RunFolder": "run_folder",
+    "RunFolder": "runs.folder",
     "build_encoder": "encoders",
     "clustering_scores": "evaluation",
-    "embed_images": "embedding",
-    "evaluate_backbone": "backbone_score",
-    "evaluate_run": "evaluate",
-    "load_run": "run",
+    "embed_images": "training.embedding",
+    "evaluate_backbone": "runs.backbone_score",
+    "evaluate_run": "runs.evaluate",
+    "load_run": "runs.run",
     "ranking_scores": "evaluation",
     "read_folder": "data.folder",
     "read_manifest": "data.manifest",
     "read_source": "data.source",
     "retrieval_scores": "evaluation",
-    "run": "run",
-    "train_final": "final",
+    "run": "runs.run",
+    "train_final": "runs.final",
 }
 _PACKAGES = ("evaluation", "losses", "methods", "proxies", "samplers")
 

@@ -95,7 +95,7 @@ def test_a_row_that_fails_is_said_and_the_exit_code_too(compare, monkeypatch):
     def fail(*_, **__):
         raise DataError("the disk with kiwi.png is gone")
 
-    monkeypatch.setattr("nearkin.study.run", fail)
+    monkeypatch.setattr("nearkin.studies.study.run", fail)
     code, out, err = compare("--rows", "proxy_anchor", "--seeds", 1, "-o", "study")
     assert code == 3
     assert "1 of 1 runs did not finish" in err

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from nearkin import mlrc
-from nearkin.run import TrainedRun
+from nearkin.runs.run import TrainedRun
+from nearkin.studies import mlrc
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}

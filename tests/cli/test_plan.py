@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nearkin.time_plan import plan_time
+from nearkin.studies.time_plan import plan_time
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from nearkin.recipe import Recipe
-from nearkin.tuning import trials
+from nearkin.studies.tune import trials
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}

@@ -26,9 +26,9 @@ from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.recipe import Recipe
-from nearkin.run import build_state
-from nearkin.run_folder import RunFolder
-from nearkin.training import fit
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import build_state
+from nearkin.training.loop import fit
 
 GOLDEN = Path(__file__).parents[1] / "assets" / "golden"
 SHEET = GOLDEN / "glyphs.png"

@@ -17,9 +17,9 @@ from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
-from nearkin.run import build_state
-from nearkin.run_folder import RunFolder
-from nearkin.training import fit
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import build_state
+from nearkin.training.loop import fit
 
 RECIPE = {
     "data": {"transform": "digits", "image_size": 8, "workers": 1},

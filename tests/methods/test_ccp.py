@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin import checkpoint
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.methods import ccp
-from nearkin.run_folder import RunFolder
-from nearkin.training import fit
+from nearkin.runs.folder import RunFolder
+from nearkin.training import checkpoint
+from nearkin.training.loop import fit
 
 
 class Silent:

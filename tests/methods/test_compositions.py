@@ -10,9 +10,9 @@ import torch
 from nearkin import losses, methods
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
-from nearkin.run import run
-from nearkin.run_folder import RunFolder
-from nearkin.training import fit
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
+from nearkin.training.loop import fit
 
 CCP = ["method.name=ccp", "method.pool_size=3", "method.steps_per_problem=4"]
 PROFS = ["method.name=profs", "method.steps_per_projection=4"]
@@ -151,7 +151,7 @@ def test_more_products_run(overrides, tiny, tmp_path):
     ids=lambda value: "-".join(part.split("=")[-1] for part in value) if isinstance(value, list) else "",
 )
 def test_what_makes_no_sense_is_refused_before_any_image_is_read(overrides, reason, tmp_path, monkeypatch):
-    monkeypatch.setattr("nearkin.run.open_data", lambda *_, **__: pytest.fail("the data have been opened"))
+    monkeypatch.setattr("nearkin.runs.run.open_data", lambda *_, **__: pytest.fail("the data have been opened"))
     tiny_recipe = {
         "objective": {"name": "contrastive"},
         "training": {"batch_size": 8, "sampler": "balanced", "images_per_class": 2, "device": "cpu"},

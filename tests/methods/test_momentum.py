@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nearkin import checkpoint
 from nearkin.errors import RecipeError
-from nearkin.run_folder import RunFolder
-from nearkin.training import fit
+from nearkin.runs.folder import RunFolder
+from nearkin.training import checkpoint
+from nearkin.training.loop import fit
 
 MOCO = (
     "method.name=momentum",
@@ -44,7 +44,7 @@ def test_the_follower_is_a_moving_average_and_fills_the_queue(tiny, tmp_path):
 
 def test_the_queue_holds_what_the_follower_saw(tiny):
     from nearkin.data.loader import TrainingLoader
-    from nearkin.training import HealthCheck, _Rows, train_step
+    from nearkin.training.loop import HealthCheck, _Rows, train_step
 
     state = tiny(*MOCO)
     rows = _Rows(state.data.images, state.protocol.train_rows)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin import checkpoint, losses
+from nearkin import losses
 from nearkin.data.cache import open_images
 from nearkin.data.loader import TrainingLoader
 from nearkin.data.table import ImageTable
@@ -17,9 +17,10 @@ from nearkin.errors import RecipeError
 from nearkin.losses import Angular, Contrastive, LiftedStructure, Margin, NPair, Triplet
 from nearkin.methods.profs import Profs, representative_loss
 from nearkin.recipe import Recipe
-from nearkin.run import build_state
-from nearkin.run_folder import RunFolder
-from nearkin.training import HealthCheck, TrainingState, _Rows, fit, train_step
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import build_state
+from nearkin.training import checkpoint
+from nearkin.training.loop import HealthCheck, TrainingState, _Rows, fit, train_step
 
 SIZES = [4, 1, 6, 2, 5, 3]
 TOY = {

@@ -7,7 +7,7 @@ import torch
 
 from nearkin.data.loader import TrainingLoader
 from nearkin.errors import RecipeError
-from nearkin.training import HealthCheck, _Rows, train_step
+from nearkin.training.loop import HealthCheck, _Rows, train_step
 
 UPDATES = ("method.name=proxy_updates", "objective.name=proxy_anchor", "encoder.normalisation=l2")
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from nearkin.recipe import Recipe
-from nearkin.run import run
-from nearkin.run_folder import RunFolder
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",

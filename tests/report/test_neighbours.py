@@ -4,8 +4,8 @@ import numpy as np
 
 from nearkin.recipe import Recipe
 from nearkin.report import draw_neighbours, neighbours
-from nearkin.run import run
-from nearkin.run_folder import RunFolder
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
 
 
 class Silent:

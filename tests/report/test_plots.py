@@ -18,8 +18,8 @@ from nearkin.report.neighbours import RIGHT, WRONG, choose_queries, show_image
 from nearkin.report.opened_run import Look, OpenedRun, open_runs
 from nearkin.report.plots import certainty, class_pairs, curves, embedding_map, neighbour_rows, similarity, sub_problems
 from nearkin.report.plots._page import NotDrawn, Picture
-from nearkin.run import run
-from nearkin.run_folder import RunFolder
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
 
 
 class Silent:

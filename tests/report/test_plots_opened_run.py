@@ -13,8 +13,8 @@ from nearkin.errors import DataError
 from nearkin.notices import Notice
 from nearkin.recipe import Recipe
 from nearkin.report.opened_run import CannotDrawError, Look, OpenedRun, open_runs, whole_classes
-from nearkin.run import run
-from nearkin.run_folder import RunFolder
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
 
 
 class Silent:

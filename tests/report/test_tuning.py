@@ -18,7 +18,7 @@ from nearkin.report.tuning import (
     write_tuning,
 )
 from nearkin.report.tuning_pictures import fit_surface
-from nearkin.tuning import Plan, Trial, Tuning, read_space
+from nearkin.studies.tune import Plan, Trial, Tuning, read_space
 
 PLANE = ("method.pull=1e-6..1:log", "method.proxies_per_class=1..7")
 

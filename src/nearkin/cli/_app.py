@@ -12,7 +12,7 @@ from rich.markup import escape
 import nearkin
 
 if TYPE_CHECKING:
-    from nearkin.data_report import Announce, DataReport
+    from nearkin.runs.data_report import Announce, DataReport
 
 __all__ = ["Data", "DataRoot", "Device", "Json", "Kinds", "Verbose", "announcer", "app", "escape", "progress_console"]
 

@@ -13,7 +13,7 @@ from nearkin.cli._app import escape
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
-    from nearkin.time_plan import TimePlan
+    from nearkin.studies.time_plan import TimePlan
 
 __all__ = ["Yes", "agree", "counted"]
 
@@ -25,7 +25,7 @@ def agree(lines: Sequence[str], estimate: Callable[[], TimePlan], *, yes: bool) 
 
     Where nobody can be asked a long study needs ``--yes``.
     """
-    from nearkin.time_plan import ASK_BEYOND, duration
+    from nearkin.studies.time_plan import ASK_BEYOND, duration
 
     console = Console(stderr=True)
     for line in lines:

@@ -17,9 +17,9 @@ from nearkin.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nearkin.comparison import RowDefinition
     from nearkin.recipe import Recipe
-    from nearkin.study import Row
+    from nearkin.studies.compare import RowDefinition
+    from nearkin.studies.study import Row
 
 __all__ = ["compare"]
 
@@ -82,7 +82,16 @@ def compare(
     The epoch is chosen on validation classes, and the test classes are scored once. Stopped at any time, the same
     command goes on; finished runs are kept. The folder gets the table as Markdown, CSV and JSON, and a picture.
     """
-    from nearkin.comparison import (
+    from nearkin.data.source import is_benchmark
+    from nearkin.report.comparison import (
+        comparison_csv,
+        comparison_json,
+        comparison_markdown,
+        comparison_table,
+        write_comparison,
+    )
+    from nearkin.runs.run import open_data, report_on
+    from nearkin.studies.compare import (
         base_recipe,
         comparison_rows,
         default_study_folder,
@@ -91,18 +100,9 @@ def compare(
         rows_to_show,
         shared_recipe,
     )
-    from nearkin.data.source import is_benchmark
-    from nearkin.progress import ConsoleObserver
-    from nearkin.report.comparison import (
-        comparison_csv,
-        comparison_json,
-        comparison_markdown,
-        comparison_table,
-        write_comparison,
-    )
-    from nearkin.run import open_data, report_on
-    from nearkin.study import planned_runs, run_study, summarise, was_changed
-    from nearkin.time_plan import plan_time
+    from nearkin.studies.study import planned_runs, run_study, summarise, was_changed
+    from nearkin.studies.time_plan import plan_time
+    from nearkin.training.observers import ConsoleObserver
 
     progress = progress_console(verbose)
     overrides = _overrides(changes or [], epochs, data_root, device, kinds)
@@ -186,7 +186,7 @@ def _overrides(
 
 def _buildable(base: Recipe, definitions: Sequence[RowDefinition], overrides: Sequence[str]) -> list[Row]:
     """Every row that the changes fit: those for one loss need not fit rows that were not asked for."""
-    from nearkin.comparison import comparison_rows
+    from nearkin.studies.compare import comparison_rows
 
     found = []
     for definition in definitions:
@@ -198,7 +198,7 @@ def _buildable(base: Recipe, definitions: Sequence[RowDefinition], overrides: Se
 
 
 def _print_rows(rows: Sequence[Row], base: Recipe, as_json: bool) -> None:
-    from nearkin.comparison import what_differs
+    from nearkin.studies.compare import what_differs
 
     if as_json:
         listed = [

@@ -56,9 +56,9 @@ def mlrc(
     once. Stopped at any time, the same command goes on, and more repeats keep the models that are there. The folder
     gets every model, mlrc.json and mlrc.md.
     """
-    from nearkin.mlrc import default_mlrc_folder, mlrc_models, run_mlrc
     from nearkin.report.mlrc import mlrc_table, write_mlrc
-    from nearkin.time_plan import plan_time
+    from nearkin.studies.mlrc import default_mlrc_folder, mlrc_models, run_mlrc
+    from nearkin.studies.time_plan import plan_time
 
     progress = progress_console(verbose)
     recipe = recipe_from(arguments or [], data, data_root, device, progress, kinds=kinds)

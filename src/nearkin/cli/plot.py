@@ -54,8 +54,8 @@ def plot(
     uncertainty, closest and farthest classes, CCP's covering radius and sub-problems, similarities to the proxies, and
     nearest neighbours. What a run has nothing to show in is named with the reason.
     """
-    from nearkin.progress import ConsoleObserver
     from nearkin.report.plots import WITH_MAPS, Look, Written, draw_plots, without_tsne
+    from nearkin.training.observers import ConsoleObserver
 
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
     look = Look(

@@ -49,9 +49,9 @@ def report(
     worst queries, what the method did, cost, and the recipe, environment and command of every run. Runs that differ
     only in their seed are put together.
     """
-    from nearkin.progress import ConsoleObserver
     from nearkin.report.opened_run import Look
     from nearkin.report.page import write_report
+    from nearkin.training.observers import ConsoleObserver
 
     look = Look(classes=classes, seed=seed, device=device, data_root=data_root, data=data)
     with ConsoleObserver(progress_console(verbose)) as observer:

@@ -18,9 +18,9 @@ from nearkin.errors import DataError, RecipeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nearkin.reproduction import PlannedRow, Settings
-    from nearkin.reproduction.papers import TableDefinition
-    from nearkin.study import Outcome, StudyRun
+    from nearkin.studies.reproduce import PlannedRow, Settings
+    from nearkin.studies.reproduce.papers import TableDefinition
+    from nearkin.studies.study import Outcome, StudyRun
 
 __all__ = ["reproduce"]
 
@@ -103,9 +103,9 @@ def reproduce(
     interrupted goes on with the same command, and a row whose data or weights are not here is skipped and says so.
     The folder gets the table as Markdown, CSV and JSON, and a picture; tables of one paper share their runs.
     """
-    from nearkin.reproduction import Settings, find_item, papers, runs_of, tables_of
-    from nearkin.reproduction.digits import with_digits
-    from nearkin.time_plan import plan_time
+    from nearkin.studies.reproduce import Settings, find_item, papers, runs_of, tables_of
+    from nearkin.studies.reproduce.digits import with_digits
+    from nearkin.studies.time_plan import plan_time
 
     names = [text for text in arguments or [] if "=" not in text]
     changes = [text for text in arguments or [] if "=" in text]
@@ -176,9 +176,9 @@ def _run(
     progress: Console,
 ) -> list[Outcome]:
     """Run what can be run of a table, write it and print it."""
-    from nearkin.reproduction import carry_out, lines_of
-    from nearkin.reproduction.figures import draw_table
-    from nearkin.reproduction.tables import (
+    from nearkin.studies.reproduce import carry_out, lines_of
+    from nearkin.studies.reproduce.figures import draw_table
+    from nearkin.studies.reproduce.tables import (
         reproduction_csv,
         reproduction_json,
         reproduction_markdown,
@@ -209,15 +209,15 @@ def _run(
 def _planned(
     table: TableDefinition, asked: Sequence[str] | None, data: Sequence[str], settings: Settings, **options: Any
 ) -> list[PlannedRow]:
-    from nearkin.reproduction import planned_rows
-    from nearkin.reproduction.papers import chosen_rows
+    from nearkin.studies.reproduce import planned_rows
+    from nearkin.studies.reproduce.papers import chosen_rows
 
     return planned_rows(table, chosen_rows(table.rows, asked), data, settings, **options)
 
 
 def _print_items(paper: str | None, settings: Settings, as_json: bool) -> None:
-    from nearkin.reproduction import items, standing_of
-    from nearkin.reproduction.papers import paper_titles
+    from nearkin.studies.reproduce import items, standing_of
+    from nearkin.studies.reproduce.papers import paper_titles
 
     standings = [standing_of(item, settings) for item in items(paper)]
     if as_json:
@@ -268,8 +268,8 @@ def _print_items(paper: str | None, settings: Settings, as_json: bool) -> None:
 
 
 def _print_rows(table: TableDefinition, planned: Sequence[PlannedRow], as_json: bool) -> None:
-    from nearkin.reproduction.survey import DIGITS
-    from nearkin.reproduction.tables import heading, printed
+    from nearkin.studies.reproduce.survey import DIGITS
+    from nearkin.studies.reproduce.tables import heading, printed
 
     if as_json:
         listed = [

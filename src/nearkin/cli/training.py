@@ -67,12 +67,12 @@ def train(
     The run folder gets the resolved recipe, checkpoints, every evaluation as CSV, the final scores as JSON and a
     picture of nearest neighbours; that of a final model a model card.
     """
-    from nearkin.default_folders import default_folder
-    from nearkin.progress import ConsoleObserver, Observers, TensorBoardObserver
     from nearkin.report import draw_neighbours
     from nearkin.report.tables import score_table, verdict
-    from nearkin.run import run
-    from nearkin.run_folder import RunFolder
+    from nearkin.runs.default_folders import default_folder
+    from nearkin.runs.folder import RunFolder
+    from nearkin.runs.run import run
+    from nearkin.training.observers import ConsoleObserver, Observers, TensorBoardObserver
 
     progress = progress_console(verbose)
     if final is not None:
@@ -124,10 +124,10 @@ def _train_final(
     as_json: bool,
     progress: Console,
 ) -> None:
-    from nearkin.final import final_folder, train_final
-    from nearkin.progress import ConsoleObserver
     from nearkin.report.tables import final_table, verdict
-    from nearkin.run_folder import RunFolder
+    from nearkin.runs.final import final_folder, train_final
+    from nearkin.runs.folder import RunFolder
+    from nearkin.training.observers import ConsoleObserver
 
     folder = RunFolder(output or final_folder(chosen))
     with ConsoleObserver(progress) as observer:
@@ -192,10 +192,10 @@ def evaluate(
     Own data given with --data that has no test split of its own is scored whole: every image looks for its like
     among all the others.
     """
-    from nearkin.backbone_score import evaluate_backbone
-    from nearkin.evaluate import evaluate_run
-    from nearkin.progress import ConsoleObserver
     from nearkin.report.tables import LEGEND, metric_table
+    from nearkin.runs.backbone_score import evaluate_backbone
+    from nearkin.runs.evaluate import evaluate_run
+    from nearkin.training.observers import ConsoleObserver
 
     given = arguments or []
     if backbone is None:
@@ -273,9 +273,9 @@ def embed(
     'labels' (the name of the class folder, or what the manifest says, or nothing); the .csv has id, path and label in
     its first columns. Unreadable images are left out and named.
     """
-    from nearkin.embed_files import embed_files
-    from nearkin.progress import ConsoleObserver
     from nearkin.report.data_report import left_out_text
+    from nearkin.runs.embed_files import embed_files
+    from nearkin.training.observers import ConsoleObserver
 
     with ConsoleObserver(progress_console(verbose)) as observer:
         result = embed_files(run, sources, output, which=checkpoint, device=device, progress=observer.decoding)
@@ -294,8 +294,8 @@ def recipe_from(
     kinds: str | None = None,
 ) -> Recipe:
     """The recipe that a command line gives: a name and changes to it, or what suits the images of --data."""
-    from nearkin.own_photos import own_photos_recipe
     from nearkin.recipe import Recipe
+    from nearkin.runs.own_photos import own_photos_recipe
 
     names = [text for text in arguments if "=" not in text]
     overrides = [text for text in arguments if "=" in text]

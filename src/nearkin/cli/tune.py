@@ -83,9 +83,9 @@ def tune(
     folder gets every trial as a run, trials.csv, pictures and the best as best.yaml, ready to be trained.
     """
     from nearkin.report.tuning import three_seeds, tuning_table, write_tuning
-    from nearkin.time_plan import plan_time
-    from nearkin.tuning import Plan, default_tuning_folder, planned_trials, read_space
-    from nearkin.tuning import tune as search
+    from nearkin.studies.time_plan import plan_time
+    from nearkin.studies.tune import Plan, default_tuning_folder, planned_trials, read_space
+    from nearkin.studies.tune import tune as search
 
     for text in arguments or []:
         if re.search(r"=[-+]?\d[-+.\de]*\.\.[-+.]?\d", text):

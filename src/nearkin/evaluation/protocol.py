@@ -67,11 +67,11 @@ class Protocol:
     * ``validation``: some training classes are held out, the best evaluation on those chooses the epoch, and the test
       classes are scored once, at the end. Where there are too few classes to hold any out, the last epoch is reported.
     * ``mlrc``: the classes that are not tested, in their order, are cut into ``folds`` contiguous folds; ``fold`` is
-      held out and chooses the epoch, the others train. :mod:`nearkin.mlrc` trains one model per fold.
+      held out and chooses the epoch, the others train. :mod:`nearkin.studies.mlrc` trains one model per fold.
     * ``in-distribution``: the test images are of classes that train, as in MNIST; the last epoch is reported. Data
       without a test split get one by image.
     * ``everything``: every image trains and none is scored, for the encoder that is put to use once another run has
-      given the honest score (:mod:`nearkin.final`).
+      given the honest score (:mod:`nearkin.runs.final`).
 
     ``train_share`` leaves so much of the training images of every class, ``label_noise`` replaces so many of their
     labels. Neither touches what is validated or tested. A table that a protocol cannot be trained on is refused by

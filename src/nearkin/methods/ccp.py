@@ -22,7 +22,7 @@ from nearkin.samplers.stream import generator
 if TYPE_CHECKING:
     from nearkin.data.loader import Batch
     from nearkin.recipe import Recipe
-    from nearkin.training import TrainingState
+    from nearkin.training.loop import TrainingState
 
 __all__ = ["Ccp"]
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from nearkin import losses
-from nearkin.device import autocast
 from nearkin.errors import RecipeError
 from nearkin.losses.momentum_proxy_anchor import follow
 from nearkin.methods.plain import Plain
+from nearkin.training.device import autocast
 
 if TYPE_CHECKING:
     from nearkin.data.loader import Batch
     from nearkin.encoders import Encoder
     from nearkin.recipe import Recipe
-    from nearkin.training import TrainingState
+    from nearkin.training.loop import TrainingState
 
 __all__ = ["Momentum"]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nearkin.data.loader import Batch
     from nearkin.recipe import Recipe
     from nearkin.samplers import BatchSampler
-    from nearkin.training import TrainingState
+    from nearkin.training.loop import TrainingState
 
 __all__ = ["Plain"]
 

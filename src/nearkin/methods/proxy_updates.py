@@ -15,7 +15,7 @@ from nearkin.proxies import ProxyBank
 if TYPE_CHECKING:
     from nearkin.data.loader import Batch
     from nearkin.recipe import Recipe
-    from nearkin.training import TrainingState
+    from nearkin.training.loop import TrainingState
 
 __all__ = ["ProxyUpdates"]
 

@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from nearkin.report.plots._page import end_at_all
-from nearkin.run_folder import write_atomically
-from nearkin.study import rank_correlation
+from nearkin.runs.folder import write_atomically
+from nearkin.studies.study import rank_correlation
 
 Summary = Sequence[Mapping[str, Any]]
-"""What :func:`nearkin.study.summarise` returns."""
+"""What :func:`nearkin.studies.study.summarise` returns."""
 
 HEADINGS = {"R@1": "R@1", "MAP@R": "MAP@R", "nDCG@8": "nDCG@8", "covering_radius": "covering radius"}
 MARKS = {"above": "▲", "below": "▼", "within the spread": "≈", None: ""}

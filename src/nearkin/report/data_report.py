@@ -8,7 +8,7 @@ from rich.text import Text
 
 from nearkin.data.formats import OTHER_FILES
 from nearkin.data.table import LeftOut
-from nearkin.data_report import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
+from nearkin.runs.data_report import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
 
 _MOST_LINES = 8
 _SCORED = ("test", "queries", "gallery")

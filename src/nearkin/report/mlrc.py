@@ -11,11 +11,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from nearkin.mlrc import METRICS
-from nearkin.run_folder import write_atomically
+from nearkin.runs.folder import write_atomically
+from nearkin.studies.mlrc import METRICS
 
 Result = Mapping[str, Any]
-"""What :func:`nearkin.mlrc.run_mlrc` returns."""
+"""What :func:`nearkin.studies.mlrc.run_mlrc` returns."""
 
 
 def mlrc_table(result: Result) -> Group:

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from nearkin.data.cache import OpenedImages
-from nearkin.embedding import embed_images
 from nearkin.encoders import Encoder
 from nearkin.evaluation.neighbours import nearest
 from nearkin.report.opened_run import whole_classes
-from nearkin.run import encoder_from, load_run
-from nearkin.run_data import open_run_data
-from nearkin.run_folder import RunFolder, write_atomically
+from nearkin.runs.data import open_run_data
+from nearkin.runs.folder import RunFolder, write_atomically
+from nearkin.runs.run import encoder_from, load_run
+from nearkin.training.embedding import embed_images
 
 RIGHT, WRONG, PLAIN, MARGIN = "#1a9850", "#d73027", "#444444", "#f2f2f2"
 GALLERY_LIMIT = 3000

@@ -15,20 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nearkin.checkpoint import best_file, read
 from nearkin.data.benchmarks import benchmarks
 from nearkin.data.cache import OpenedImages
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.losses._variational import VariationalBank
 from nearkin.numerics import l2_normalise, normalise
-from nearkin.objective import build_objective
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe
 from nearkin.report.run_names import row_title, run_name, told_apart
-from nearkin.run import Progress, TrainedRun, load_run
-from nearkin.run_data import RunData, open_data, split_as_stored, with_root_found
-from nearkin.run_folder import INDIFFERENT, RunFolder
+from nearkin.runs.data import RunData, open_data, split_as_stored, with_root_found
+from nearkin.runs.folder import INDIFFERENT, RunFolder
+from nearkin.runs.run import Progress, TrainedRun, load_run
+from nearkin.training.checkpoint import best_file, read
+from nearkin.training.objective import build_objective
 
 IMAGE_LIMIT = 3000
 """A picture need not show a whole large data set; beyond this many images some whole classes stand for it."""

@@ -14,9 +14,9 @@ from nearkin.errors import DataError
 from nearkin.recipe import Recipe
 from nearkin.report.opened_run import Look, OpenedRun, open_runs
 from nearkin.report.run_names import part_names
-from nearkin.run import Progress
-from nearkin.run_data import say_if_images_differ
-from nearkin.run_folder import INDIFFERENT, RunFolder
+from nearkin.runs.data import say_if_images_differ
+from nearkin.runs.folder import INDIFFERENT, RunFolder
+from nearkin.runs.run import Progress
 
 _MOST_NAMED = 3
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import SELECTED_ON_TEST, select_by
-from nearkin.report.published_match import SAME_SCORE, PublishedFigures, published_beside
+from nearkin.published.matching import SAME_SCORE, PublishedFigures, published_beside
 from nearkin.report.run_groups import RunGroup
-from nearkin.study import figure
+from nearkin.studies.study import figure
 from nearkin.suggest import did_you_mean
 
 Figures = Mapping[str, Mapping[str, Any]]

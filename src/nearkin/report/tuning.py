@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nearkin.report.tuning_pictures import draw_tuning
-from nearkin.run_folder import write_atomically
-from nearkin.tuning.space import Dimension, shown, yaml_text
-from nearkin.tuning.trials import Trial, Tuning
+from nearkin.runs.folder import write_atomically
+from nearkin.studies.tune.space import Dimension, shown, yaml_text
+from nearkin.studies.tune.trials import Trial, Tuning
 
 SHOWN = 10
 """Trials in a table; ``trials.csv`` has them all."""

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.report.plots._page import GREY, RUN_COLOURS, STYLE
-from nearkin.tuning.space import Dimension, shown
-from nearkin.tuning.trials import Trial, Tuning
+from nearkin.studies.tune.space import Dimension, shown
+from nearkin.studies.tune.trials import Trial, Tuning
 
 Array = NDArray[np.float64]
 

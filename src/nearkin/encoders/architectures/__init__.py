@@ -12,10 +12,10 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 
-from nearkin.coerce import coerce
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.preprocessing import as_preprocessing
 from nearkin.errors import RecipeError
+from nearkin.recipe.coerce import coerce
 from nearkin.suggest import did_you_mean
 
 Builder = Callable[..., Backbone]

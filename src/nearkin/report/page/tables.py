@@ -11,9 +11,9 @@ from nearkin.report.page._parts import Section, code, details, escape, table
 from nearkin.report.page.explained import explanation
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.score_tables import Figures, ScoreTable, cell, figures_of, metric_name
-from nearkin.run_folder import RunFolder
-from nearkin.study import figure
-from nearkin.time_plan import side_by_side_of
+from nearkin.runs.folder import RunFolder
+from nearkin.studies.study import figure
+from nearkin.studies.time_plan import side_by_side_of
 
 
 def scores_section(scores: ScoreTable, groups: Sequence[RunGroup]) -> Section:

@@ -21,8 +21,8 @@ from nearkin.report.plots import (
 )
 from nearkin.report.plots._page import STYLE, Drawing, NotDrawn, Picture
 from nearkin.report.plots.embedding_map import without_tsne
-from nearkin.run import Progress
-from nearkin.run_folder import RunFolder
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import Progress
 from nearkin.suggest import did_you_mean
 
 __all__ = ["FAMILIES", "WITH_MAPS", "Look", "NotDrawn", "Written", "draw_plots", "without_tsne"]

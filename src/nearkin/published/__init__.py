@@ -1,0 +1,1 @@
+"""What the papers report, and which of it a run can be held against."""

@@ -1,0 +1,128 @@
+"""Published figures that belong beside a run: only where method, data, protocol and score are surely the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nearkin.published.figures import look_up
+from nearkin.recipe import Recipe
+
+_DATA = {"cub": "cub", "cars": "cars196", "sop": "sop", "inshop": "inshop"}
+"""Names of benchmarks here and in the list of published figures."""
+SAME_SCORE = {"P@1": "R@1"}
+"""Two names of one score."""
+_PLAIN = {
+    "proxy_anchor": "ProxyAnchor",
+    "vcpa": "VCPA",
+    "proxy_isa": "ProxyISA",
+    "proxy_nca": "ProxyNCA",
+    "proxy_nca_pp": "ProxyNCA++",
+    "cosine_contrastive": "C1",
+    "contrastive": "C2",
+    "multi_similarity": "MS",
+}
+_SEVERAL_PROXIES = {"mpa": "MPA", "mpa_dw": "MPA-DW", "mpa_ap": "MPA-AP"}
+_PAIR = {"cosine_contrastive": "C1", "contrastive": "C2", "multi_similarity": "MS", "triplet": "Triplet"}
+"""Pair losses in CCP's tables."""
+_PROFS = {
+    "contrastive": "C",
+    "triplet": "T",
+    "margin": "M",
+    "lifted_structure": "L",
+    "n_pair": "N",
+    "angular": "A",
+}
+
+
+@dataclass(frozen=True)
+class PublishedFigures:
+    """A line of a published table: ``{"mean", "spread", "text"}`` by the name of the score."""
+
+    paper: str
+    table: str
+    method: str
+    backbone: str
+    dim: int
+    protocol: str
+    figures: Mapping[str, Mapping[str, Any]]
+    same_backbone: bool
+
+    @property
+    def encoder(self) -> str:
+        return f"{self.backbone}, {self.dim}-d"
+
+    @property
+    def what(self) -> str:
+        """Where it is printed, and with what backbone."""
+        place = f"table {self.table}" if not self.table.startswith(("fig", "text")) else self.table
+        return f"published: {self.paper}, {place} ({self.encoder})"
+
+
+def published_beside(recipe: Recipe, protocol: str) -> list[PublishedFigures]:
+    """Published lines for a run's method on its data, those with its own backbone first.
+
+    Nothing is returned where it is not certain that the same thing was measured: other data, fewer images or other
+    labels, another image size, or a method with options that the table's does not have.
+
+    Args:
+        recipe: the run's.
+        protocol: as the list of published figures has it: ``conventional`` for the best epoch on the test classes, also
+            of In-shop's queries and gallery; ``mlrc-mean`` and ``mlrc-ensemble``.
+    """
+    data = _DATA.get(recipe.data.source)
+    if data is None or not _is_usual(recipe):
+        return []
+    names = published_names(recipe)
+    lines: dict[tuple[str, str, str, str, int], dict[str, dict[str, Any]]] = {}
+    for name in names:
+        for row in look_up(method=name, dataset=data, protocol=protocol):
+            if "(" in row.table:  # measured under the condition that follows, such as a tenth of the images
+                continue
+            key = (row.paper, row.table, row.method, row.backbone, row.dim)
+            lines.setdefault(key, {})[SAME_SCORE.get(row.metric, row.metric)] = {
+                "mean": row.value / 100,
+                "spread": None if row.spread is None else row.spread / 100,
+                "text": f"{row.value:g}" + ("" if row.spread is None else f" ± {row.spread:g}"),
+            }
+    own = _backbone(recipe.encoder.backbone)
+    found = [PublishedFigures(*key, protocol, figures, key[3] == own) for key, figures in lines.items()]
+    return sorted(found, key=lambda each: not each.same_backbone)
+
+
+def published_names(recipe: Recipe) -> list[str]:
+    """What papers call a recipe's loss with its method; empty where that is not certain.
+
+    >>> published_names(Recipe.from_mapping({"objective": {"name": "vcpa"}}))
+    ['VCPA']
+    """
+    loss, method = recipe.objective, recipe.method
+    few = recipe.data.source in ("sop", "inshop")
+    if loss.options.get("weighting") is not None:
+        return []
+    if method.name == "plain" and loss.name in _SEVERAL_PROXIES:
+        usual = loss.options.get("proxies_per_class", 10) == (2 if few else 10)
+        return [_SEVERAL_PROXIES[loss.name]] if usual else []
+    if method.name == "plain" and loss.name in _PLAIN:
+        own = loss.options.get("proxies_per_class", 1) == 1 and loss.options.get("stochastic", True)
+        return [_PLAIN[loss.name]] if own else []
+    if method.name == "ccp" and loss.name in _PAIR and method.options.get("anchors", "proxies") == "proxies":
+        # In CCP's tables L stands for eight proxies per class, four on the data sets with small classes.
+        large = method.options.get("proxies_per_class", 8) == (4 if few else 8)
+        return [f"{_PAIR[loss.name]}-CCP-L", f"{_PAIR[loss.name]}-CCP"] if large else []
+    if method.name == "profs" and loss.name in _PROFS:
+        mined = "-HNCM" if method.options.get("hard_negative_classes") else ""
+        return [f"{_PROFS[loss.name]}-PROFS{mined}"]
+    return []
+
+
+def _is_usual(recipe: Recipe) -> bool:
+    """Whether all training images with their own labels were used, at the size that papers use."""
+    protocol = recipe.protocol
+    return protocol.train_share == 1 and protocol.label_noise == 0 and recipe.data.image_size in (None, 224, 227)
+
+
+def _backbone(name: str) -> str:
+    """A backbone's name as the list of published figures writes it."""
+    return {"bn_inception": "bninception", "resnet50_v1": "resnet50"}.get(name, name)

@@ -1,0 +1,117 @@
+"""What decides a run: the same notion for a recipe's hash, for its usual folder and for whether a run may go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nearkin.data.source import is_benchmark
+
+if TYPE_CHECKING:
+    from nearkin.recipe.reading import Recipe
+
+INDIFFERENT = (
+    "training.device",
+    "training.checkpoint_minutes",
+    "training.tensorboard",
+    "training.memory_check",
+    "data.root",
+    "data.workers",
+    "data.cache",
+)
+"""Keys that may differ when a run is resumed: they do not decide what is computed."""
+
+LATER: Mapping[str, Any] = {
+    "data.kinds": None,
+    "training.stop_at_epoch": None,
+    "training.milestones": [],
+    "protocol.monitor_test": False,
+}
+"""Keys that came after recipes had names by their hash, with the defaults that leave it as it was."""
+
+LOCATIONS = ("data.source", "encoder.weights")
+"""Keys that say where something lies. It may have moved since a run began, which its content then has to show."""
+
+
+def located(recipe: Recipe) -> Recipe:
+    """The recipe with absolute paths, so that it means the same from another working directory.
+
+    >>> from nearkin.recipe.reading import Recipe
+    >>> located(Recipe()) == Recipe()
+    True
+    >>> located(Recipe.from_mapping({"data": {"source": "."}})).data.source == os.getcwd()
+    True
+    """
+    data, encoder = recipe.data, recipe.encoder
+    source, root = _absolute(data.source), data.root and _absolute(data.root)
+    if is_benchmark(data.source):
+        source = data.source
+        if root is None and not os.environ.get("NEARKIN_DATA") and Path("data").is_dir():
+            root = _absolute("data")  # what nearkin.data.source.data_root takes from here
+    family, colon, model = encoder.backbone.partition(":")
+    backbone = f"{family}:{_absolute(model)}" if colon else encoder.backbone
+    weights = encoder.weights and (encoder.weights if encoder.weights == "imagenet" else _absolute(encoder.weights))
+    return recipe.replace(
+        data=dataclasses.replace(data, source=source, root=root),
+        encoder=dataclasses.replace(encoder, backbone=backbone, weights=weights),
+    )
+
+
+def deciding(recipe: Recipe, *, besides: Iterable[str] = ()) -> dict[str, Any]:
+    """What decides a run, as ``section.key: value`` with absolute paths; ``besides`` leaves out further keys."""
+    ignored = {*INDIFFERENT, *besides}
+    return {key: value for key, value in flat(located(recipe).as_mapping()).items() if key not in ignored}
+
+
+def fingerprint(recipe: Recipe, *, besides: Iterable[str] = ()) -> str:
+    """A short hash of what decides a run.
+
+    >>> from nearkin.recipe.reading import Recipe
+    >>> fingerprint(Recipe()) == fingerprint(Recipe.from_mapping({"training": {"device": "cpu"}}))
+    True
+    """
+    known = deciding(recipe, besides=besides)
+    return short_hash({key: value for key, value in known.items() if key not in LATER or value != LATER[key]})
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """By key, what each of two recipes, as :func:`deciding` gives them, has otherwise.
+
+    >>> differences({"training.seed": 0, "encoder.dim": 8}, {"training.seed": 1, "encoder.dim": 8})
+    {'training.seed': 'training.seed was 0, is 1'}
+    """
+    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    # Without data.kinds folders cannot lie inside each other, and then any value of it means the same.
+    changed = [key for key in changed if key != "data.kinds" or None not in (before.get(key), now.get(key))]
+    return {key: f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed}
+
+
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots.
+
+    >>> flat({"training": {"seed": 0}, "encoder": {"options": {}}})
+    {'training.seed': 0, 'encoder.options': {}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def short_hash(content: Any) -> str:
+    """Eight hexadecimal digits for plain values."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _absolute(path: str) -> str:
+    """Only what is there becomes absolute: what is not was perhaps never meant as a path."""
+    given = Path(path).expanduser()
+    return os.path.abspath(given) if given.exists() else path

@@ -1,0 +1,75 @@
+"""Rules for a recipe's values that a type cannot say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nearkin.errors import RecipeError
+from nearkin.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from nearkin.recipe.reading import Recipe
+
+
+def check_values(recipe: Recipe) -> None:
+    """Refuse a value that is out of its range, by its key."""
+    training, protocol = recipe.training, recipe.protocol
+    at_least = {
+        "training.epochs": (training.epochs, 0),
+        "training.batch_size": (training.batch_size, 1),
+        "training.images_per_class": (training.images_per_class, 1),
+        "training.schedule_every": (training.schedule_every, 1),
+        "training.evaluate_every": (training.evaluate_every, 1),
+        "training.evaluation_batch_size": (training.evaluation_batch_size, 1),
+        "training.warmup_epochs": (training.warmup_epochs, 0),
+        "training.seed": (training.seed, 0),
+        "training.learning_rate": (training.learning_rate, 0),
+        "training.weight_decay": (training.weight_decay, 0),
+        "protocol.folds": (protocol.folds, 2),
+        "protocol.fold": (protocol.fold, 0),
+        "protocol.split_seed": (protocol.split_seed, 0),
+        "data.shorter_side": (recipe.data.shorter_side, 8),
+        "data.unreadable_tolerance": (recipe.data.unreadable_tolerance, 0),
+    }
+    for optional, low in (
+        ("training.max_steps", 1),
+        ("training.evaluate_every_steps", 1),
+        ("training.stop_at_epoch", 0),
+        ("encoder.dim", 1),
+        ("data.image_size", 8),
+        ("data.workers", 0),
+    ):
+        section, key = optional.split(".")
+        value = getattr(getattr(recipe, section), key)
+        if value is not None:
+            at_least[optional] = (value, low)
+    for name, (value, low) in at_least.items():
+        if value < low:
+            raise RecipeError(f"{name} must be at least {low}, got {value}")
+    measured = {"P@R", "MAP@R"} | {
+        f"{metric}@{k}"
+        for metric, ranks in (
+            ("R", protocol.recall_at),
+            ("P", protocol.precision_at),
+            ("MAP", protocol.map_at),
+            ("nDCG", protocol.ndcg_at),
+        )
+        for k in ranks
+    }
+    if protocol.select_by is not None and protocol.select_by not in measured:
+        raise RecipeError(
+            f"protocol.select_by must be a score that is measured, {did_you_mean(protocol.select_by, measured)}"
+        )
+    for name in ("test_share", "validation_share", "label_noise"):
+        share = getattr(protocol, name)
+        if not 0 <= share < 1:
+            raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
+    if not 0 < protocol.train_share <= 1:
+        raise RecipeError(f"protocol.train_share must be a share above 0 and at most 1, got {protocol.train_share}")
+    if protocol.fold >= protocol.folds:
+        raise RecipeError(f"protocol.fold must be below protocol.folds ({protocol.folds}), got {protocol.fold}")
+    if training.sampler == "balanced" and training.batch_size % training.images_per_class:
+        raise RecipeError(
+            f"a balanced batch needs training.batch_size ({training.batch_size}) to be a multiple of "
+            f"training.images_per_class ({training.images_per_class})"
+        )

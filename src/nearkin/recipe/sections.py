@@ -1,0 +1,137 @@
+"""The sections of a recipe, typed and frozen; what a file leaves out has the default written here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Where the images come from and what is done to them."""
+
+    source: str = "glyphs"
+    """A benchmark's name, a folder with one folder per class, or a CSV/JSONL manifest."""
+    root: str | None = None
+    """Folder that holds the benchmarks; default: the environment variable NEARKIN_DATA."""
+    kinds: Literal["deepest", "top"] | None = None
+    """Which folders are the classes where folders of images lie inside class folders; without it they are refused."""
+    transform: str = "standard"
+    image_size: int | None = None
+    """Overrides the side of the crop."""
+    crop_scale: tuple[float, float] | None = None
+    """Overrides the smallest and largest share of the area that a training crop covers."""
+    cache: Literal["disk", "memory"] = "disk"
+    shorter_side: int = 256
+    """Decoded images are kept with this shorter side."""
+    unreadable_tolerance: float = 0.01
+    """A larger share of unreadable files stops the run before training."""
+    workers: int | None = None
+    """Threads that decode images and prepare batches; default: every core to decode, up to four for batches."""
+
+
+@dataclass(frozen=True)
+class EncoderSection:
+    """Backbone, pooling, projection, normalisation."""
+
+    backbone: str = "small"
+    dim: int | None = 128
+    pooling: str = "avg"
+    normalisation: Literal["l2", "ball"] = "l2"
+    weights: str | None = None
+    """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
+    freeze_batch_norm: bool = False
+    channels_last: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PartSection:
+    """A part chosen by name, with that part's own options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """The loop: batches, optimiser, schedule, precision, seeds."""
+
+    epochs: int = 20
+    max_steps: int | None = None
+    """Ends the run after this many steps, whatever ``epochs`` says."""
+    stop_at_epoch: float | None = None
+    """Ends the run there, with the schedule of all ``epochs``: what ``nearkin train --final`` sets."""
+    batch_size: int = 128
+    sampler: Literal["random", "balanced"] = "random"
+    images_per_class: int = 4
+    """Images of one class in a balanced batch."""
+    optimiser: Literal["adamw", "adam", "sgd"] = "adamw"
+    learning_rate: float = 1e-4
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    """For SGD."""
+    head_multiplier: float = 1.0
+    proxy_multiplier: float = 100.0
+    schedule: Literal["constant", "step", "milestones", "plateau", "cosine"] = "step"
+    schedule_every: int = 10
+    """Epochs between decays (step), or evaluations without improvement (plateau)."""
+    schedule_factor: float = 0.5
+    milestones: tuple[int, ...] = ()
+    """Epochs after which the rate decays (milestones); one that is named twice counts twice."""
+    warmup_epochs: int = 0
+    """Epochs at the start that train head and proxies only."""
+    clip: Literal["none", "value", "norm"] = "none"
+    clip_at: float = 10.0
+    precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"
+    device: str = "auto"
+    seed: int = 0
+    evaluate_every: int = 1
+    """Epochs between evaluations."""
+    evaluate_every_steps: int | None = None
+    """Steps between evaluations; replaces ``evaluate_every``."""
+    evaluation_batch_size: int = 256
+    checkpoint_minutes: float = 5.0
+    """A checkpoint is written at every evaluation, and at least this often."""
+    tensorboard: bool = False
+    memory_check: bool = True
+    """Refuse, before the first step, a run that is bound to need more memory than there is."""
+
+
+@dataclass(frozen=True)
+class ProtocolSection:
+    """How classes are split, what is measured and how the reported epoch is chosen."""
+
+    name: Literal["conventional", "validation", "mlrc", "query-gallery", "in-distribution", "everything"] = (
+        "conventional"
+    )
+    test_share: float = 0.25
+    """Share of the classes (``in-distribution``: of each class's images) kept for testing where the data set has no
+    split of its own."""
+    validation_share: float = 0.15
+    """Share of the training classes held out to choose the epoch (protocol ``validation``)."""
+    folds: int = 4
+    """Contiguous folds that the training classes are cut into (protocol ``mlrc``)."""
+    fold: int = 0
+    """The one of them, counted from 0, that is held out to choose the epoch."""
+    train_share: float = 1.0
+    """Share of the training images of each class that is used, at least one of each: small data."""
+    label_noise: float = 0.0
+    """Share of the training labels that is replaced by another training class."""
+    split_seed: int = 0
+    """Decides every split that the data set does not bring, which images ``train_share`` leaves and which labels are
+    wrong."""
+    select_by: str | None = None
+    """Score that chooses the best evaluation; default: R@1 (conventional, query-gallery), else MAP@R."""
+    monitor_test: bool = False
+    """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau`` and
+    CCP's patience, which are refused there otherwise. Every table names it."""
+    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    precision_at: tuple[int, ...] = ()
+    map_at: tuple[int, ...] = ()
+    ndcg_at: tuple[int, ...] = (8,)
+    covering: bool = False
+    """Measure the covering radius and the distance between classes at every evaluation, not only at the end."""
+    clustering: bool = False
+    """Also report NMI and F1 at the end."""

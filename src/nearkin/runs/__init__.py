@@ -1,0 +1,1 @@
+"""A whole run: its folder, its data, its scores, and a finished run put to use."""

@@ -1,0 +1,95 @@
+"""A backbone scored as it comes, without any training: what a trained encoder has to beat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.data.folder import Kinds
+from nearkin.data.source import is_benchmark
+from nearkin.evaluation.protocol import EvaluationSet, Protocol
+from nearkin.recipe import Recipe
+from nearkin.runs.data_report import Announce, describe_data
+from nearkin.runs.run import Progress, encoder_from, open_data, transform_of
+from nearkin.training.device import autocast_dtype, describe_hardware, pick_device
+from nearkin.training.embedding import embed_images
+
+
+def evaluate_backbone(
+    backbone: str,
+    data: str,
+    *,
+    weights: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    data_root: str | Path | None = None,
+    kinds: Kinds | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    watch: Callable[[str, int, int], None] | None = None,
+    announce: Announce | None = None,
+) -> dict[str, Any]:
+    """Scores of a backbone's pooled features, without a head, on the test split of ``data`` or on all of it.
+
+    Images and features are treated as in training on own photos, so that the scores can be held against such a run.
+
+    Args:
+        backbone: a name as in recipes.
+        data: a folder with one folder per class, a manifest or a benchmark.
+        weights: a local file; None for those that come with the backbone.
+        overrides: changes to the recipe for own photos, such as ``data.image_size=160`` or ``encoder.pooling=avg``.
+        data_root: folder that holds the benchmarks.
+        kinds: which of a folder's folders are the classes (:func:`~nearkin.data.folder.read_folder`).
+        device: where to compute; default: the best there is.
+        progress: told how far the decoding of images has come.
+        watch: told what is being scored, how many images are done, and how many there are.
+        announce: told what was understood of the data.
+    """
+    brings_its_own = ":" in backbone
+    given = None if weights is None and brings_its_own else str(weights or "imagenet")
+    changes = [f"encoder.backbone={json.dumps(backbone)}", f"encoder.weights={json.dumps(given)}", "encoder.dim=null"]
+    changes += [f"data.source={json.dumps(data)}"]
+    changes += [] if data_root is None else [f"data.root={json.dumps(str(data_root))}"]
+    changes += [] if kinds is None else [f"data.kinds={kinds}"]
+    recipe = Recipe.load("own_photos/pretrained", [*changes, *overrides])
+    where = pick_device(device or recipe.training.device)
+    encoder = encoder_from(recipe.encoder).to(where)
+    opened = open_data(recipe.data, progress=progress)
+    table, transform = opened.table, transform_of(recipe.data)
+    protocol = Protocol(recipe.protocol, table)
+    part = EvaluationSet(np.arange(len(table), dtype=np.int64))
+    if protocol.test is not None and any(table.has_split(name) for name in ("test", "query")):
+        part = protocol.test
+    if announce is not None:
+        announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
+
+    def embed(rows: NDArray[np.int64]) -> Tensor:
+        if watch is not None:
+            watch("scoring the backbone", 0, len(rows))
+        return embed_images(
+            encoder,
+            opened.images,
+            transform,
+            rows=rows,
+            batch_size=recipe.training.evaluation_batch_size,
+            workers=recipe.data.workers,
+            device=where,
+            dtype=autocast_dtype(recipe.training.precision, where),
+            progress=None if watch is None else lambda done: watch("scoring the backbone", done, len(rows)),
+        )
+
+    scores = protocol.score(part, embed, distance=encoder.distance, final=True)
+    return {
+        "backbone": backbone,
+        "weights": str(encoder.weights_report or ("its own" if brings_its_own else "none, random numbers")),
+        "data": table.name,
+        "images": len(part.query),
+        "classes": len(np.unique(table.labels[part.query])),
+        "hardware": describe_hardware(where),
+        "scores": scores,
+    }

@@ -1,0 +1,160 @@
+"""Files, folders and manifests of images embedded with a trained run, and written to one file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.data.folder import Kinds, folder_images, nearest_folder
+from nearkin.data.formats import is_image_file
+from nearkin.data.images import UnreadableImageError
+from nearkin.data.listing import readable
+from nearkin.data.manifest import manifest_images
+from nearkin.data.table import ImageTable, LeftOut
+from nearkin.errors import DataError, RecipeError
+from nearkin.runs.folder import write_atomically
+from nearkin.runs.run import load_run, open_data
+
+Progress = Callable[[int, int], None]
+
+# A number in a .csv takes about so many bytes.
+_BYTES_PER_VALUE = {".npz": 4, ".csv": 13}
+
+
+@dataclass(frozen=True)
+class EmbeddedFiles:
+    """What :func:`embed_files` wrote, and what it could not read."""
+
+    ids: tuple[str, ...]
+    dim: int
+    unreadable: tuple[UnreadableImageError, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def embed_files(
+    path: str | Path,
+    sources: str | Path | Sequence[str | Path],
+    output: str | Path,
+    *,
+    which: str = "best",
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> EmbeddedFiles:
+    """Embed every readable image of ``sources`` with the run at ``path`` and write ``output`` (.npz or .csv).
+
+    The .npz holds ``embeddings`` (float32 ``[N, dim]``) and as text ``ids``, ``paths`` (absolute) and ``labels``: the
+    name of the class folder or what a manifest says, and ``""`` where there is neither. The .csv has the same columns:
+    id, path, label, then the embedding. An id is the path below the folder, where one folder is given, a manifest's
+    own, or else the path as given.
+
+    Args:
+        path: a run folder.
+        sources: image files, folders with or without class folders, manifests with or without labels; one or several.
+        output: the file to write; whether it can be written is found out first.
+        which: ``best`` or ``last`` checkpoint.
+        device: as for training.
+        progress: told how many images are decoded, and of how many.
+    """
+    target = Path(output).expanduser()
+    check_output(target)
+    run = load_run(path, which=which, device=device)
+    table = images_of(sources, kinds=run.recipe.data.kinds)
+    opened = open_data(replace(run.recipe.data, unreadable_tolerance=1.0), table=table, progress=progress)
+    _check_room(target, len(opened.table) * run.encoder.dim * _BYTES_PER_VALUE[target.suffix])
+    embeddings = run.embed(opened.images).cpu().numpy()
+    write_atomically(target, (_npz if target.suffix == ".npz" else _csv)(opened.table, embeddings))
+    return EmbeddedFiles(opened.table.ids, run.encoder.dim, tuple(opened.unreadable), table.left_out)
+
+
+def images_of(sources: str | Path | Sequence[str | Path], *, kinds: Kinds | None = None) -> ImageTable:
+    """Every image of the given files, folders and manifests, each once, in the order given.
+
+    >>> images_of([])
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: give at least one image, folder or manifest
+    """
+    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    if not given:
+        raise RecipeError("give at least one image, folder or manifest")
+    tables = [_table_of(Path(source).expanduser(), kinds, alone=len(given) == 1) for source in given]
+    if len(tables) == 1:
+        return tables[0]
+    rows: dict[str, tuple[Path, str, str]] = {}
+    for table in tables:
+        for image, label, name in zip(table.images, table.labels.tolist(), table.ids, strict=True):
+            rows.setdefault(os.path.abspath(image), (Path(image), table.class_names[label], name))
+    paths, labels, ids = zip(*rows.values(), strict=True)
+    joined = ImageTable.build(f"{len(tables)} sources", paths, labels, splits=["test"] * len(paths), ids=ids)
+    return replace(joined, left_out=tuple(each for table in tables for each in table.left_out))
+
+
+def check_output(target: Path) -> None:
+    """Find out before any work whether ``target`` can be written."""
+    if target.suffix not in _BYTES_PER_VALUE:
+        raise RecipeError(f"the output file must end in .npz or .csv, got {str(target)!r}")
+    if not target.parent.is_dir():
+        what = "is not a folder" if target.parent.exists() else "does not exist"
+        raise RecipeError(f"cannot write {target.name}: the folder {str(target.parent)!r} {what}; make it first")
+    if target.is_dir():
+        raise RecipeError(f"cannot write {str(target)!r}: it is a folder; give a file name in it")
+    try:
+        # Permissions do not tell of read-only disks and of systems with rules of their own.
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"cannot write to the folder {str(target.parent)!r} ({error.strerror or error}); give another with -o"
+        ) from error
+
+
+def _check_room(target: Path, needed: int) -> None:
+    free = shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise DataError(
+            f"no room for {str(target)!r}: about {needed / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free; "
+            "make room, or give another folder with -o"
+        )
+
+
+def _table_of(source: Path, kinds: Kinds | None, *, alone: bool) -> ImageTable:
+    if source.is_file() and is_image_file(source):
+        return ImageTable.build(source.name, [source], [""], splits=["test"], ids=[readable(source.as_posix())])
+    if source.is_file():
+        return manifest_images(source)
+    if not source.exists():
+        raise DataError(f"there is no image, folder or manifest {str(source)!r}{nearest_folder(source)}")
+    table = folder_images(source, kinds=kinds)
+    if alone:
+        return table
+    return replace(table, ids=tuple(f"{readable(source.as_posix())}/{name}" for name in table.ids))
+
+
+def _columns(table: ImageTable) -> tuple[tuple[str, ...], list[str], list[str]]:
+    paths = [os.path.abspath(image) for image in table.images]
+    return table.ids, paths, [table.class_names[label] for label in table.labels.tolist()]
+
+
+def _npz(table: ImageTable, embeddings: NDArray[np.float32]) -> bytes:
+    ids, paths, labels = (np.array(column, dtype=np.str_) for column in _columns(table))
+    buffer = io.BytesIO()
+    np.savez(buffer, embeddings=embeddings, ids=ids, paths=paths, labels=labels)
+    return buffer.getvalue()
+
+
+def _csv(table: ImageTable, embeddings: NDArray[np.float32]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["id", "path", "label", *(f"e{i}" for i in range(embeddings.shape[1]))])
+    for name, path, label, row in zip(*_columns(table), embeddings.tolist(), strict=True):
+        writer.writerow([name, readable(path), label, *(f"{value:.8g}" for value in row)])
+    return text.getvalue().encode()

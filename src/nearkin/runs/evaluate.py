@@ -1,0 +1,132 @@
+"""A trained run scored again, on its own data or on others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearkin.data.cache import OpenedImages
+from nearkin.data.folder import Kinds
+from nearkin.data.source import is_benchmark
+from nearkin.errors import DataError
+from nearkin.evaluation.protocol import EvaluationSet, Protocol
+from nearkin.recipe import ProtocolSection
+from nearkin.runs.data import SCORED, Progress, open_data, open_run_data
+from nearkin.runs.data_report import Announce, describe_data
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import TrainedRun, load_run
+from nearkin.training.device import describe_hardware
+
+
+def evaluate_run(
+    path: str | Path,
+    *,
+    data: str | None = None,
+    data_root: str | Path | None = None,
+    kinds: Kinds | None = None,
+    which: str = "best",
+    device: str | None = None,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+) -> dict[str, Any]:
+    """Scores of a run's encoder on its own test classes, or on ``data``.
+
+    The test classes are the images that were kept for testing when the run began (``split.csv``), as far as they are
+    still there; what came later is left out. Where images or classes of ``data`` were trained on, ``note`` says so and
+    ``trained_on`` counts them; ``announce`` is told before they are scored what was understood of them, and ``kinds``
+    says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`).
+    """
+    run = load_run(path, which=which, device=device)
+    if data is None:
+        own = open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
+        opened, protocol = own.images, own.protocol
+        part = protocol.test
+    else:
+        section = replace(run.recipe.data, source=data, kinds=kinds or run.recipe.data.kinds)
+        opened = open_data(section if data_root is None else replace(section, root=str(data_root)), progress=progress)
+        if any(opened.table.has_split(name) for name in ("test", "query")):
+            protocol = Protocol(_with_test_split(run.recipe.protocol), opened.table)
+            part = protocol.test
+        else:
+            protocol = Protocol(replace(run.recipe.protocol, test_share=0.0), opened.table)
+            part = EvaluationSet(np.arange(len(opened.table), dtype=np.int64))
+    table = opened.table
+    if part is None:
+        raise DataError(_nothing_to_score(run, table.name))
+    trained_on = None
+    if data is not None:
+        if announce is not None:
+            announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
+        trained_on = _trained_on(run.folder, opened, part)
+    embed = partial(run.embed, opened.images)
+    scores = protocol.score(part, embed, distance=run.encoder.distance, final=True)
+    rows = part.query
+    return {
+        "run": str(path),
+        "checkpoint": which,
+        "data": table.name,
+        "images": len(rows),
+        "classes": len(np.unique(table.labels[rows])),
+        "trained_on": trained_on,
+        "hardware": describe_hardware(run.device),
+        "note": None if data is None else _note(run.folder, trained_on, opened, part),
+        "scores": scores,
+    }
+
+
+def _note(
+    folder: RunFolder, trained_on: Mapping[str, int] | None, opened: OpenedImages, part: EvaluationSet
+) -> str | None:
+    """A word of warning where images or classes are scored that trained the encoder."""
+    if trained_on is None:
+        return (
+            f"{folder.path} is of an earlier version, which did not keep what it was trained on; whether these "
+            f"images and classes are among that is not known"
+        )
+    rows = np.unique(part.rows)
+    images, classes = len(rows), len(np.unique(opened.table.labels[rows]))
+    if trained_on["images"] == images:
+        return "it was trained on these very images, so this says nothing about new ones"
+    if not trained_on["classes"]:
+        return None
+    return (
+        f"it was trained on {trained_on['images']:,} of these {images:,} images, and on {trained_on['classes']:,} of "
+        f"these {classes:,} classes by their images or names, so this is no score on classes never seen"
+    )
+
+
+def _with_test_split(section: ProtocolSection) -> ProtocolSection:
+    """The run's protocol for other data; for a final model, which has no test classes, one that leaves their split."""
+    return replace(section, name="conventional") if section.name == "everything" else section
+
+
+def _nothing_to_score(run: TrainedRun, data: str) -> str:
+    if run.recipe.protocol.name != "everything":
+        return f"{data!r} has no test classes: give others with --data"
+    whose = ""
+    if run.folder.is_finished and (final_of := run.folder.scores().get("final_of")):
+        test = final_of["scores"]["test"] or {}
+        shown = ", ".join(f"{name} {100 * test[name]:.1f}" for name in ("R@1", "MAP@R") if name in test)
+        whose = f" Its score is that of {final_of['run']}, on classes new to that: {shown}." if shown else ""
+    return (
+        f"{run.folder.path} was trained on every class of {data!r}, so there are none that it has never seen.{whose} "
+        f"Score it on images of other classes with --data FOLDER"
+    )
+
+
+def _trained_on(folder: RunFolder, opened: OpenedImages, part: EvaluationSet) -> dict[str, int] | None:
+    """How many of the images and classes to be scored the run has seen in training; None where that is not known."""
+    stored = folder.stored_split
+    if stored is None:
+        return None
+    table, rows = opened.table, np.unique(part.rows)
+    images = [row for row in rows.tolist() if opened.digests[row] in stored.trained]
+    classes = {
+        label for label in np.unique(table.labels[rows]).tolist() if table.class_names[label] in stored.trained_classes
+    }
+    return {"images": len(images), "classes": len(classes | set(table.labels[images].tolist()))}

@@ -1,0 +1,105 @@
+"""The model to put to use: every class trains it, once another run has given the honest score and the epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from nearkin.errors import RecipeError
+from nearkin.evaluation.protocol import SELECTED_ON_TEST
+from nearkin.recipe import Recipe
+from nearkin.runs.data_report import Announce
+from nearkin.runs.folder import RunFolder, write_atomically
+from nearkin.runs.model_card import model_card
+from nearkin.runs.run import Progress, run
+from nearkin.training.loop import Observer
+
+
+def train_final(
+    path: str | Path,
+    observer: Observer,
+    *,
+    output: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    data_root: str | Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+) -> dict[str, Any]:
+    """Train on every class with the recipe of a finished run and the epoch that it chose, from the same start.
+
+    The classes on which the run chose its epoch and was scored train as well, so that no score of this model on its own
+    data would mean anything. Its ``scores.json`` says so, and holds under ``final_of`` the scores of the run at
+    ``path``. The folder, by default that of the run with ``-final`` appended, also gets a ``MODEL_CARD.md``.
+    """
+    chosen = RunFolder.existing(path)
+    scores = chosen.scores()
+    recipe = final_recipe(chosen.recipe(), scores, chosen.evaluations())
+    if data_root is not None:
+        recipe = recipe.replace(data=replace(recipe.data, root=str(data_root)))
+    if device is not None:
+        recipe = recipe.replace(training=replace(recipe.training, device=device))
+    folder = RunFolder(output or final_folder(path))
+    if folder.path.resolve() == chosen.path.resolve():
+        raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
+    own = run(recipe, folder, observer, resume=resume, overwrite=overwrite, progress=progress, announce=announce)
+    own |= {"final_of": {"run": str(path), "note": _note(str(path), scores), "scores": scores}}
+    write_atomically(folder.card_file, model_card(folder, recipe, own, folder.environment()).encode())
+    folder.write_scores(own)
+    return own
+
+
+def final_folder(path: str | Path) -> Path:
+    """Where the final model of a run lies if nothing else is said.
+
+    >>> str(final_folder("runs/photos/"))
+    'runs/photos-final'
+    """
+    given = Path(path) if Path(path).name else Path(path).resolve()
+    return given.with_name(f"{given.name}-final")
+
+
+def final_recipe(
+    recipe: Recipe, scores: Mapping[str, Any], evaluations: Sequence[Mapping[str, float | None]] = ()
+) -> Recipe:
+    """The recipe of a run, for every class and up to the epoch that the run chose.
+
+    ``epochs`` stays, so that the rate at every epoch is the one it was in the run. A rate that fell where the scores no
+    longer rose falls where it fell then.
+    """
+    if recipe.protocol.name == "everything":
+        raise RecipeError("this run trained on every class already: give the one whose epoch and score it took")
+    epoch = float((scores["best"] or {}).get("epoch", 0.0))
+    if epoch == 0:
+        raise RecipeError("the run took no training step, so there is no epoch to train to")
+    training = replace(recipe.training, max_steps=None, stop_at_epoch=epoch)
+    if training.schedule == "plateau":
+        training = replace(training, schedule="milestones", milestones=_falls(evaluations))
+    protocol = replace(recipe.protocol, name="everything", train_share=1.0, label_noise=0.0, monitor_test=False)
+    return recipe.replace(training=training, protocol=protocol)
+
+
+def _falls(evaluations: Sequence[Mapping[str, float | None]]) -> tuple[int, ...]:
+    """Epochs after which the rate fell; an evaluation's row has the rate before it had its say."""
+    return tuple(
+        math.ceil(before["epoch"] or 0.0)
+        for before, after in pairwise(evaluations)
+        if (after["lr"] or 0.0) < (before["lr"] or 0.0)
+    )
+
+
+def _note(path: str, scores: Mapping[str, Any]) -> str:
+    if not scores["test"]:
+        return f"{path} kept no classes for testing, so nothing is known of how well this encoder does on new ones."
+    note = (
+        f"These scores are of {path}: the same recipe on fewer images, scored on {scores['test_classes']}. "
+        f"This encoder was trained on those images too, so it has no score of its own."
+    )
+    if scores["protocol"] in SELECTED_ON_TEST:
+        note += " The epoch was chosen on the test classes, which flatters the scores."
+    return note

@@ -1,0 +1,345 @@
+"""A whole run, from a recipe to a folder with scores."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin import methods
+from nearkin.data.cache import OpenedImages
+from nearkin.disk import check_room, remove_leftovers
+from nearkin.errors import RecipeError
+from nearkin.evaluation.protocol import Protocol
+from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.notices import notice
+from nearkin.recipe import EncoderSection, Recipe
+from nearkin.recipe.identity import located
+from nearkin.runs.admission import admit
+from nearkin.runs.data import Progress as Progress
+from nearkin.runs.data import RunData, open_own_data, split_as_stored
+from nearkin.runs.data import open_data as open_data
+from nearkin.runs.data import report_on as report_on
+from nearkin.runs.data_report import Announce
+from nearkin.runs.folder import RunFolder, environment
+from nearkin.runs.lock import sole_writer_of
+from nearkin.runs.trained import TrainedRun as TrainedRun
+from nearkin.runs.trained import encoder_from as encoder_from
+from nearkin.runs.trained import load_run as load_run
+from nearkin.runs.transform import transform_of as transform_of
+from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
+from nearkin.training import checkpoint
+from nearkin.training.device import autocast_dtype, describe_hardware, peak_process_memory, pick_device
+from nearkin.training.loop import Observer, TrainingState, fit
+from nearkin.training.memory import check_memory
+from nearkin.training.objective import build_objective
+from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
+
+
+def run(
+    recipe: Recipe,
+    folder: RunFolder,
+    observer: Observer,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    score_test: bool = True,
+    announce: Announce | None = None,
+) -> dict[str, Any]:
+    """Train as ``recipe`` says and leave everything in ``folder``; returns what ``scores.json`` holds.
+
+    A folder that already holds a run is never written over by accident: ``resume`` continues it (a finished run just
+    gives its scores back), ``overwrite`` begins anew; and no two processes write to it at a time. A run goes on with
+    the very images, classes and split that it began with (``split.csv``), which may lie elsewhere by now: then
+    ``data.source`` of ``recipe`` says where, and the folder takes it over. Without ``score_test`` the test classes are
+    not looked at, as is right where several runs are compared to choose between them; the protocol must then choose
+    the epoch without them. ``announce`` is told before anything is trained what was understood of the data.
+
+    Raises:
+        RecipeError: for a recipe that cannot be followed, or that is not the one the folder was begun with.
+        DataError: where images are missing, unreadable, or too few; or a file of the folder is damaged.
+        OutputError: where the folder cannot be written to, or has no room for the checkpoints.
+        BusyError: while another process writes to the folder.
+        InterruptedRunError: after Ctrl-C or SIGTERM; ``resume`` goes on.
+    """
+    recipe = located(recipe)
+    admit(recipe)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise RecipeError(f"{folder.path} is a file: give a folder for the run with -o")
+    done = resume and folder.is_finished and not _to_repair(folder)
+    if done and not _admit_folder(recipe, folder, resume=resume, overwrite=overwrite):
+        return folder.scores()  # before anything is written: a finished run may lie where nothing can be
+    with sole_writer_of(folder.path):
+        moved = _admit_folder(recipe, folder, resume=resume, overwrite=overwrite)
+        for place in (folder.path, folder.checkpoints):
+            remove_leftovers(place)
+        lost: dict[str, int] = {}
+        if resume and (folder.is_finished or folder.last_checkpoint.exists()):
+            data = _own_images(recipe, folder, moved, progress=progress)
+            if folder.is_finished and not _to_repair(folder):
+                return folder.scores()
+            if announce is not None:
+                announce(report_on(recipe, data.images, data.protocol))
+            state = _continued(recipe, folder, data, score_test=score_test)
+            if data.changes is not None:
+                lost = {split: len(each) for split, each in data.changes.lost.items() if each}
+        else:
+            if resume and folder.environment_file.exists():
+                notice(f"{folder.path} has no checkpoint yet: the run begins at its first step")
+            opened = open_data(recipe.data, progress=progress)
+            if announce is not None:
+                announce(report_on(recipe, opened))
+            state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
+        fit(state, folder, observer)
+        scores = _final_scores(state, folder)
+        if lost:
+            scores["lost_images"] = lost
+        folder.write_scores(scores)
+        return scores
+
+
+def _begun(
+    recipe: Recipe, folder: RunFolder, data: OpenedImages, *, overwrite: bool, score_test: bool
+) -> TrainingState:
+    """A run at its first step, its folder made ready."""
+    state = build_state(recipe, data, score_test=score_test)
+    check_memory(state)
+    _check_room(state, folder)
+    if overwrite:
+        folder.clear()
+    folder.begin(recipe)
+    folder.write_split(StoredSplit.of(data.table, state.protocol.splits, data.digests))
+    folder.write_environment(_record(state, folder))
+    return state
+
+
+def _own_images(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress: Progress | None) -> RunData:
+    """The images that a run began with, all that it trains on; the folder is told where they and the weights lie."""
+    if "encoder.weights" in moved and folder.environment().get("weights_hash") != _weights_hash(recipe.encoder):
+        raise RecipeError(
+            f"{folder.path} was begun with other weights than {recipe.encoder.weights}: resume with the same file, "
+            f"or give another folder with -o"
+        )
+    data = split_as_stored(folder, recipe, open_own_data(folder, recipe.data, progress=progress), trains=True)
+    if moved:
+        folder.begin(recipe)
+    for key in moved:
+        section, name = key.split(".")
+        value = getattr(getattr(recipe, section), name)
+        notice(f"{folder.path}: its content is the same, so {key} is {value} from now on")
+    return data
+
+
+def _continued(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: bool) -> TrainingState:
+    """A run at its last checkpoint."""
+    state = build_state(recipe, data.images, splits=data.protocol.splits, score_test=score_test)
+    check_memory(state)
+    _check_room(state, folder)
+    checkpoint.load_last(state, folder)
+    checkpoint.check_best(state, folder)
+    for name in folder.damaged():
+        notice(f"{folder.path / name} cannot be read: it is written anew")
+        if name == folder.recipe_file.name:
+            folder.begin(recipe)
+        if name == folder.environment_file.name:
+            folder.write_environment(_record(state, folder))
+        if name == folder.events_file.name:
+            folder.events_file.unlink()  # of a method without events nothing takes its place
+    folder.write_evaluations(state.history)
+    folder.write_events(state.method.events)
+    return state
+
+
+def build_state(
+    recipe: Recipe, data: OpenedImages, *, splits: NDArray[np.str_] | None = None, score_test: bool = True
+) -> TrainingState:
+    """Everything a run needs, at step 0. The seed decides the head, the proxies and the order of the batches.
+
+    ``splits`` and ``score_test`` are those of :class:`~nearkin.evaluation.protocol.Protocol`.
+    """
+    training = recipe.training
+    device = pick_device(training.device)
+    dtype = autocast_dtype(training.precision, device)
+    method_class = methods.catalogue()[recipe.method.name]
+    protocol = Protocol(recipe.protocol, data.table, splits=splits, score_test=score_test)
+    protocol.check_trainable()
+    labels = protocol.training_labels()
+    torch.manual_seed(training.seed)
+    encoder = encoder_from(recipe.encoder)
+    objective = build_objective(
+        recipe.objective,
+        num_classes=int(labels.max()) + 1,
+        dim=encoder.dim,
+        num_images=len(labels),
+        normalisation=encoder.normalisation,
+    )
+    method = method_class(**recipe.method.options)
+    learned = method.build(num_classes=int(labels.max()) + 1, dim=encoder.dim, objective=objective)
+    modules = [objective] if learned is None else [objective, learned]
+    for module in (encoder, *modules):
+        module.to(device)
+    optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
+    default: BatchSampler
+    if training.sampler == "balanced":
+        default = BalancedSampler(
+            labels,
+            batch_size=training.batch_size,
+            images_per_class=training.images_per_class,
+            seed=training.seed,
+        )
+    else:
+        default = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
+    state = TrainingState(
+        recipe=recipe,
+        data=data,
+        protocol=protocol,
+        transform=transform_of(recipe.data),
+        encoder=encoder,
+        objective=objective,
+        method=method,
+        optimiser=optimiser,
+        scheduler=build_scheduler(optimiser, training),
+        scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
+        device=device,
+        dtype=dtype,
+        sampler=default,
+        labels=labels,
+    )
+    state.sampler = state.method.sampler(default, state)
+    return state
+
+
+def _admit_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> list[str]:
+    """Refuse a folder that holds something else than the caller thinks; returns what of the recipe has moved since."""
+    if resume and overwrite:
+        raise RecipeError("--resume and --overwrite contradict each other: give one of them")
+    if not folder.is_begun:
+        if resume:
+            raise RecipeError(
+                f"there is no run in {folder.path} to continue: name its folder with -o, or begin it without --resume"
+            )
+        return []
+    if resume:
+        return folder.check_same_recipe(recipe, may_move=True)
+    if not overwrite:
+        what = "a finished run" if folder.is_finished else "a run that is not finished"
+        raise RecipeError(
+            f"{folder.path} holds {what}: continue it with --resume, begin anew with --overwrite, "
+            f"or give another folder with -o"
+        )
+    return []
+
+
+def _to_repair(folder: RunFolder) -> bool:
+    """Whether something is damaged that the last checkpoint can write anew."""
+    return folder.last_checkpoint.exists() and bool(folder.damaged() or not checkpoint.is_encoder_whole(folder))
+
+
+def _check_room(state: TrainingState, folder: RunFolder) -> None:
+    """A checkpoint is written beside the one before, so there must be room for two of them, and for the best twice."""
+
+    def size(*modules: torch.nn.Module) -> int:
+        tensors = itertools.chain.from_iterable(module.state_dict().values() for module in modules)
+        return sum(each.nbytes for each in tensors if isinstance(each, Tensor))
+
+    weights, encoder = size(state.encoder, state.objective), size(state.encoder)
+    learned = sum(p.nbytes for group in state.optimiser.param_groups for p in group["params"])
+    moments = 2 if state.recipe.training.optimiser in ("adam", "adamw") else 1
+    last = weights + moments * learned
+    there = sum(file.stat().st_size for file in folder.checkpoints.glob("*.pt"))
+    check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - there), "the checkpoints")
+
+
+def _weights_hash(section: EncoderSection) -> str | None:
+    """Of the file that the encoder starts from, so that it is known again when it has moved."""
+    if section.weights is None or section.weights == "imagenet":
+        return None
+    with open(section.weights, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+
+
+def _record(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
+    table, protocol = state.table, state.protocol
+    test, split = protocol.test, folder.stored_split
+    return environment(describe_hardware(state.device)) | {
+        "recipe": state.recipe.fingerprint(),
+        "seed": state.recipe.training.seed,
+        "precision": str(state.dtype or torch.float32).removeprefix("torch."),
+        "protocol": protocol.section.name,
+        "selection": protocol.selection_rule,
+        "transform": state.transform.describe(),
+        "data": {
+            "name": table.name,
+            "source": state.recipe.data.source,
+            "images_hash": None if split is None else split.images_mark,
+            "images": len(table),
+            "classes": len(table.classes()),
+            "training_images": len(protocol.train_rows),
+            "training_classes": len(set(table.labels[protocol.train_rows].tolist())),
+            "training_conditions": protocol.training_conditions,
+            "replaced_labels": protocol.replaced_labels,
+            "validation_images": 0 if protocol.validation is None else len(protocol.validation.query),
+            "test_images": 0 if test is None else len(test.query),
+            "unreadable": [str(error) for error in state.data.unreadable],
+            "left_out": [str(each) for each in table.left_out],
+        },
+        "weights": str(state.encoder.weights_report) if state.encoder.weights_report else None,
+        "weights_hash": _weights_hash(state.recipe.encoder),
+        "parameters": {
+            "encoder": sum(p.numel() for p in state.encoder.parameters()),
+            "objective": sum(p.numel() for p in state.objective.parameters()),
+        },
+        "resolved_recipe": state.recipe.as_mapping(),
+    }
+
+
+def _final_scores(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
+    """Restore the best weights, export the encoder and put together what the run reports."""
+    protocol = state.protocol
+    last = state.history[-1] if state.history else {}
+    if protocol.selects_on != "last":
+        checkpoint.load_best(state, folder)
+    checkpoint.save_encoder(state, folder)
+    test = None if protocol.test is None else state.score(protocol.test, final=True)
+    return {
+        "data": state.table.name,
+        "objective": state.recipe.objective.name,
+        "method": state.recipe.method.name,
+        "protocol": protocol.section.name,
+        "selection": protocol.selection_rule,
+        "test_classes": protocol.test_classes,
+        "training_conditions": protocol.training_conditions,
+        "seed": state.recipe.training.seed,
+        "hardware": describe_hardware(state.device),
+        "recipe": state.recipe.fingerprint(),
+        "steps": state.step,
+        "epochs": round(state.epoch, 4),
+        "seconds": round(state.time.seconds, 1),
+        "seconds_by": {part: round(seconds, 1) for part, seconds in state.time.by.items()},
+        "cost": _cost(state),
+        "untrained": state.untrained,
+        "baseline": state.baseline,
+        "test": test,
+        "best": state.best if protocol.selects_on != "last" else last,
+        "last": last,
+    }
+
+
+def _cost(state: TrainingState) -> dict[str, float]:
+    """What a training step took, and the most memory that was held: the device's, or on a CPU the process's."""
+    seconds = max(state.time.by["steps"], 1e-9)
+    if state.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(state.device)
+    else:
+        peak = peak_process_memory()
+    return {
+        "step_ms": round(1e3 * seconds / max(state.step, 1), 3),
+        "images_per_second": round(state.step * state.recipe.training.batch_size / seconds, 1),
+        "peak_mib": round(peak / 2**20, 1),
+    }

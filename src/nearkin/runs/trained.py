@@ -1,0 +1,93 @@
+"""A run's encoder put to use: loaded from its folder, ready to embed images the way it was trained to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.data.cache import Images
+from nearkin.data.given import Picture, as_images
+from nearkin.data.transforms import Transform
+from nearkin.encoders import Encoder, build_encoder
+from nearkin.errors import DataError, RecipeError
+from nearkin.recipe import EncoderSection, Recipe
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.transform import transform_of
+from nearkin.training import checkpoint
+from nearkin.training.device import autocast_dtype, pick_device
+from nearkin.training.embedding import embed_images
+
+
+def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
+    """The encoder of a recipe; without ``pretrained`` no weights are looked for, as a checkpoint will fill it."""
+    options = dict(section.options)
+    if not pretrained and ":" in section.backbone:
+        options["pretrained"] = False
+    return build_encoder(
+        section.backbone,
+        dim=section.dim,
+        pooling=section.pooling,
+        normalisation=section.normalisation,
+        weights=section.weights if pretrained else None,
+        freeze_batch_norm=section.freeze_batch_norm,
+        channels_last=section.channels_last,
+        options=options,
+    )
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's encoder, ready to embed images the way it was trained to see them."""
+
+    folder: RunFolder
+    recipe: Recipe
+    encoder: Encoder
+    transform: Transform
+    device: torch.device
+    dtype: torch.dtype | None
+
+    def embed(self, images: Images | Picture | Iterable[Picture], rows: NDArray[np.int64] | None = None) -> Tensor:
+        """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
+
+        One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
+        file would be (:class:`~nearkin.data.given.GivenImages`). Or images that :func:`~nearkin.runs.run.open_data` has
+        opened, of which ``rows`` may choose some.
+        """
+        return embed_images(
+            self.encoder,
+            as_images(images, shorter_side=self.recipe.data.shorter_side),
+            self.transform,
+            rows=rows,
+            batch_size=self.recipe.training.evaluation_batch_size,
+            workers=self.recipe.data.workers,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+
+def load_run(path: str | Path, *, which: str = "best", device: str | None = None) -> TrainedRun:
+    """Load the encoder of a run folder, by default its best weights."""
+    if which not in ("best", "last"):
+        raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
+    folder = RunFolder.existing(path)
+    recipe = folder.recipe()
+    where = pick_device(device or "auto")
+    encoder = encoder_from(recipe.encoder, pretrained=False)
+    weights = checkpoint.encoder_weights(folder, which)
+    try:
+        encoder.load_state_dict(weights)
+    except RuntimeError as error:
+        raise DataError(
+            f"the {which} weights in {folder.path} are not those of its recipe: "
+            f"{' '.join(str(error).split())[:200]}. Put back the run's own files, or train anew with --overwrite"
+        ) from error
+    precision = recipe.training.precision if where.type != "cpu" else "auto"
+    return TrainedRun(
+        folder, recipe, encoder.to(where).eval(), transform_of(recipe.data), where, autocast_dtype(precision, where)
+    )

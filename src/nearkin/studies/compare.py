@@ -1,0 +1,302 @@
+"""Which rows a comparison has: files that say what each puts on top of one recipe, so that the budget is equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nearkin.data.benchmarks import benchmarks
+from nearkin.errors import RecipeError
+from nearkin.recipe import Recipe, recipes_folder
+from nearkin.recipe.identity import deciding, short_hash
+from nearkin.runs.default_folders import RUNS, data_name, found_again, holds_run_of
+from nearkin.runs.own_photos import own_photos_name
+from nearkin.studies.study import Row, chosen_names, planned_runs, was_changed
+from nearkin.suggest import did_you_mean
+
+ENDING = ".rows.yml"
+"""Unlike a recipe, which ends in ``.yaml`` and can be trained."""
+
+SETTABLE = (
+    "objective",
+    "method",
+    "encoder.normalisation",
+    "training.sampler",
+    "training.images_per_class",
+    "training.learning_rate",
+    "training.head_multiplier",
+    "training.proxy_multiplier",
+    "training.warmup_epochs",
+    "training.clip",
+    "training.clip_at",
+    "training.evaluate_every_steps",
+)
+"""What a row may set. All else is the budget, or what is compared would not be the methods."""
+
+_SMALL_IMAGES = ("glyphs", "omniglot", "mnist", "fashion_mnist")
+
+
+@dataclass(frozen=True)
+class RowDefinition:
+    """A row before it is put on a recipe."""
+
+    name: str
+    title: str
+    base: str | None
+    overrides: tuple[str, ...]
+    """In the form ``section.key=value``, those of the base row first."""
+
+
+def shared_recipe(
+    data: str | None = None,
+    recipe: str | None = None,
+    rows_from: str | Path | None = None,
+    *,
+    say: Callable[[str], None] = print,
+) -> str:
+    """The name of the recipe that all rows share: as given, or that of the rows asked for, or one that suits the data.
+
+    >>> shared_recipe("cars"), shared_recipe("photos/", rows_from="cub")
+    ('cub/proxy_anchor', 'cub/proxy_anchor')
+    """
+    if recipe is not None:
+        return recipe
+    if rows_from is not None and (meant := recipe_of_rows(named_rows(rows_from))) is not None:
+        return meant
+    data = data or "glyphs"
+    if data not in benchmarks():
+        return own_photos_name(say=say)
+    return "glyphs/demo" if data in _SMALL_IMAGES else "cub/proxy_anchor"
+
+
+def base_recipe(
+    data: str | None = None,
+    recipe: str | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    say: Callable[[str], None] = print,
+) -> Recipe:
+    """The recipe that all rows share, by :func:`shared_recipe`; its epoch is chosen on validation classes.
+
+    >>> base = base_recipe("glyphs", overrides=["training.epochs=3", "objective.alpha=16"])
+    >>> base.encoder.backbone, base.training.epochs, base.protocol.name
+    ('small', 3, 'validation')
+    """
+    # Options of a loss or a method go to the rows: here they would meet the recipe's own.
+    shared = [text for text in overrides if not text.startswith(("objective.", "method."))]
+    shared = ["protocol.name=validation", *shared]
+    data = data or (None if recipe else "glyphs")
+    if data is not None:
+        shared = [f"data.source={json.dumps(data)}", *shared]
+    return Recipe.load(shared_recipe(data, recipe, say=say), shared)
+
+
+def rows_file(base: Recipe, given: str | Path | None = None) -> Path:
+    """The file with the rows for a recipe: as given by path or name, or by what is trained on what.
+
+    >>> rows_file(Recipe.load("glyphs/demo")).name
+    'glyphs.rows.yml'
+    """
+    if given is not None:
+        return named_rows(given)
+    names = _shipped_rows()
+    if base.data.source in names:
+        return names[base.data.source]
+    return names["glyphs" if base.encoder.backbone == "small" else "photos"]
+
+
+def named_rows(given: str | Path) -> Path:
+    """A file with rows, by its path or by the name of one that comes with nearkin.
+
+    >>> named_rows("cub-ccp").name
+    'cub-ccp.rows.yml'
+    """
+    names = _shipped_rows()
+    if Path(given).is_file():
+        return Path(given)
+    if str(given) in names:
+        return names[str(given)]
+    raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
+
+
+def recipe_of_rows(file: str | Path) -> str | None:
+    """The recipe that the rows of a file are meant for, where it names one: a name, or a path beside the file."""
+    meant = _read_rows(Path(file)).get("recipe")
+    if meant is None:
+        return None
+    beside = Path(file).parent / str(meant)
+    return str(beside) if beside.is_file() else str(meant)
+
+
+def read_definitions(file: str | Path) -> list[RowDefinition]:
+    """The rows that a file defines."""
+    path = Path(file)
+    rows = _read_rows(path)["rows"]
+    found: dict[str, RowDefinition] = {}
+    for name, row in rows.items():
+        try:
+            found[str(name)] = _definition(str(name), row, found)
+        except RecipeError as error:
+            raise RecipeError(f"{path.name}, row {name!r}: {error}") from error
+    return list(found.values())
+
+
+def comparison_rows(
+    base: Recipe,
+    *,
+    definitions: Sequence[RowDefinition] | None = None,
+    only: Iterable[str] | None = None,
+    overrides: Iterable[str] = (),
+) -> list[Row]:
+    """Rows to run, all with the data, encoder, budget and protocol of ``base``; its objective and method do not count.
+
+    Args:
+        base: the recipe that all rows share.
+        definitions: what each row puts on top of it; default: those of :func:`rows_file`.
+        only: names of the rows that are wanted.
+        overrides: ``section.key=value`` for every row, stronger than what the row says.
+
+    Example:
+        >>> rows = comparison_rows(Recipe.load("glyphs/demo"), only=["c2_ccp"])
+        >>> rows[0].title, rows[0].base, rows[0].recipe.objective.name, rows[0].recipe.training.sampler
+        ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
+    """
+    definitions = read_definitions(rows_file(base)) if definitions is None else definitions
+    names = [definition.name for definition in definitions]
+    wanted = names if only is None else chosen_names(only, names)
+    shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}
+    overrides = list(overrides)
+    rows = []
+    for definition in definitions:
+        if definition.name in wanted:
+            try:
+                recipe = Recipe.from_mapping(shared, [*definition.overrides, *overrides])
+            except RecipeError as error:
+                raise RecipeError(f"row {definition.name!r}: {error}") from error
+            rows.append(Row(definition.name, definition.title, recipe, definition.base))
+    return rows
+
+
+def what_differs(recipe: Recipe, base: Recipe) -> list[str]:
+    """The loss, the method unless it is plain, and every other key that differs from ``base``.
+
+    >>> row = comparison_rows(base := Recipe.load("glyphs/demo"), only=["vcpa"])[0]
+    >>> what_differs(row.recipe, base)
+    ['vcpa tau=0.001', 'training.learning_rate=0.003']
+    """
+    ours, theirs = recipe.as_mapping(), base.as_mapping()
+    parts = [_part_text(ours.pop("objective"))]
+    method = ours.pop("method")
+    if method["name"] != "plain":
+        parts.append(_part_text(method))
+    for section, values in ours.items():
+        parts += [f"{section}.{key}={value}" for key, value in values.items() if value != theirs[section][key]]
+    return parts
+
+
+def rows_to_show(
+    chosen: Sequence[Row], others: Sequence[Row], folder: str | Path, seeds: Sequence[int]
+) -> tuple[list[Row], list[str]]:
+    """The rows of a table: those that were asked for and those of ``others`` that have finished in the same folder.
+
+    Also returns the names of rows that are left out because they were run with another recipe.
+    """
+    asked = {row.name: row for row in chosen}
+    shown, left_out = [], []
+    for row in others:
+        if row.name in asked:
+            shown.append(asked[row.name])
+            continue
+        runs = [planned for planned in planned_runs([row], folder, seeds) if planned.folder.is_finished]
+        if any(was_changed(planned, forgive=True) for planned in planned_runs([row], folder, seeds)):
+            left_out.append(row.name)
+        elif runs:
+            shown.append(row)
+    return shown + [row for row in chosen if row.name not in {other.name for other in others}], left_out
+
+
+def default_study_folder(base: Recipe, overrides: Iterable[str] = (), rows: Sequence[Row] = ()) -> Path:
+    """``runs/compare-<data>-<hash>``: the same command always has the same folder.
+
+    With ``rows``, a folder of another name that holds runs of theirs is found again.
+    """
+    shared = {key: value for key, value in deciding(base).items() if not key.startswith(("objective.", "method."))}
+    for_rows = sorted(text for text in overrides if text.startswith(("objective.", "method.")))
+    usual = RUNS / f"compare-{data_name(base)}-{short_hash([shared, for_rows])}"
+    return found_again(usual, lambda folder: _holds_rows(folder, rows))
+
+
+def _holds_rows(folder: Path, rows: Sequence[Row]) -> bool:
+    """Whether a folder holds runs of these rows, and none of others under their names."""
+    begun = []
+    for row in rows:
+        for path in folder.glob(f"{row.name}/seed-*"):
+            seed = path.name.removeprefix("seed-")
+            training = dataclasses.replace(row.recipe.training, seed=int(seed) if seed.isdecimal() else 0)
+            begun.append(holds_run_of(path, row.recipe.replace(training=training)))
+    return bool(begun) and all(begun)
+
+
+def _shipped_rows() -> dict[str, Path]:
+    shipped = recipes_folder() / "compare"
+    return {file.name.removesuffix(ENDING): file for file in sorted(shipped.glob(f"*{ENDING}"))}
+
+
+def _read_rows(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict) or not content["rows"]:
+        raise RecipeError(f"{path} must hold 'rows:' with a name for each row")
+    known = {"recipe", "rows"}
+    for key in content:
+        if key not in known:
+            raise RecipeError(f"{path}: unknown key {str(key)!r}: {did_you_mean(str(key), known)}")
+    return content
+
+
+def _definition(name: str, row: Any, before: Mapping[str, RowDefinition]) -> RowDefinition:
+    if not isinstance(row, Mapping):
+        raise RecipeError(f"must hold a title and sections of a recipe, got {row!r}")
+    known = {"title", "base", "objective", "method", "encoder", "training"}
+    for key in row:
+        if key not in known:
+            raise RecipeError(f"unknown key {key!r}: {did_you_mean(str(key), known)}")
+    base = row.get("base")
+    if base is not None and base not in before:
+        raise RecipeError(f"its base {base!r} must be a row above it: {did_you_mean(str(base), before)}")
+    inherited = () if base is None else before[base].overrides
+    overrides = (*inherited, *_overrides(row))
+    if not any(text.startswith("objective.name=") for text in overrides):
+        raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
+    return RowDefinition(name, str(row.get("title", name)), base, overrides)
+
+
+def _overrides(row: Mapping[str, Any]) -> list[str]:
+    texts = []
+    for section in ("objective", "method", "encoder", "training"):
+        content = row.get(section, {})
+        if not isinstance(content, Mapping):
+            raise RecipeError(f"section {section!r} must hold keys and values, got {content!r}")
+        # The name goes first: another name clears the options that stand there already.
+        for key, value in sorted(content.items(), key=lambda item: item[0] != "name"):
+            if section not in SETTABLE and f"{section}.{key}" not in SETTABLE:
+                raise RecipeError(f"{section}.{key} is the same for all rows: set it in the recipe that they share")
+            texts.append(f"{section}.{key}={json.dumps(value)}")
+    return texts
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    options = (
+        f"{key}=({_part_text(value)})" if isinstance(value, Mapping) else f"{key}={value}"
+        for key, value in part.items()
+        if key != "name"
+    )
+    return " ".join([str(part["name"]), *options])

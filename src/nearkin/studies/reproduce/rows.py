@@ -1,0 +1,291 @@
+"""From a line of a published table to a recipe that can be run here, or to the reason why it cannot."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nearkin.data.benchmarks import benchmarks, survey
+from nearkin.data.source import data_root
+from nearkin.errors import DataError, RecipeError
+from nearkin.published.figures import Published, look_up
+from nearkin.recipe import Recipe
+from nearkin.recipe.identity import INDIFFERENT
+from nearkin.studies.compare import base_recipe
+from nearkin.studies.reproduce.papers import (
+    RowDefinition,
+    TableDefinition,
+    data_changes,
+    definitions_on,
+    merged,
+    text_of,
+)
+
+PUBLISHED_NAMES = {"cars": "cars196"}
+"""Data sets that the list of published figures calls otherwise."""
+
+FROM_SCRATCH = ("small", "resnetv2_20")
+OWN_WEIGHTS = ("efficientnet_lite0",)
+"""Backbones whose ImageNet weights come with an extra."""
+
+NO_WEIGHTS = "none"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the person who runs a table wants otherwise than the paper."""
+
+    backbone: str | None = None
+    weights: str | None = None
+    """A file, ``imagenet``, or ``none`` to start from scratch; None looks below the data root."""
+    root: str | None = None
+    overrides: tuple[str, ...] = ()
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Folders or benchmarks that are read in the place of data sets of the paper."""
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A line of a table on one data set."""
+
+    definition: RowDefinition
+    data: str
+    recipe: Recipe | None
+    """None where nearkin does not have the method."""
+    figures: tuple[Published, ...]
+    """What the paper reports for it."""
+    problem: str | None = None
+    """Why it cannot be run here: data, weights or the method itself are missing."""
+    mlrc: bool = False
+
+    @property
+    def known_recipe(self) -> Recipe:
+        assert self.recipe is not None, f"{self.definition.name} cannot be run: {self.problem}"
+        return self.recipe
+
+    @property
+    def folder_name(self) -> str:
+        """``<data>/<recipe>-<hash>``: tables that share a row share its runs, and another recipe never meets them."""
+        plain = self.known_recipe.as_mapping()
+        for key in (*INDIFFERENT, "training.seed"):
+            section, name = key.split(".")
+            plain[section].pop(name)
+        mark = hashlib.sha256(json.dumps([plain, self.mlrc], sort_keys=True).encode()).hexdigest()[:8]
+        stem = self.definition.recipe.rpartition("/")[2]
+        return f"{Path(self.data).stem}/{stem}-{mark}"
+
+    @property
+    def command(self) -> str:
+        """The command that trains this row alone, or for the reality check all its models."""
+        words = command_words(self.definition.recipe, self.known_recipe)
+        return " ".join(["nearkin", "mlrc" if self.mlrc else "train", *words])
+
+
+def planned_rows(
+    table: TableDefinition,
+    definitions: Sequence[RowDefinition],
+    data: Iterable[str],
+    settings: Settings,
+    *,
+    say: Callable[[str], None] = print,
+) -> list[PlannedRow]:
+    """Every row on every data set that it has a line for.
+
+    Args:
+        table: what is reproduced.
+        definitions: its rows, or some of them.
+        data: data sets of the table; or others, on which the rows' losses and methods are trained with a recipe that
+            suits the data, as ``nearkin compare`` does, and no published figure applies.
+        settings: backbone, weights and changes to all recipes.
+        say: is told what recipe other data get.
+
+    Example:
+        >>> from nearkin.studies.reproduce.papers import find_item, tables_of
+        >>> table = tables_of(find_item("mpa/table-8"))[0]
+        >>> row = planned_rows(table, table.rows[1:2], ["cars"], Settings())[0]
+        >>> row.command
+        'nearkin train mpa/mpa data.source=cars objective.proxies_per_class=4 training.batch_size=64'
+        >>> row.figures[0].value
+        86.1
+    """
+    rows = []
+    for source in data:
+        absent = missing_data(settings.stand_ins.get(source, source), settings.root)
+        there = definitions_on(table, source)
+        for definition in definitions:
+            if definition not in there:
+                continue
+            figures = () if source in settings.stand_ins else tuple(published_figures(table, definition, source))
+            if definition.missing is not None:
+                rows.append(PlannedRow(definition, source, None, figures, definition.missing, table.mlrc))
+                continue
+            try:
+                recipe = recipe_of(table, definition, source, settings, say=say)
+            except RecipeError as error:
+                raise RecipeError(f"row {definition.name!r}: {error}") from error
+            recipe, problem = _with_weights(recipe, settings)
+            rows.append(PlannedRow(definition, source, recipe, figures, absent or problem, table.mlrc))
+    return rows
+
+
+def recipe_of(
+    table: TableDefinition, row: RowDefinition, data: str, settings: Settings, *, say: Callable[[str], None] = print
+) -> Recipe:
+    """The whole recipe of a row on a data set."""
+    known = data in table.data
+    changes = merged(
+        *(data_changes(table.item.paper, data, row.recipe) if known else ()),
+        table.changes,
+        table.changes_on.get(data, {}),
+        row.changes,
+        row.changes_on.get(data, {}),
+    )
+    overrides = list(settings.overrides)
+    if settings.backbone is not None:
+        overrides.insert(0, f"encoder.backbone={settings.backbone}")
+    if settings.root is not None:
+        overrides.append(f"data.root={json.dumps(settings.root)}")
+    if data in settings.stand_ins:
+        changes = merged(changes, {"data": {"source": settings.stand_ins[data]}})
+    if known:
+        return Recipe.from_mapping(_kept_recipe(row.recipe), [*override_texts(changes), *overrides])
+    paper = Recipe.from_mapping(_kept_recipe(row.recipe), override_texts(changes))
+    own = override_texts(merged(row.changes, row.changes_on.get(data, {})))
+    own = [text for text in own if not text.startswith(("objective.", "method."))]
+    suited = base_recipe(data, overrides=[f"data.root={json.dumps(settings.root)}"], say=say)
+    return Recipe.from_mapping(_on_other_data(paper, suited), [*own, *overrides])
+
+
+def published_figures(table: TableDefinition, row: RowDefinition, data: str) -> list[Published]:
+    """What the paper reports for a row on a data set."""
+    if table.published is None or row.published is None or data not in table.data:
+        return []
+    return look_up(
+        paper=table.item.paper.upper(),
+        table=table.published,
+        method=row.published,
+        dataset=PUBLISHED_NAMES.get(data, data),
+    )
+
+
+def missing_data(source: str, root: str | Path | None) -> str | None:
+    """Why a data set cannot be read here, as far as a quick look tells; None where it can.
+
+    >>> missing_data("glyphs", None) is None
+    True
+    """
+    where = data_root(root)
+    if source not in benchmarks():
+        return None if Path(source).expanduser().exists() else f"there is no {source}"
+    (entry,) = (entry for entry in survey(where) if entry.name == source)
+    if entry.ready:
+        return None
+    if entry.problem is not None:
+        return f"{entry.title} in {entry.path} is not whole: {entry.problem}"
+    place = (
+        f"was not found below {where}" if where else "is not here: name the folder of your data sets with --data-root"
+    )
+    return f"{entry.title} {place}"
+
+
+def missing_weights(backbone: str, root: str | Path | None) -> str | None:
+    """Why a backbone would have to start from scratch; None where it has weights or needs none."""
+    if backbone in (*FROM_SCRATCH, *OWN_WEIGHTS) or ":" in backbone or _kept_weights(backbone, root) is not None:
+        return None
+    return (
+        f"no ImageNet weights for {backbone}: give them with --weights FILE, keep them as "
+        f"weights/{backbone}.safetensors or .pth below the data root, or start from scratch with --weights none"
+    )
+
+
+def command_words(name: str, recipe: Recipe) -> list[str]:
+    """What follows ``nearkin train``: the recipe's name and every key in which it is otherwise.
+
+    >>> command_words("mpa/mpa", Recipe.load("mpa/mpa", ["training.epochs=5", "data.source=my photos"]))
+    ['mpa/mpa', "'data.source=my photos'", 'training.epochs=5']
+    """
+    before, now = _flat(_kept_recipe(name)), _flat(recipe.as_mapping())
+    renamed = {key.partition(".")[0] for key in ("objective.name", "method.name") if before[key] != now[key]}
+    words = [name]
+    # The name goes first: another name clears the options that stand there already.
+    for key in sorted(now, key=lambda key: (not key.endswith(".name"), list(now).index(key))):
+        section = key.partition(".")[0]
+        if section in renamed or before.get(key) != now[key]:
+            words.append(shlex.quote(f"{key}={text_of(now[key])}"))
+    return words
+
+
+def override_texts(changes: Mapping[str, Any]) -> list[str]:
+    """Nested changes as ``section.key=value``, a part's name before its options."""
+    flat = _flat(changes)
+    keys = sorted(flat, key=lambda key: not key.endswith(".name"))
+    return [f"{key}={json.dumps(flat[key])}" for key in keys]
+
+
+@functools.cache
+def _kept_recipe(name: str) -> dict[str, Any]:
+    """A recipe as it is in its file, read once: a table starts from the same few again and again."""
+    return Recipe.load(name).as_mapping()
+
+
+def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
+    """Loss, method and batches of the paper's recipe on the data, encoder and budget of one that suits the data."""
+    theirs, ours = paper.as_mapping(), suited.as_mapping()
+    ours["objective"], ours["method"] = theirs["objective"], theirs["method"]
+    ours["encoder"]["normalisation"] = theirs["encoder"]["normalisation"]
+    copied = ["sampler", "images_per_class", "evaluate_every_steps"]
+    if paper.method.name == "ccp":
+        copied.append("proxy_multiplier")
+    ours["training"] |= {key: theirs["training"][key] for key in copied}
+    ranks = ("recall_at", "precision_at", "map_at", "ndcg_at", "clustering", "train_share", "label_noise")
+    ours["protocol"] |= {key: theirs["protocol"][key] for key in ranks}
+    if paper.protocol.name in ("mlrc", "in-distribution"):
+        ours["protocol"] |= {key: theirs["protocol"][key] for key in ("name", "folds", "fold", "select_by")}
+    return ours
+
+
+def _with_weights(recipe: Recipe, settings: Settings) -> tuple[Recipe, str | None]:
+    """The recipe with the weights it is to start from, or the reason why there are none."""
+    backbone = recipe.encoder.backbone
+    if any(text.startswith("encoder.weights=") for text in settings.overrides):
+        return recipe, None
+    weights: str | None
+    if settings.weights == NO_WEIGHTS or backbone in FROM_SCRATCH or ":" in backbone:
+        weights = None
+    else:
+        # Weights that a recipe names are those of its own backbone.
+        weights = settings.weights or (recipe.encoder.weights if settings.backbone is None else None)
+        if weights is None and backbone in OWN_WEIGHTS:
+            weights = "imagenet"
+        if weights is None:
+            kept = _kept_weights(backbone, settings.root)
+            if kept is None:
+                return recipe, missing_weights(backbone, settings.root)
+            weights = str(kept)
+        if weights != "imagenet" and not Path(weights).is_file():
+            raise DataError(f"--weights names {weights!r}, which is not a file")
+    return Recipe.from_mapping(recipe.as_mapping(), [f"encoder.weights={json.dumps(weights)}"]), None
+
+
+def _kept_weights(backbone: str, root: str | Path | None) -> Path | None:
+    where = data_root(root)
+    if where is None:
+        return None
+    files = (where / "weights" / f"{backbone}{ending}" for ending in (".safetensors", ".pth"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

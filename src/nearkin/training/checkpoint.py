@@ -1,0 +1,269 @@
+"""Checkpoints: everything a resumed run needs, written whole or not at all, read without running code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from nearkin.disk import write_atomically
+from nearkin.errors import DataError, NearkinError
+from nearkin.notices import notice
+from nearkin.recipe import Recipe
+from nearkin.recipe.identity import LOCATIONS, deciding, differences
+from nearkin.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from nearkin.training.loop import TrainingState
+
+FORMAT = 1
+_UNREADABLE = (
+    *(pickle.UnpicklingError, RuntimeError, EOFError, OSError),
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError),
+)
+"""What torch says of files that are cut short or something else altogether."""
+
+
+def save_last(state: TrainingState, folder: RunFolder) -> None:
+    """Write ``checkpoints/last.pt``, then drop best weights that have been superseded."""
+    content = {
+        "format": FORMAT,
+        "run": _run_of(state, folder),
+        "step": state.step,
+        "untrained": state.untrained,
+        "baseline": state.baseline,
+        "history": state.history,
+        "best": state.best,
+        "ended": state.ended,
+        "seconds": state.time.state_dict(),
+        "recent_losses": state.recent_losses,
+        "encoder": state.encoder.state_dict(),
+        "objective": state.objective.state_dict(),
+        "method": state.method.state_dict(),
+        "optimiser": state.optimiser.state_dict(),
+        "scheduler": state.scheduler.state_dict(),
+        "scaler": state.scaler.state_dict(),
+        "sampler": state.loader_state(),
+        "random": _random_states(),
+    }
+    _write(folder.last_checkpoint, content)
+    folder.write_events(state.method.events)
+    for file in folder.checkpoints.glob("best-*.pt"):
+        if state.best is None or file != best_file(folder, state.best["step"]):
+            file.unlink()
+
+
+def save_best(state: TrainingState, folder: RunFolder) -> None:
+    """Write the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own."""
+    content = {"format": FORMAT, "run": _run_of(state, folder), "step": state.step}
+    content["encoder"] = state.encoder.state_dict()
+    _write(best_file(folder, state.step), content | {"objective": state.objective.state_dict()})
+
+
+def load_last(state: TrainingState, folder: RunFolder) -> None:
+    """Put a freshly built state back to where ``last.pt`` was written."""
+    content = read(folder.last_checkpoint)
+    _check_own(content, folder, folder.last_checkpoint)
+    with _fitting(folder.last_checkpoint):
+        state.encoder.load_state_dict(content["encoder"])
+        state.objective.load_state_dict(content["objective"])
+        state.method.load_state_dict(content["method"])
+        state.optimiser.load_state_dict(content["optimiser"])
+        state.scheduler.load_state_dict(content["scheduler"])
+        state.scaler.load_state_dict(content["scaler"])
+        state.sampler.load_state_dict(content["sampler"])
+        state.step = content["step"]
+        state.untrained = content["untrained"]
+        state.baseline = content.get("baseline", "random head")
+        state.history = content["history"]
+        state.best = content["best"]
+        state.ended = content.get("ended", False)
+        state.time.load_state_dict(_time_spent(content))
+        state.recent_losses = content["recent_losses"]
+        torch.set_rng_state(content["random"]["cpu"])
+        if torch.cuda.is_available() and content["random"]["cuda"]:
+            torch.cuda.set_rng_state_all(content["random"]["cuda"])
+
+
+def load_best(state: TrainingState, folder: RunFolder) -> None:
+    """Put the encoder and objective back to the best evaluation."""
+    if state.best is not None:
+        file = best_file(folder, state.best["step"])
+        content = read(file)
+        _check_own(content, folder, file)
+        with _fitting(file):
+            state.encoder.load_state_dict(content["encoder"])
+            state.objective.load_state_dict(content["objective"])
+
+
+def check_best(state: TrainingState, folder: RunFolder) -> None:
+    """Find out before training goes on, not at its end, that the best weights so far are gone."""
+    if state.best is None or state.protocol.selects_on == "last":
+        return
+    file = best_file(folder, state.best["step"])
+    try:
+        _check_own(read(file), folder, file)
+    except DataError as error:
+        raise DataError(
+            f"{error}. These are the best weights so far; {folder.last_checkpoint.name} is whole, and can be used with "
+            f"--checkpoint last (nearkin evaluate, nearkin embed)"
+        ) from error
+
+
+def encoder_weights(folder: RunFolder, which: str = "best") -> dict[str, torch.Tensor]:
+    """The encoder's weights of a finished run, or of the checkpoint of one that is not finished.
+
+    An exported encoder that is damaged, or another run's, gives way to the checkpoint beside it.
+    """
+    if which == "best" and folder.encoder_file.exists():
+        try:
+            return _exported(folder)
+        except DataError as error:
+            try:
+                weights = _from_checkpoint(folder, which)
+            except NearkinError as other:
+                raise DataError(f"{error}, and no checkpoint can stand in for it: {other}") from error
+            notice(f"{error}; the {which} weights are taken from the checkpoint")
+            return weights
+    return _from_checkpoint(folder, which)
+
+
+def is_encoder_whole(folder: RunFolder) -> bool:
+    """Whether the exported encoder can be read; one that is not there yet counts as whole."""
+    try:
+        return not folder.encoder_file.exists() or bool(_exported(folder))
+    except DataError:
+        return False
+
+
+def save_encoder(state: TrainingState, folder: RunFolder) -> None:
+    """Write the encoder alone, as safetensors: what embedding and search load."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state.encoder.state_dict().items()}
+    known = json.dumps(_run_of(state, folder))
+    write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
+
+
+def _exported(folder: RunFolder) -> dict[str, torch.Tensor]:
+    file = folder.encoder_file
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            known = json.loads((opened.metadata() or {}).get("run", "null"))
+        weights = safetensors.torch.load_file(file)
+    except (SafetensorError, *_UNREADABLE) as error:
+        raise DataError(f"{file} cannot be read: it is not whole ({error})") from error
+    if others := _otherwise(known, folder):
+        raise DataError(f"{file} is not of this run ({', '.join(others)})")
+    return weights
+
+
+def _from_checkpoint(folder: RunFolder, which: str) -> dict[str, torch.Tensor]:
+    if not folder.last_checkpoint.exists():
+        raise DataError(
+            f"{folder.path} has no checkpoint yet: train it with: "
+            f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
+        )
+    content, file = read(folder.last_checkpoint), folder.last_checkpoint
+    _check_own(content, folder, file)
+    if which == "best" and content["best"] is not None:
+        file = best_file(folder, content["best"]["step"])
+        content = read(file)
+        _check_own(content, folder, file)
+    weights: dict[str, torch.Tensor] = content["encoder"]
+    return weights
+
+
+def best_file(folder: RunFolder, step: int) -> Path:
+    """Where the weights of the best evaluation lie, which was after ``step`` steps."""
+    return folder.checkpoints / f"best-{step:08d}.pt"
+
+
+def _time_spent(content: dict[str, Any]) -> dict[str, float]:
+    """The seconds of a checkpoint; early versions kept one sum beside the steps' share."""
+    seconds = content["seconds"]
+    return seconds if isinstance(seconds, dict) else {"all": seconds, "steps": content["step_seconds"]}
+
+
+def _random_states() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a checkpoint file holds, on the host; no code in it is run."""
+    advice = f"{_still_whole(path)}begin anew with --overwrite"
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: the run cannot be continued; {advice}") from None
+    except _UNREADABLE as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise DataError(f"{path} cannot be read as a checkpoint ({reason}); {advice}") from error
+    if not isinstance(content, Mapping) or "encoder" not in content:
+        raise DataError(f"{path} is no checkpoint of nearkin; {advice}")
+    if content.get("format") != FORMAT:
+        raise DataError(f"{path} was written by another version of nearkin (format {content.get('format')})")
+    return dict(content)
+
+
+def _still_whole(path: Path) -> str:
+    encoder = path.parent.parent / "encoder.safetensors"
+    if not encoder.exists():
+        return ""
+    return f"{encoder.name} can still be used, with nearkin evaluate and nearkin embed; or "
+
+
+def _run_of(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
+    """What tells a run's checkpoints from those of another, wherever its data lie."""
+    recipe = state.recipe.as_mapping()
+    for key in (*LOCATIONS, "data.root"):
+        section, name = key.split(".")
+        del recipe[section][name]
+    split = folder.stored_split
+    return {"recipe": recipe, "split": None if split is None else split.mark}
+
+
+def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
+    """What a checkpoint has otherwise than its folder; nothing for those of earlier versions, which do not say."""
+    if known is None:
+        return []
+    recipes = (Recipe.from_mapping(known["recipe"]), folder.recipe())
+    own, ours = (deciding(each, besides=LOCATIONS) for each in recipes)
+    others = list(differences(own, ours).values())
+    split = folder.stored_split
+    if split is not None and known["split"] not in (None, split.mark):
+        others.append("its images, classes or split are others")
+    return others
+
+
+def _check_own(content: Mapping[str, Any], folder: RunFolder, file: Path) -> None:
+    """Refuse a checkpoint that was copied from another run."""
+    if others := _otherwise(content.get("run"), folder):
+        raise DataError(
+            f"{file} is not of this run ({', '.join(others)}): put back the run's own; {_still_whole(file)}"
+            f"begin anew with --overwrite"
+        )
+
+
+@contextlib.contextmanager
+def _fitting(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(
+            f"{file} does not fit this run ({reason}): {_still_whole(file)}begin anew with --overwrite"
+        ) from error

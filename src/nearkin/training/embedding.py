@@ -1,0 +1,51 @@
+"""Embeddings of many images with a trained encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.data.cache import Images
+from nearkin.data.loader import evaluation_batches
+from nearkin.data.transforms import Transform
+from nearkin.encoders import Encoder
+from nearkin.training.device import autocast
+
+
+def embed_images(
+    encoder: Encoder,
+    images: Images,
+    transform: Transform,
+    *,
+    rows: NDArray[np.int64] | None = None,
+    batch_size: int = 256,
+    workers: int | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Embed ``rows`` of ``images`` (default: all) in order: float32 ``[N, dim]`` on ``device``.
+
+    The encoder is put into evaluation mode and back into the mode it was in. ``progress`` is told after each batch
+    how many images are done.
+    """
+    device = device or next(encoder.parameters()).device
+    was_training = encoder.training
+    encoder.eval()
+    count = len(images) if rows is None else len(rows)
+    embeddings = torch.empty(count, encoder.dim, device=device)
+    done = 0
+    try:
+        with torch.inference_mode(), autocast(device, dtype):
+            for pixels in evaluation_batches(images, transform, batch_size=batch_size, workers=workers, rows=rows):
+                embeddings[done : done + len(pixels)] = encoder(pixels.to(device, non_blocking=True))
+                done += len(pixels)
+                if progress is not None:
+                    progress(done)
+    finally:
+        encoder.train(was_training)
+    return embeddings

@@ -1,0 +1,200 @@
+"""Whether a run fits into the memory there is: asked before the first step, when an answer still helps.
+
+A run that needs too much is killed by the system without a word, often after minutes. What a step keeps for its
+backward pass is measured on two small images and grows with pixels and batch, so that it is known beforehand. The
+estimates are meant to be low rather than high: nothing that fits may be refused. Measured, as real use over estimate:
+training steps 1.1 (small network), 1.2 (ResNet-50), 1.1 to 1.2 (EfficientNet-lite0); evaluations 1.0 to 1.45.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from nearkin.encoders import Encoder
+from nearkin.errors import RecipeError
+from nearkin.training.device import autocast
+
+if TYPE_CHECKING:
+    from nearkin.training.loop import TrainingState
+
+PROBE_IMAGES, PROBE_SIDE = 2, 96
+
+HELD_AT_ONCE = 2.5
+"""Feature maps as large as the largest that a forward pass without gradient holds at a time."""
+
+COPIES = {"adamw": 3, "adam": 3, "sgd": 2}
+"""What training adds for every weight: its gradient and what the optimiser remembers of it."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that a backbone takes for every pixel of every image."""
+
+    kept: float
+    """Until the backward pass."""
+    largest: float
+    """Its largest feature map."""
+
+
+def check_memory(state: TrainingState) -> None:
+    """Refuse a run whose steps or evaluations cannot fit into the free memory; ``training.memory_check`` turns it off.
+
+    On a CUDA device only what is computed there counts, elsewhere also the images that wait to be used.
+    """
+    training, size = state.recipe.training, state.transform.size
+    free = free_memory(state.device) if training.memory_check else None
+    if free is None or not state.total_steps:
+        return
+    footprint = measure(state.encoder, size, state.device, state.dtype)
+    if footprint is None:
+        return
+    batch = min(training.batch_size, len(state.labels))
+    weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
+    _refuse_if_above(
+        free,
+        footprint.kept * batch * size**2 + COPIES[training.optimiser] * weights,
+        f"a training step on {batch} images",
+        batch,
+        size,
+        "training.batch_size",
+    )
+    parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
+    images = min(training.evaluation_batch_size, max((len(part.query) for part in parts), default=0))
+    _refuse_if_above(
+        free,
+        HELD_AT_ONCE * footprint.largest * images * size**2,
+        f"scoring {images} images at a time",
+        images,
+        size,
+        "training.evaluation_batch_size",
+    )
+
+
+def measure(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> Footprint | None:
+    """What a backbone keeps, by forward passes in training mode that change nothing; None where they fail.
+
+    >>> from nearkin.encoders import build_encoder
+    >>> footprint = measure(build_encoder("small"), 64, torch.device("cpu"), None)
+    >>> 200 < footprint.kept < 800
+    True
+    """
+    side = min(size, PROBE_SIDE)
+    try:
+        fewer, more = (_kept(encoder, count, side, device, dtype) for count in (PROBE_IMAGES, PROBE_IMAGES + 1))
+    except (RuntimeError, ValueError):  # a network that takes no images of this size: its own error says more later
+        return None
+    # What another image adds is feature maps; the rest are weights in another precision or with batch-norm in them.
+    maps = [tensor.untyped_storage().nbytes() for tensor in fewer if tensor.shape[:1] == (PROBE_IMAGES,)]
+    fewer_bytes, more_bytes = (sum(tensor.untyped_storage().nbytes() for tensor in kept) for kept in (fewer, more))
+    return Footprint((more_bytes - fewer_bytes) / side**2, max(maps, default=0) / PROBE_IMAGES / side**2)
+
+
+def _kept(encoder: Encoder, count: int, side: int, device: torch.device, dtype: torch.dtype | None) -> list[Tensor]:
+    """What is kept for the backward pass of ``count`` images, each storage once and weights left out."""
+    parameters = {name: p.detach().requires_grad_(p.requires_grad) for name, p in encoder.backbone.named_parameters()}
+    buffers = {name: buffer.clone() for name, buffer in encoder.backbone.named_buffers()}
+    weights = {each.untyped_storage().data_ptr() for each in (*parameters.values(), *buffers.values())}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    images = torch.zeros(count, 3, side, side, device=device)
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        autocast(device, dtype),
+    ):
+        functional_call(encoder.backbone, {**parameters, **buffers}, (images,))
+    return [tensor for place, tensor in kept.items() if place not in weights]
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a run may still take on a device, or None where that cannot be known."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return free_system_memory()
+
+
+def free_system_memory(root: Path = Path("/")) -> int | None:
+    """What the system has left, and the control groups that this process is in; None where neither is told."""
+    found = []
+    meminfo = _numbers(root / "proc/meminfo")
+    if "MemAvailable:" in meminfo:
+        found.append(1024 * meminfo["MemAvailable:"])
+    for folder, limit, used, reclaimable in _control_groups(root):
+        most, now = _number(folder / limit), _number(folder / used)
+        if most is not None and now is not None:
+            # Pages of files that were read count as used and are given back when memory is wanted.
+            found.append(most - now + _numbers(folder / "memory.stat").get(reclaimable, 0))
+    return max(0, min(found)) if found else None
+
+
+def _control_groups(root: Path) -> list[tuple[Path, str, str, str]]:
+    """Every folder of the process's control groups up to the topmost, with the names of the files that matter."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    groups = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        here = top / path.lstrip("/")
+        groups += [(folder, *names) for folder in (here, *here.parents) if folder.is_relative_to(top)]
+    return groups
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The numbers of a file of lines ``name number …``."""
+    try:
+        fields = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return {}
+    return {each[0]: int(each[1]) for each in fields if len(each) > 1 and each[1].isdigit()}
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # "max": no limit
+
+
+def _refuse_if_above(free: int, needed: float, what: str, images: int, size: int, key: str) -> None:
+    if needed <= free:
+        return
+    fitting = int(images * free / needed)
+    fits = f"about {fitting} would fit" if fitting else f"not one image of {size} pixels would fit"
+    raise RecipeError(
+        f"{what} of {size} × {size} pixels needs about {_in_words(needed)} of memory, and {_in_words(free)} are "
+        f"free: lower {key} ({images}; {fits}) or data.image_size ({size}), or set training.memory_check=false to "
+        f"try it all the same"
+    )
+
+
+def _in_words(count: float) -> str:
+    """
+    >>> _in_words(4e6), _in_words(3.21e9), _in_words(1.3e12)
+    ('4 MB', '3.2 GB', '1,300 GB')
+    """
+    if count < 1e9:
+        return f"{count / 1e6:.0f} MB"
+    return f"{count / 1e9:.1f} GB" if count < 1e10 else f"{count / 1e9:,.0f} GB"

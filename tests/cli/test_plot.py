@@ -1,0 +1,199 @@
+"""``nearkin plot`` as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearkin.recipe import Recipe
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
+
+
+class Silent:
+    def on_step(self, state, loss, images):
+        pass
+
+    def on_evaluation(self, state, row):
+        pass
+
+
+def train(folder, data, *overrides):
+    mapping = {
+        "data": {"source": str(data), "transform": "digits", "image_size": 8, "workers": 1, "cache": "memory"},
+        "encoder": {"backbone": "small", "dim": 5},
+        "training": {"epochs": 9, "max_steps": 3, "batch_size": 12, "device": "cpu", "evaluate_every_steps": 1},
+    }
+    run(Recipe.from_mapping(mapping, overrides), RunFolder(folder), Silent())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("command")
+    rng = np.random.default_rng(0)
+    for name in (
+        "_under",
+        "5 $ and 6 $",
+        "ä ö ü",
+        "漢字",
+        "four",
+        "five",
+        "six",
+        "a name that is longer than a caption",
+    ):
+        (root / "data" / name).mkdir(parents=True)
+        centre = rng.uniform(0, 255, (8, 8, 3))
+        for index in range(3):
+            pixels = (centre + rng.normal(0, 30, centre.shape)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "data" / name / f"{index}.png")
+    train(root / "vcpa", root / "data", "objective.name=vcpa", "objective.tau=1.0")
+    ccp = ["objective.name=contrastive", "training.sampler=balanced", "protocol.covering=true", "method.name=ccp"]
+    options = ["method.steps_per_problem=2", "method.proxies_per_class=2", "method.pool_size=2"]
+    train(root / "ccp", root / "data", *ccp, *options)
+    return root
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    for name in ("vcpa", "ccp"):
+        shutil.copytree(made / name, tmp_path / name)
+    return tmp_path
+
+
+def test_everything_that_one_run_has_to_show(nearkin, copied):
+    code, out, err = nearkin("plot", copied / "vcpa")
+    assert code == 0, err
+    names = ("curves", "map-train", "map-test", "uncertainty", "certainty", "pairs", "similarity", "neighbours")
+    files = {f"{name}.png" for name in names}
+    assert {file.name for file in (copied / "vcpa" / "plots").iterdir()} == files
+    assert out.splitlines() == [str(copied / "vcpa" / "plots" / line.rsplit("/")[-1]) for line in out.splitlines()]
+    assert len(out.splitlines()) == len(files)
+    for name in files:
+        assert Image.open(copied / "vcpa" / "plots" / name).size[0] > 500
+    assert "not drawn: covering: it was not measured" in err
+    assert "not drawn: problems: the method is plain" in err
+    assert "Traceback" not in err
+
+
+def test_several_runs_share_axes_and_keep_their_own_pictures_apart(nearkin, copied):
+    output = copied / "both"
+    only = "curves,map,uncertainty,covering,problems,neighbours"
+    code, out, err = nearkin("plot", copied / "vcpa", copied / "ccp", "-o", output, "--only", only, "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    names = {file.name for file in output.iterdir()}
+    assert {str(output / name) for name in names} == set(result["written"])
+    shared = {"curves", "covering", "problems", "neighbours"}
+    own = {f"{name}-{run}" for name in ("map-train", "map-test") for run in ("vcpa", "ccp")}
+    assert names == {f"{name}.png" for name in shared | own | {"uncertainty-vcpa"}}
+    missing = {(item["picture"], item["run"]) for item in result["not_drawn"]}
+    expected = {("uncertainty", "ccp"), ("covering", "vcpa"), ("problems", "vcpa")}
+    assert missing == {(picture, str(copied / run)) for picture, run in expected}
+    assert not (copied / "vcpa" / "plots").exists()
+
+
+def test_the_same_command_writes_the_same_bytes(nearkin, copied):
+    def files(folder, only, kind, seed=0):
+        output = copied / folder
+        code, _, err = nearkin(
+            "plot", copied / "ccp", "-o", output, "--only", only, "--format", kind, "--seed", seed, "--classes", 3
+        )
+        assert code == 0, err
+        return {file.name: file.read_bytes() for file in output.iterdir()}
+
+    maps = files("a", "map", "svg")
+    assert set(maps) == {"map-train.svg", "map-test.svg"}
+    assert files("b", "map", "svg") == maps
+    assert files("c", "map", "svg", seed=1)["map-train.svg"] != maps["map-train.svg"]
+    assert files("d", "curves,problems", "pdf") == files("e", "problems, curves", "pdf")
+
+
+def test_a_run_whose_data_is_gone_still_has_its_curves(nearkin, copied):
+    recipe = copied / "ccp" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("/data\n", "/moved\n"))
+    code, out, err = nearkin("plot", copied / "ccp")
+    assert code == 0, err
+    assert {line.rsplit("/")[-1] for line in out.splitlines()} == {"curves.png", "covering.png", "problems.png"}
+    (line,) = [line for line in err.splitlines() if "map-train" in line]
+    assert line.startswith("not drawn: map-train, map-test, ")
+    assert "/moved'" in line
+    assert "--data" in line
+    assert "curves, covering radius and sub-problems" in line, "what can still be drawn"
+    assert "Traceback" not in err
+
+
+def test_images_that_have_moved_are_found_where_they_are_said_to_be(nearkin, made, copied):
+    recipe = copied / "ccp" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("/data\n", "/moved\n"))
+    code, out, err = nearkin("plot", copied / "ccp", "--only", "pairs", "--data", made / "data")
+    assert (code, err) == (0, "")
+    assert out.split() == [str(copied / "ccp" / "plots" / "pairs.png")]
+
+
+def test_pictures_of_a_study_carry_the_names_of_their_rows(nearkin, copied):
+    for name in ("vcpa", "ccp"):
+        (copied / "study" / f"row_{name}").mkdir(parents=True)
+        shutil.move(copied / name, copied / "study" / f"row_{name}" / "seed-0")
+    runs = [copied / "study" / f"row_{name}" / "seed-0" for name in ("vcpa", "ccp")]
+    code, out, err = nearkin("plot", *runs, "-o", copied / "both", "--only", "pairs", "--format", "svg")
+    assert code == 0, err
+    names = ["pairs-row_vcpa-seed-0.svg", "pairs-row_ccp-seed-0.svg"]
+    assert [line.rsplit("/")[-1] for line in out.splitlines()] == names
+    code, _, err = nearkin("plot", copied / "study")
+    assert code == 3
+    assert "holds 2 runs and is none itself" in err
+    assert str(runs[1]) in err
+
+
+def test_without_scikit_learn_the_command_says_what_the_maps_are(nearkin, copied, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    code, _, err = nearkin("plot", copied / "vcpa", "--only", "map,uncertainty")
+    assert code == 0
+    (line,) = err.splitlines()
+    assert line.startswith("not drawn: maps by t-SNE, which are by principal components instead: ")
+    assert "pip install 'nearkin[plot]'" in line
+
+
+def test_nothing_drawn_is_a_failure_with_its_reason(nearkin, copied):
+    code, out, err = nearkin("plot", copied / "ccp", "--only", "uncertainty")
+    assert code == 3
+    assert out == ""
+    assert "not drawn: uncertainty: the objective is contrastive; only vcpa has it" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["vcpa", "ccp"], 2, "--output"),
+        (["vcpa", "--only", "curve"], 2, "did you mean 'curves'"),
+        (["vcpa", "--format", "gif"], 2, "png, pdf, svg"),
+        (["vcpa", "--classes", "1"], 2, "at least 2 classes"),
+        (["vcpa", "--seed", "-1"], 2, "0 or more"),
+        (["vcpa", "--checkpoint", "first"], 2, "'best' or 'last'"),
+        (["none"], 3, "no run at"),
+        (["vcpa", "-o", "vcpa/recipe.yaml"], 2, "is a file"),
+        (["vcpa", "-o", "vcpa/recipe.yaml/plots"], 3, "cannot write vcpa/recipe.yaml/plots"),
+        (["vcpa", "--by", "proxie"], 2, "did you mean 'proxies'"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_drawn(nearkin, copied, monkeypatch, arguments, code, said):
+    monkeypatch.chdir(copied)
+    got, out, err = nearkin("plot", *arguments)
+    assert got == code, err
+    assert said in " ".join(err.split())
+    assert out == ""
+    assert not (copied / "vcpa" / "plots").exists()
+
+
+def test_the_same_run_twice_is_one_run(nearkin, copied, monkeypatch):
+    monkeypatch.chdir(copied)
+    code, out, err = nearkin("plot", "ccp", "./ccp", "--only", "problems")
+    assert code == 0, err
+    assert out.split() == ["ccp/plots/problems.png"]

@@ -1,0 +1,161 @@
+"""What decides a run is one notion: for its hash, for its folder and for whether it may go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+
+import pytest
+
+from nearkin.errors import BusyError, RecipeError
+from nearkin.recipe import Recipe
+from nearkin.recipe.identity import INDIFFERENT, located
+from nearkin.runs.default_folders import default_folder
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.lock import sole_writer_of
+from nearkin.studies.compare import comparison_rows, default_study_folder
+from nearkin.studies.mlrc import default_mlrc_folder, mlrc_models
+from nearkin.studies.study import Row, run_study
+from nearkin.studies.tune import Plan, default_tuning_folder, read_space
+
+OTHERWISE = {
+    "training.device": "cpu",
+    "training.checkpoint_minutes": 1.0,
+    "training.tensorboard": True,
+    "training.memory_check": False,
+    "data.root": "/elsewhere",
+    "data.workers": 3,
+    "data.cache": "memory",
+}
+
+QUICK = [
+    "encoder.backbone=small",
+    "encoder.weights=null",
+    "encoder.dim=4",
+    "data.image_size=16",
+    "training.max_steps=2",
+]
+
+
+def changed(**options):
+    return Recipe.from_mapping({}, [f"{key}={json.dumps(value)}" for key, value in options.items()])
+
+
+def old_hash(recipe):
+    """As earlier versions made it: of everything in the recipe."""
+    return hashlib.sha256(json.dumps(recipe.as_mapping(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+@pytest.mark.parametrize("key", INDIFFERENT)
+def test_what_decides_nothing_changes_neither_hash_nor_folder(key):
+    other = changed(**{key: OTHERWISE[key]})
+    assert other != Recipe()
+    assert other.fingerprint() == Recipe().fingerprint()
+    assert default_folder(other) == default_folder(Recipe())
+    assert default_mlrc_folder(other) == default_mlrc_folder(Recipe())
+    assert default_study_folder(other) == default_study_folder(Recipe())
+    plans = [Plan(recipe, read_space(["training.batch_size=8,16"], recipe)) for recipe in (other, Recipe())]
+    assert default_tuning_folder(plans[0]) == default_tuning_folder(plans[1])
+
+
+@pytest.mark.parametrize(("key", "value"), [("training.seed", 1), ("data.source", "cub"), ("encoder.dim", 7)])
+def test_what_decides_a_run_changes_both(key, value):
+    assert changed(**{key: value}).fingerprint() != Recipe().fingerprint()
+    assert default_folder(changed(**{key: value})) != default_folder(Recipe())
+
+
+def test_a_path_is_the_same_however_it_is_written(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    ways = ["own photos", "./own photos/", str(photos), "../" + photos.parent.name + "/own photos"]
+    recipes = [changed(**{"data.source": way}) for way in ways]
+    assert len({recipe.fingerprint() for recipe in recipes}) == 1
+    assert {located(recipe).data.source for recipe in recipes} == {str(photos)}
+    assert located(changed(**{"data.source": "nowhere"})).data.source == "nowhere", "the error names what was written"
+
+
+def test_folders_that_earlier_versions_named_are_found_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with_device = changed(**{"training.device": "cpu"})
+    old = tmp_path / "runs" / f"glyphs-proxy_anchor-{old_hash(with_device)}"
+    RunFolder.begun(old, with_device)
+    RunFolder.begun(old.with_name("glyphs-proxy_anchor-00000000"), changed(**{"training.seed": 4}))
+    assert default_folder(Recipe()).absolute() == old
+    assert default_folder(changed(**{"training.seed": 5})).absolute() != old
+
+    base = Recipe.load("glyphs/demo", ["training.device=cpu"])
+    rows = comparison_rows(base, only=["vcpa"])
+    study = tmp_path / "runs" / "compare-glyphs-12345678"
+    RunFolder.begun(study / "vcpa" / "seed-0", rows[0].recipe)
+    now = comparison_rows(Recipe.load("glyphs/demo"), only=["vcpa"])
+    assert default_study_folder(Recipe.load("glyphs/demo"), rows=now).absolute() == study
+    other = comparison_rows(Recipe.load("glyphs/demo", ["training.epochs=3"]), only=["vcpa"])
+    assert default_study_folder(other[0].recipe, rows=other).absolute() != study
+
+    check = tmp_path / "runs" / "mlrc-glyphs-proxy_anchor-12345678"
+    first = mlrc_models(with_device, check, 1)[0]
+    RunFolder.begun(first.folder.path, first.recipe)
+    assert default_mlrc_folder(Recipe()).absolute() == check
+
+
+def test_resume_finds_the_run_of_another_device_and_says_when_there_is_none(nearkin, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "--data", "own photos", *QUICK, "--no-picture"]
+    code, _, err = nearkin(*command, "--resume")
+    assert code == 2
+    assert "there is no run in runs/own photos-proxy_anchor-" in err
+    assert "begin it without --resume" in err
+    assert not (tmp_path / "runs").exists()
+    assert nearkin(*command, "--device", "cpu")[0] == 0
+    before = (next((tmp_path / "runs").iterdir()) / "scores.json").stat().st_mtime_ns
+    code, _, err = nearkin(*command, "--resume", "data.workers=1")
+    assert code == 0, err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "scores.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("data.transform=standart", "row 'b': no transform 'standart'"),
+        ("training.precision=fp16", r"row 'b': training\.precision=fp16 needs a GPU"),
+        ("encoder.weights=nowhere.pth", r"row 'b': encoder\.weights names 'nowhere\.pth', which is not a file"),
+        ("encoder.weights=imagenet", r"row 'b': encoder\.weights=imagenet, and backbone 'small' does not bring"),
+        ("encoder.backbone=smal", "row 'b': unknown backbone 'smal'; did you mean 'small'"),
+        ("encoder.pooling=mean", "row 'b': unknown pooling 'mean'"),
+    ],
+)
+def test_a_study_refuses_at_once_what_a_run_would(photos, tmp_path, override, error):
+    small = ["encoder.backbone=small", "training.device=cpu", f"data.source={json.dumps(str(photos))}"]
+    rows = [Row("a", "A", Recipe.from_mapping({}, small)), Row("b", "B", Recipe.from_mapping({}, [*small, override]))]
+    with pytest.raises(Exception, match=error) as raised:
+        run_study(rows, tmp_path / "study", [0])
+    assert raised.value.exit_code in (2, 3)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_study_leaves_a_run_to_the_process_that_is_at_it(photos, tmp_path):
+    overrides = [*QUICK, f"data.source={json.dumps(str(photos))}", "training.device=cpu"]
+    rows = [Row(name, name.upper(), Recipe.from_mapping({}, overrides)) for name in "ab"]
+    with sole_writer_of(tmp_path / "study" / "a" / "seed-0"):
+        busy, done = run_study(rows, tmp_path / "study", [0])
+    assert (done.status, busy.status, busy.exit_code) == ("finished", "unfinished", BusyError.exit_code)
+    assert f"written by process {os.getpid()} since" in busy.reason
+    assert [outcome.status for outcome in run_study(rows, tmp_path / "study", [0])] == ["finished"] * 2
+
+
+def test_a_file_is_no_folder_for_a_run(nearkin, photos, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = nearkin("train", "--data", photos, "-o", tmp_path / "file", *QUICK)
+    assert code == 2
+    assert "is a file: give a folder" in err
+
+
+def test_equal_recipes_are_equal_and_frozen():
+    recipe = Recipe()
+    assert recipe == Recipe()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.data = None
+    with pytest.raises(RecipeError):
+        Recipe.from_mapping({}, ["training.sed=1"])

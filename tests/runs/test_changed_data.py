@@ -1,0 +1,222 @@
+"""Images that come, go, move or change after a run began: what was trained on stays known, and nothing goes unsaid."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nearkin.errors import DataError, RecipeError
+from nearkin.notices import Notice
+from nearkin.recipe import Recipe
+from nearkin.report import draw_neighbours
+from nearkin.runs.evaluate import evaluate_run
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
+from nearkin.studies.study import Row, run_study
+
+pytestmark = pytest.mark.filterwarnings("ignore::nearkin.notices.Notice")
+
+QUICK = {
+    "data": {"transform": "mild", "image_size": 16, "workers": 1},
+    "encoder": {"backbone": "small", "dim": 4},
+    "objective": {"name": "proxy_anchor"},
+    "training": {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "device": "cpu"},
+    "protocol": {"name": "conventional", "test_share": 0.34},
+}
+
+
+class Silent:
+    def on_step(self, state, loss, images):
+        pass
+
+    def on_evaluation(self, state, row):
+        pass
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAfter(Silent):
+    def on_step(self, state, loss, images):
+        if state.step == 9:
+            raise Killed
+
+
+def recipe_for(photos, *overrides):
+    return Recipe.from_mapping(QUICK, [f"data.source={json.dumps(str(photos))}", *overrides])
+
+
+def kinds(folder, split):
+    stored = RunFolder(folder).stored_split
+    return [stored.class_names[label] for label in np.unique(stored.labels[stored.splits == split])]
+
+
+def add_kinds(photos, *names):
+    for number, name in enumerate(names):
+        (photos / name).mkdir(parents=True)
+        for index in range(4):
+            pixels = np.random.default_rng([number, index]).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(photos / name / f"{index}.png")
+
+
+@pytest.fixture
+def trained(photos, tmp_path):
+    run(recipe_for(photos, "training.max_steps=2"), RunFolder(tmp_path / "run"), Silent())
+    return tmp_path / "run"
+
+
+def test_kinds_that_were_added_do_not_make_trained_ones_unseen(trained, photos):
+    before = evaluate_run(trained)
+    tested = kinds(trained, "test")
+    add_kinds(photos, *(f"{letter} new" for letter in "abcdefg"))
+    with pytest.warns(Notice, match=r"28 images of 7 new classes came after the run began and are left out \(a new, b"):
+        after = evaluate_run(trained)
+    assert after["scores"] == before["scores"]
+    assert (after["images"], after["classes"]) == (16, len(tested)) == (16, 2)
+    with pytest.warns(Notice, match="7 new classes"):
+        assert draw_neighbours(RunFolder(trained)) is not None
+
+
+def test_renamed_kinds_and_moved_files_are_the_same_images(trained, photos):
+    before = evaluate_run(trained)
+    for number, kind in enumerate(sorted(photos.iterdir(), reverse=True)):
+        kind.rename(photos / f"{number} renamed")
+    with pytest.warns(Notice, match="48 images lie in another class than when the run began"):
+        assert evaluate_run(trained)["scores"] == before["scores"]
+
+
+def test_test_images_that_are_gone_are_counted(trained, photos):
+    first, second = (photos / kinds(trained, "test")[0] / f"Bild {number} ä.png" for number in (0, 1))
+    first.unlink()
+    shutil.copyfile(photos / kinds(trained, "test")[1] / "Bild 0 ä.png", second)
+    with pytest.warns(Notice, match=r"2 of the 16 test images are missing or have changed .*scored without them"):
+        assert evaluate_run(trained)["images"] == 14
+
+
+def test_other_data_say_how_much_of_them_was_trained_on(trained, photos, tmp_path):
+    other = tmp_path / "other"
+    add_kinds(other, "x", "y")
+    shutil.copytree(photos / kinds(trained, "train")[0], other / "same images, another name")
+    shutil.copytree(other / "x", other / kinds(trained, "train")[1])
+    result = evaluate_run(trained, data=str(other))
+    assert result["trained_on"] == {"images": 8, "classes": 2}
+    assert "was trained on 8 of these 20 images, and on 2 of these 4 classes" in result["note"]
+    shutil.rmtree(other / "same images, another name")
+    shutil.rmtree(other / kinds(trained, "train")[1])
+    result = evaluate_run(trained, data=str(other))
+    assert (result["trained_on"], result["note"]) == ({"images": 0, "classes": 0}, None)
+
+
+@pytest.mark.parametrize("where", ["own photos", "moved"])
+def test_a_run_goes_on_with_its_images_and_classes_whatever_has_become_of_their_names(photos, tmp_path, where):
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    run(recipe_for(photos), whole, Silent())
+    with pytest.raises(Killed):
+        run(recipe_for(photos), broken, KillAfter())
+    trains = kinds(broken.path, "train")
+    (photos / trains[0]).rename(photos / "zzz")
+    (photos / trains[-1]).rename(photos / "000")
+    add_kinds(photos, "a new one", "and another")
+    moved = photos.rename(photos.with_name(where))
+    with pytest.warns(Notice, match=r"2 new classes.*left out"):
+        run(recipe_for(moved), RunFolder(broken.path), Silent(), resume=True)
+    a, b = (torch.load(folder.last_checkpoint, weights_only=True) for folder in (whole, broken))
+    for part in ("encoder", "objective"):
+        assert all(torch.equal(a[part][name], b[part][name]) for name in a[part]), part
+    assert [row["R@1"] for row in a["history"]] == [row["R@1"] for row in b["history"]]
+    assert whole.scores()["test"] == broken.scores()["test"]
+    assert RunFolder(broken.path).recipe().data.source == str(moved), "from now on it is looked for there"
+    assert evaluate_run(broken.path)["images"] == 16
+
+
+@pytest.mark.parametrize("what", ["gone", "changed"])
+def test_a_run_does_not_go_on_without_an_image_it_trains_on(photos, tmp_path, what):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(Killed):
+        run(recipe_for(photos), folder, KillAfter())
+    saved = folder.last_checkpoint.read_bytes()
+    image = photos / kinds(folder.path, "train")[0] / "Bild 3 ä.png"
+    if what == "gone":
+        image.unlink()
+    else:
+        Image.new("RGB", (20, 20)).save(image)
+    said = "is missing" if what == "gone" else "has changed"
+    with pytest.raises(
+        DataError, match=rf"1 of the 32 training images of .*run {said} \(.*Bild 3 ä\.png\).*Put them back"
+    ):
+        run(recipe_for(photos), RunFolder(folder.path), Silent(), resume=True)
+    assert folder.last_checkpoint.read_bytes() == saved
+
+
+def test_a_finished_run_is_told_where_its_images_are_now(trained, photos, tmp_path, nearkin):
+    moved = photos.rename(tmp_path / "moved photos")
+    with pytest.raises(
+        DataError, match=r"own photos.*have moved, say where to: nearkin train .*--resume data\.source="
+    ):
+        evaluate_run(trained)
+    code, _, err = nearkin(
+        "train",
+        trained / "recipe.yaml",
+        "-o",
+        trained,
+        "--resume",
+        "--no-picture",
+        f"data.source={json.dumps(str(moved))}",
+    )
+    assert code == 0, err
+    assert f"so data.source is {moved} from now on" in err
+    assert evaluate_run(trained)["images"] == 16
+    add_kinds(tmp_path / "other", *"abcdef")
+    with pytest.raises(DataError, match=r"32 of the 32 training images .* are missing"):
+        run(recipe_for(tmp_path / "other", "training.max_steps=2"), RunFolder(trained), Silent(), resume=True)
+
+
+def test_a_run_works_from_another_working_directory(photos, tmp_path, monkeypatch):
+    weights = tmp_path / "weights.pth"
+    from nearkin.encoders import build_encoder
+
+    torch.save(build_encoder("small").backbone.state_dict(), weights)
+    monkeypatch.chdir(tmp_path)
+    options = ["encoder.weights=weights.pth", "training.max_steps=2"]
+    scores = run(recipe_for("own photos", *options), RunFolder("run"), Silent())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert evaluate_run("../run")["scores"] == scores["test"]
+    assert run(RunFolder("../run").recipe(), RunFolder("../run"), Silent(), resume=True) == scores
+    shutil.move(weights, tmp_path / "w.pth")
+    moved = ["encoder.weights=../w.pth", "training.max_steps=2"]
+    with pytest.warns(Notice, match=r"encoder\.weights is .*w\.pth from now on"):
+        assert run(recipe_for(photos, *moved), RunFolder("../run"), Silent(), resume=True) == scores
+    torch.save(build_encoder("small").backbone.state_dict(), "others.pth")
+    with pytest.raises(RecipeError, match="begun with other weights"):
+        run(recipe_for(photos, "encoder.weights=others.pth", options[1]), RunFolder("../run"), Silent(), resume=True)
+
+
+def test_a_run_of_an_earlier_version_has_its_split_made_anew_and_says_so(trained, photos):
+    before = evaluate_run(trained)
+    (trained / "split.csv").unlink()
+    with pytest.warns(Notice, match="earlier version of nearkin.*made anew from the recipe.*since$"):
+        assert evaluate_run(trained)["scores"] == before["scores"]
+    add_kinds(photos, "a new one")
+    with pytest.warns(Notice, match="It had 48 images of 6 classes, and there are 52 of 7 now"):
+        evaluate_run(trained)
+    result = evaluate_run(trained, data=str(photos))
+    assert result["trained_on"] is None
+    assert "is not known" in result["note"]
+
+
+def test_a_study_says_that_its_runs_had_other_images(photos, tmp_path):
+    rows = [
+        Row(name, name, recipe_for(photos, "training.max_steps=1", f"objective.alpha={n}"))
+        for n, name in ((8, "a"), (9, "b"))
+    ]
+    run_study(rows, tmp_path / "study", [0], only_rows=["a"])
+    add_kinds(photos, "a new one")
+    with pytest.warns(Notice, match=r"images of .*own photos changed between .*/a/seed-0 and .*/b/seed-0"):
+        run_study(rows, tmp_path / "study", [0])

@@ -1,0 +1,33 @@
+import pytest
+
+from nearkin.errors import MissingExtraError
+from nearkin.runs import own_photos
+
+
+def test_with_the_extra_a_pretrained_network_is_taken():
+    said = []
+    recipe = own_photos.own_photos_recipe("my photos/2024", ["training.epochs=3"], say=said.append)
+    assert recipe.encoder.backbone == "efficientnet_lite0"
+    assert recipe.encoder.weights == "imagenet"
+    assert recipe.data.source == "my photos/2024"
+    assert recipe.training.epochs == 3
+    assert recipe.protocol.name == "validation"
+    assert said == []
+
+
+def test_without_it_a_small_one_and_a_line_that_says_so(monkeypatch):
+    def missing(module, extra):
+        raise MissingExtraError(f"pip install 'nearkin[{extra}]'")
+
+    monkeypatch.setattr(own_photos, "require", missing)
+    said = []
+    recipe = own_photos.own_photos_recipe("photos", say=said.append)
+    assert recipe.encoder.backbone == "small"
+    assert recipe.encoder.weights is None
+    assert len(said) == 1
+    assert "nearkin[lite]" in said[0]
+
+
+def test_a_wrong_key_is_still_refused():
+    with pytest.raises(ValueError, match="did you mean 'epochs'"):
+        own_photos.own_photos_recipe("photos", ["training.epocs=3"], say=lambda _: None)

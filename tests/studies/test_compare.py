@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import pytest
+
+from nearkin import losses, methods
+from nearkin.errors import RecipeError
+from nearkin.recipe import Recipe
+from nearkin.studies.compare import (
+    SETTABLE,
+    base_recipe,
+    comparison_rows,
+    default_study_folder,
+    read_definitions,
+    rows_file,
+    rows_to_show,
+    what_differs,
+)
+from nearkin.studies.study import planned_runs
+
+ASKED_FOR = {
+    "proxy_anchor": ("proxy_anchor", "plain", None),
+    "proxy_nca_pp": ("proxy_nca_pp", "plain", None),
+    "normalized_softmax": ("normalized_softmax", "plain", None),
+    "soft_triple": ("soft_triple", "plain", None),
+    "contrastive": ("contrastive", "plain", None),
+    "cosine_contrastive": ("cosine_contrastive", "plain", None),
+    "triplet": ("triplet", "plain", None),
+    "margin": ("margin", "plain", None),
+    "multi_similarity": ("multi_similarity", "plain", None),
+    "xbm": ("cross_batch_memory", "plain", "contrastive"),
+    "c1_ccp": ("cosine_contrastive", "ccp", "cosine_contrastive"),
+    "c2_ccp": ("contrastive", "ccp", "contrastive"),
+    "ms_ccp": ("multi_similarity", "ccp", "multi_similarity"),
+    "profs": ("contrastive", "profs", "contrastive"),
+    "profs_hncm": ("contrastive", "profs", "contrastive"),
+    "profs_hncm_margin": ("margin", "profs", "margin"),
+    "mpa": ("mpa", "plain", "proxy_anchor"),
+    "mpa_dw": ("mpa_dw", "plain", "proxy_anchor"),
+    "mpa_ap": ("mpa_ap", "plain", "proxy_anchor"),
+    "proxy_isa": ("proxy_isa", "plain", "proxy_anchor"),
+    "vcpa": ("vcpa", "plain", "proxy_anchor"),
+}
+BASES = {
+    "glyphs": ("glyphs", []),
+    "photos": ("cars", ["protocol.name=conventional"]),
+    "cub": ("cub", ["protocol.name=conventional"]),
+}
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_the_rows_that_come_with_nearkin(kind):
+    data, overrides = BASES[kind]
+    base = base_recipe(data, overrides=overrides)
+    assert rows_file(base).name == f"{kind}.rows.yml"
+    rows = comparison_rows(base)
+    assert {row.name: (row.recipe.objective.name, row.recipe.method.name, row.base) for row in rows} == ASKED_FOR
+    by_name = {row.name: row for row in rows}
+    for row in rows:
+        methods.catalogue()[row.recipe.method.name].check(row.recipe)
+        kinds = losses.kind(losses.catalogue()[row.recipe.objective.name])
+        assert row.recipe.training.sampler == ("random" if kinds == "proxy" else "balanced"), row.name
+        if row.recipe.method.name != "plain":
+            assert row.recipe.objective == by_name[row.base].recipe.objective, "only the method differs"
+    assert rows_file(base, kind) == rows_file(base)
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_the_budget_is_the_same_for_all_rows(kind):
+    data, overrides = BASES[kind]
+    base = base_recipe(data, overrides=overrides)
+    shared = base.as_mapping()
+    for row in comparison_rows(base):
+        for section, values in row.recipe.as_mapping().items():
+            if section in ("objective", "method"):
+                continue
+            for key, value in values.items():
+                if value != shared[section][key]:
+                    assert f"{section}.{key}" in SETTABLE
+                    assert key not in ("epochs", "max_steps", "batch_size", "optimiser", "schedule", "seed")
+
+
+def test_a_base_recipe_suits_the_data():
+    assert base_recipe().data.source == "glyphs"
+    cub = base_recipe("cub")
+    assert (cub.encoder.backbone, cub.protocol.name, cub.training.batch_size) == ("resnet50_v1", "validation", 120)
+    assert base_recipe("cars").data.source == "cars"
+    assert base_recipe("cars").encoder.backbone == "resnet50_v1"
+    assert base_recipe("omniglot").encoder.backbone == "small"
+    photos = base_recipe("my photos/2024", say=lambda _: None)
+    assert (photos.data.source, photos.protocol.name) == ("my photos/2024", "validation")
+    assert rows_file(photos).name == "photos.rows.yml"
+    named = base_recipe("other photos", "cub/proxy_anchor", ["training.epochs=3"])
+    assert (named.data.source, named.training.epochs, named.protocol.name) == ("other photos", 3, "validation")
+    assert base_recipe(None, "cub/proxy_anchor", ["protocol.name=conventional"]).protocol.name == "conventional"
+    assert base_recipe("glyphs", overrides=["objective.tau=1"]).objective.options == {}
+
+
+def test_changes_go_to_every_row_and_win():
+    base = base_recipe("glyphs")
+    changes = ["training.epochs=2", "training.sampler=random", "encoder.dim=32"]
+    for row in comparison_rows(base, only=["contrastive", "vcpa"], overrides=changes):
+        assert (row.recipe.training.epochs, row.recipe.training.sampler, row.recipe.encoder.dim) == (2, "random", 32)
+    (row,) = comparison_rows(base, only=["vcpa"], overrides=["objective.tau=0.5"])
+    assert row.recipe.objective.options["tau"] == 0.5
+    with pytest.raises(RecipeError, match=r"row 'mpa_dw'.*objective\.sigma_min"):
+        comparison_rows(base, only=["vcpa", "mpa_dw"], overrides=["objective.sigma_min=0.5"])
+
+
+def test_the_method_of_the_base_recipe_does_not_leak_into_the_rows():
+    base = Recipe.load("glyphs/demo", ["objective.name=contrastive", "method.name=profs", "training.sampler=balanced"])
+    (row,) = comparison_rows(base, only=["proxy_anchor"])
+    assert (row.recipe.objective.name, row.recipe.method.name) == ("proxy_anchor", "plain")
+
+
+def test_names_are_suggested():
+    with pytest.raises(RecipeError, match="did you mean 'c2_ccp'"):
+        comparison_rows(base_recipe("glyphs"), only=["c2-ccp"])
+    with pytest.raises(RecipeError, match="did you mean 'glyphs'"):
+        rows_file(base_recipe("glyphs"), "glyhps")
+
+
+def test_a_row_starts_from_its_base_and_another_name_clears_its_options(tmp_path):
+    file = tmp_path / "mine.rows.yml"
+    file.write_text(
+        "rows:\n"
+        "  a: {title: A, objective: {neg_margin: 0.7, name: contrastive}, training: {sampler: balanced}}\n"
+        "  b: {base: a, method: {name: ccp, steps_per_problem: 5}}\n"
+        "  c: {base: b, objective: {name: multi_similarity, alpha: 3}}\n"
+    )
+    a, b, c = comparison_rows(base_recipe("glyphs"), definitions=read_definitions(file))
+    assert (a.title, b.title, b.base) == ("A", "b", "a")
+    assert b.recipe.objective == a.recipe.objective
+    assert b.recipe.objective.options == {"neg_margin": 0.7}
+    assert c.recipe.objective.options == {"alpha": 3.0}
+    assert c.recipe.method == b.recipe.method
+    assert c.recipe.training.sampler == "balanced"
+    assert what_differs(c.recipe, base_recipe("glyphs")) == [
+        "multi_similarity alpha=3.0",
+        "ccp steps_per_problem=5",
+        "training.sampler=balanced",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- a", "must hold 'rows:'"),
+        ("rows: {}", "must hold 'rows:'"),
+        ("rows: {a: [1", "not valid YAML"),
+        ("rows: {a: 3}", "row 'a': must hold a title"),
+        ("rows: {a: {titel: A}}", "did you mean 'title'"),
+        ("rows: {a: {title: A}}", "names no loss"),
+        ("rows: {a: {base: b}}", "its base 'b' must be a row above it"),
+        ("rows: {a: {objective: proxy_anchor}}", "section 'objective' must hold keys"),
+        ("rows: {a: {objective: {name: mpa}, training: {epochs: 3}}}", "training.epochs is the same for all rows"),
+        ("rows: {a: {objective: {name: mpa}, encoder: {dim: 3}}}", "encoder.dim is the same for all rows"),
+        ("rows: {a: {objective: {name: mpa}, protocol: {name: x}}}", "unknown key 'protocol'"),
+    ],
+)
+def test_mistakes_in_a_file_of_rows(tmp_path, text, said):
+    file = tmp_path / "mine.rows.yml"
+    file.write_text(text)
+    with pytest.raises(RecipeError, match=said):
+        read_definitions(file)
+
+
+def test_the_same_command_has_the_same_folder():
+    base = base_recipe("glyphs")
+    assert default_study_folder(base) == default_study_folder(base_recipe("glyphs"))
+    assert default_study_folder(base).name.startswith("compare-glyphs-")
+    assert default_study_folder(base_recipe("glyphs", overrides=["training.epochs=3"])) != default_study_folder(base)
+    assert default_study_folder(base, ["objective.alpha=3"]) != default_study_folder(base)
+
+
+def test_rows_that_finished_earlier_stay_in_the_table(tmp_path):
+    base = base_recipe("glyphs")
+    rows = {row.name: row for row in comparison_rows(base)}
+    others = comparison_rows(base, overrides=["training.learning_rate=1"])
+    for row in (rows["proxy_anchor"], rows["triplet"], next(row for row in others if row.name == "mpa")):
+        (planned,) = planned_runs([row], tmp_path, [0])
+        planned.folder.begin(planned.recipe)
+        planned.folder.write_scores({})
+    shown, left_out = rows_to_show([rows["vcpa"]], list(rows.values()), tmp_path, [0])
+    assert [row.name for row in shown] == ["proxy_anchor", "vcpa", "triplet"]
+    assert left_out == ["mpa"]

@@ -1,0 +1,112 @@
+"""How long a study will take: from what its finished runs took, or from one that is timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from nearkin.errors import DataError
+from nearkin.recipe import Recipe
+from nearkin.runs.folder import RunFolder
+from nearkin.studies.time_plan import ASK_BEYOND, plan_time
+from nearkin.training.device import describe_hardware
+
+
+@dataclass(frozen=True)
+class Planned:
+    recipe: Recipe
+    folder: RunFolder
+    label: str = "Proxy-Anchor, seed 0"
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A run of a study; with ``seconds`` it is finished."""
+
+    def make(name, *overrides, seconds=None, side_by_side=1, hardware=None):
+        recipe = Recipe.from_mapping({"training": {"device": "cpu", "epochs": 4}}, overrides)
+        folder = RunFolder(tmp_path / name)
+        if seconds is not None:
+            folder.begin(recipe)
+            here = describe_hardware(torch.device("cpu"))
+            folder.write_scores({"seconds": seconds, "hardware": hardware or here})
+            (folder.path / "study.json").write_text(f'{{"side_by_side": {side_by_side}}}')
+        return Planned(recipe, folder)
+
+    return make
+
+
+def never(recipe):
+    raise AssertionError("nothing had to be timed")
+
+
+def test_finished_runs_say_how_long_the_others_take_each_row_for_itself(planned):
+    runs = [
+        planned("anchor-0", seconds=100.0),
+        planned("anchor-1"),
+        planned("vcpa-0", "objective.name=vcpa", seconds=300.0),
+        planned("vcpa-1", "objective.name=vcpa"),
+        planned("mpa-0", "objective.name=mpa"),
+    ]
+    plan = plan_time(runs, measure=never)
+    assert (plan.runs, plan.finished) == (5, 2)
+    assert plan.seconds == pytest.approx(100 + 300 + 200), "a row without any takes as long as the mean"
+    assert "a rough guess from 2 finished runs" in plan.text
+    assert plan_time(runs, jobs=2, measure=never).seconds == pytest.approx(300)
+
+
+def test_runs_that_shared_the_machine_took_longer_than_their_share(planned):
+    runs = [planned("a", seconds=100.0, side_by_side=4), planned("b")]
+    assert plan_time(runs, measure=never).seconds == pytest.approx(25)
+    assert plan_time(runs, jobs=4, measure=never).seconds == pytest.approx(25)
+
+
+def test_without_finished_runs_one_is_timed_for_all_of_its_budget(planned):
+    timed = []
+
+    def measure(recipe):
+        timed.append(recipe.training.epochs)
+        return 60.0
+
+    ccp = planned("b", "objective.name=contrastive", "method.name=ccp", "training.sampler=balanced")
+    runs = [ccp, planned("a"), planned("long", "training.epochs=40"), planned("other", hardware="GPU", seconds=1.0)]
+    plan = plan_time(runs, measure=measure)
+    assert timed == [4, 40], "other hardware says nothing"
+    assert plan.seconds == pytest.approx(180)
+    assert "a few timed steps" in plan.text
+
+
+def test_what_is_begun_takes_what_is_left_and_what_is_begun_anew_all_of_it(planned):
+    run = planned("a")
+    run.folder.begin(run.recipe)
+    run.folder.write_evaluations([{"epoch": 3.0, "step": 30.0}])
+    assert plan_time([run], measure=lambda recipe: 100.0).seconds == pytest.approx(25)
+    assert plan_time([run], anew=[run.folder.path], measure=lambda recipe: 100.0).seconds == pytest.approx(100)
+
+
+def test_damaged_records_are_no_reason_to_stop(planned):
+    runs = [planned("a", seconds=100.0), planned("b")]
+    runs[0].folder.scores_file.write_text("{")
+    assert plan_time(runs, measure=lambda recipe: 7.0).seconds == pytest.approx(7)
+
+
+def test_an_unknown_time_says_why_and_is_not_long(planned):
+    def missing(recipe):
+        raise DataError("CUB is not here")
+
+    plan = plan_time([planned("a")], measure=missing)
+    assert (plan.seconds, plan.is_long) == (None, False)
+    assert plan.text == "unknown: CUB is not here"
+
+
+def test_nothing_left_is_no_time(planned):
+    plan = plan_time([planned("a", seconds=5.0)], measure=never)
+    assert plan.text == "nothing is left to run"
+    assert not plan.is_long
+
+
+def test_a_quarter_of_an_hour_is_long(planned):
+    assert plan_time([planned("a")], measure=lambda recipe: ASK_BEYOND + 1.0).is_long
+    assert not plan_time([planned("a")], measure=lambda recipe: ASK_BEYOND - 1.0).is_long

@@ -1,0 +1,44 @@
+"""A recipe on eight small kinds, two to test, two to validate and four to train: a trial takes a moment."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearkin.recipe import Recipe
+from nearkin.studies.tune import Plan, read_space
+
+TINY = {
+    "data": {"transform": "mild", "image_size": 8, "shorter_side": 10, "workers": 1},
+    "encoder": {"backbone": "small", "dim": 4},
+    "objective": {"name": "proxy_anchor"},
+    "training": {"epochs": 50, "max_steps": 8, "evaluate_every_steps": 2, "batch_size": 8, "device": "cpu"},
+    "protocol": {"name": "validation", "test_share": 0.25},
+}
+
+
+@pytest.fixture
+def kinds(tmp_path):
+    rng = np.random.default_rng(0)
+    for kind in range(8):
+        folder = tmp_path / "kinds" / f"kind {kind}"
+        folder.mkdir(parents=True)
+        centre = rng.normal(128, 50, (10, 10, 3))
+        for number in range(6):
+            pixels = (centre + rng.normal(0, 40, (10, 10, 3))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "kinds"
+
+
+@pytest.fixture
+def make_plan(kinds):
+    """Builds a plan: ``make_plan("objective.alpha=4..32", changes=["training.max_steps=4"], pruner="none")``."""
+
+    def make(*space, changes=(), **settings):
+        recipe = Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(kinds))}", *changes])
+        return Plan(recipe, read_space(space or ["training.learning_rate=1e-4..1e-1:log"], recipe), **settings)
+
+    return make

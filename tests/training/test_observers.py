@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from nearkin.errors import MissingExtraError
+from nearkin.runs.folder import RunFolder
+from nearkin.training import observers as progress
+from nearkin.training.time_estimate import RunTime
+
+
+def state(step=3, best=None, selects_on="validation", below=False):
+    return SimpleNamespace(
+        step=step,
+        total_steps=10,
+        best=best,
+        protocol=SimpleNamespace(selects_on=selects_on),
+        time=RunTime(),
+        baseline="backbone",
+        is_below_baseline=lambda row: below,
+    )
+
+
+ROW = {"epoch": 1.0, "step": 3, "loss": 2.5, "R@1": 0.4321, "MAP@R": 0.1}
+
+
+def test_an_evaluation_is_one_line():
+    text = io.StringIO()
+    with progress.ConsoleObserver(Console(file=text, width=200)) as observer:
+        observer.on_step(state(), 2.5, 8)
+        observer.on_evaluation(state(best=ROW), ROW)
+    line = " ".join(text.getvalue().split())
+    assert line == "epoch 1 loss 2.500 R@1 43.2 MAP@R 10.0 (validation) best so far"
+
+
+def lines_of(show):
+    """What an observer prints where nobody watches a terminal."""
+    text = io.StringIO()
+    with progress.ConsoleObserver(Console(file=text, width=200)) as observer:
+        show(observer)
+    return [" ".join(line.split()) for line in text.getvalue().splitlines()]
+
+
+def test_an_epoch_below_the_untrained_backbone_is_not_called_the_best():
+    (line,) = lines_of(lambda observer: observer.on_evaluation(state(best=ROW, below=True), ROW))
+    assert line.endswith("(validation) best of training so far, below the untrained backbone")
+
+
+def test_the_evaluation_before_the_first_step_is_called_what_it_is():
+    row = {"epoch": 0.0, "step": 0, "loss": None, "R@1": 0.5}
+    (line,) = lines_of(lambda observer: observer.on_evaluation(state(), row))
+    assert line == "epoch 0 R@1 50.0 (validation) untrained backbone"
+
+
+def test_scoring_shows_in_a_terminal_and_is_a_line_elsewhere():
+    def score(observer):
+        for done in (0, 256, 300):
+            observer.on_scoring("scoring the untrained backbone", done, 300)
+        observer.on_scoring("evaluating", 0, 300)
+
+    assert lines_of(score) == ["scoring the untrained backbone: 300 images"]
+    text = io.StringIO()
+    with progress.ConsoleObserver(Console(file=text, force_terminal=True, width=120)) as observer:
+        observer.on_scoring("scoring the untrained backbone", 256, 300)
+        observer._bar.refresh()
+        assert "scoring the untrained backbone" in text.getvalue()
+        assert "256/300 images" in text.getvalue()
+
+
+def test_a_terminal_gets_a_bar_with_loss_and_speed():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    with progress.ConsoleObserver(console) as observer:
+        observer.decoding(1, 2)
+        observer.decoding(2, 2)
+        observer.on_step(state(), 2.5, 8)
+        observer._bar.refresh()
+        shown = text.getvalue()
+    assert "loss 2.500" in shown
+    assert "images/s" in shown
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = RunFolder(tmp_path)
+    observer = progress.Observers(progress.TensorBoardObserver(folder))
+    observer.on_step(state(), 2.5, 8)
+    observer.on_evaluation(state(), ROW)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Scalars("loss")[0].value == pytest.approx(2.5)
+    assert events.Scalars("evaluation/R@1")[0].value == pytest.approx(0.4321)
+    assert events.Scalars("evaluation/R@1")[0].step == 3
+
+
+def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
+    import importlib
+
+    def refuse(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    with pytest.raises(MissingExtraError, match=r"nearkin\[tensorboard\]"):
+        progress.TensorBoardObserver(RunFolder(tmp_path))
