@@ -217,6 +217,7 @@ def test_scores_before_training_stand_beside_those_after(whole, four_runs, tmp_p
     runs = [json.loads((path / "scores.json").read_text()) for path in four_runs]
     before, after = (100 * np.mean([run[which]["R@1"] for run in runs[:2]]) for which in ("untrained", "test"))
     table = text.partition("Before and after training")[2].partition("</table>")[0]
+    assert "Untrained: the backbone as it was before training, without a head." in table
     headings = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)
     assert headings == ["score", "proxy_anchor", "vcpa", "contrastive with ccp"]
     (line,) = re.findall(r'<th scope="row">R@1</th>(.*?)</tr>', table)

@@ -11,6 +11,7 @@ from nearkin.report.page._parts import Section, code, details, escape, table
 from nearkin.report.page.explained import explanation
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.score_tables import Figures, ScoreTable, cell, figures_of, metric_name
+from nearkin.report.tables import baseline_in_words
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.study import figure
 from nearkin.studies.time_plan import side_by_side_of
@@ -61,7 +62,9 @@ def before_and_after(groups: Sequence[RunGroup]) -> str:
         rows.append(f'<tr><th scope="row">{escape(metric_name(name))}</th>{content}</tr>')
     means = ", means over the seeds" if any(len(group.scores) > 1 for group, *_ in both) else ""
     what = f"In per cent{means}; the same test images before the first step of training and after it"
-    caption = f"{what}{'.' if alone else ', untrained → trained.'}"
+    scored = [each for group, *_ in both for each in group.scores if each.get("untrained")]
+    untrained = " or ".join(dict.fromkeys(baseline_in_words(each) for each in scored))
+    caption = f"{what}{'.' if alone else ', untrained → trained.'} Untrained: {untrained}."
     return f"<h3>Before and after training</h3>{table(headings, rows, kind='before', caption=caption)}"
 
 
