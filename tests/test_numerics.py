@@ -12,7 +12,6 @@ from nearkin.numerics import (
     log1p_sum_exp,
     log_sum_exp_,
     normalise,
-    pairwise_distance,
     safe_sqrt,
 )
 
@@ -51,15 +50,6 @@ def test_safe_sqrt_has_no_gradient_below_and_at_zero():
     root.sum().backward()
     assert root.tolist() == [0.0, 0.0, 3.0]
     assert x.grad.tolist() == pytest.approx([0.0, 0.0, 1 / 6])
-
-
-def test_pairwise_distance_equals_torch_and_is_flat_at_coinciding_points():
-    torch.manual_seed(0)
-    a, b = torch.randn(3, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
-    torch.testing.assert_close(pairwise_distance(a, b), torch.cdist(a, b))
-    same = torch.tensor([[0.5, 0.25]], requires_grad=True)
-    pairwise_distance(same, same.detach()).sum().backward()
-    assert same.grad.tolist() == [[0.0, 0.0]]
 
 
 def test_normalisations():

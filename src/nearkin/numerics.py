@@ -102,13 +102,3 @@ def safe_sqrt(x: Tensor) -> Tensor:
     """
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
-
-
-def pairwise_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean distances ``[n, m]`` between the rows of ``a [n, D]`` and ``b [m, D]``, with safe gradients.
-
-    >>> pairwise_distance(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[5., 0.]])
-    """
-    squared = a.square().sum(-1)[:, None] + b.square().sum(-1)[None, :] - 2.0 * (a @ b.T)
-    return safe_sqrt(squared)

@@ -346,10 +346,10 @@ def test_proxies_that_a_loss_owns_turn_to_the_images_about_their_mean_and_keep_t
     # The pool is drawn with the number of the problem, which start raises first.
     method.problem = 1
     rows, valid = method._draw_pool(state.labels, bank.classes, state.recipe.training.seed)
-    pool = state.embed(state.protocol.train_rows[rows[valid]])
+    pool = state.train_set.embed(rows[valid])
     method.problem = 0
     method.start(state)
-    images = state.embed(state.protocol.train_rows[method._anchor_rows.ravel()]).view_as(bank.vectors)
+    images = state.train_set.embed(method._anchor_rows.ravel()).view_as(bank.vectors)
     directions = torch.nn.functional.cosine_similarity(bank.vectors, images - pool.mean(dim=0), dim=2)
     torch.testing.assert_close(directions, torch.ones_like(directions))
     torch.testing.assert_close(bank.vectors.norm(dim=2)[1:], before[1:])

@@ -44,11 +44,11 @@ def test_the_follower_is_a_moving_average_and_fills_the_queue(tiny, tmp_path):
 
 def test_the_queue_holds_what_the_follower_saw(tiny):
     from nearkin.data.loader import TrainingLoader
-    from nearkin.training.loop import HealthCheck, _Rows, train_step
+    from nearkin.training.health import HealthCheck
+    from nearkin.training.loop import train_step
 
     state = tiny(*MOCO)
-    rows = _Rows(state.data.images, state.protocol.train_rows)
-    with TrainingLoader(rows, state.labels, state.transform, state.sampler, seed=0, workers=1) as loader:
+    with TrainingLoader(state.train_set, state.labels, state.transform, state.sampler, seed=0, workers=1) as loader:
         batch = next(iter(loader))
     with torch.no_grad():
         before = state.encoder.eval()(batch.images)

@@ -20,7 +20,8 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
-from nearkin.training.loop import HealthCheck, TrainingState, _Rows, fit, train_step
+from nearkin.training.health import HealthCheck
+from nearkin.training.loop import TrainingState, fit, train_step
 
 SIZES = [4, 1, 6, 2, 5, 3]
 TOY = {
@@ -67,10 +68,9 @@ def train(state: TrainingState, steps: int):
     """So many steps as the loop does them; returns the batches."""
     if state.step == 0:
         state.method.start(state)
-    images = _Rows(state.data.images, state.protocol.train_rows)
     health, seen = HealthCheck(state), []
     with TrainingLoader(
-        images, state.labels, state.transform, state.sampler, seed=0, first_batch=state.step, workers=1
+        state.train_set, state.labels, state.transform, state.sampler, seed=0, first_batch=state.step, workers=1
     ) as loader:
         state.loader = loader
         for _, batch in zip(range(steps), loader, strict=False):
@@ -282,7 +282,7 @@ def test_the_two_extremes():
 def test_mined_batches_equal_a_plain_script():
     """The nearest classes by what was last seen of each representative, over three draws of representatives."""
     state = toy_state("method.hard_negative_classes=true", "method.steps_per_projection=3")
-    known = state.embed(state.protocol.train_rows[state.sampler.representatives(0)])
+    known = state.train_set.embed(state.sampler.representatives(0))
     seen = []
     genuine = state.method.loss
 

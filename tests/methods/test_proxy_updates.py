@@ -7,14 +7,14 @@ import torch
 
 from nearkin.data.loader import TrainingLoader
 from nearkin.errors import RecipeError
-from nearkin.training.loop import HealthCheck, _Rows, train_step
+from nearkin.training.health import HealthCheck
+from nearkin.training.loop import train_step
 
 UPDATES = ("method.name=proxy_updates", "objective.name=proxy_anchor", "encoder.normalisation=l2")
 
 
 def one_step(state):
-    rows = _Rows(state.data.images, state.protocol.train_rows)
-    with TrainingLoader(rows, state.labels, state.transform, state.sampler, seed=0, workers=1) as loader:
+    with TrainingLoader(state.train_set, state.labels, state.transform, state.sampler, seed=0, workers=1) as loader:
         batch = next(iter(loader))
     train_step(state, batch, HealthCheck(state))
     return batch

@@ -54,10 +54,8 @@ def state_for(photos, *overrides) -> TrainingState:
 
 def next_batch(state):
     from nearkin.data.loader import TrainingLoader
-    from nearkin.training.loop import _Rows
 
-    rows = _Rows(state.data.images, state.protocol.train_rows)
-    loader = TrainingLoader(rows, state.labels, state.transform, state.sampler, seed=0, workers=1)
+    loader = TrainingLoader(state.train_set, state.labels, state.transform, state.sampler, seed=0, workers=1)
     with loader:
         return next(iter(loader))
 
@@ -89,8 +87,9 @@ def test_the_baseline_is_the_backbone_without_its_head(photos, tmp_path):
         def on_evaluation(self, state, row):
             if not row["step"]:
                 encoder, test = state.encoder.eval(), state.protocol.test.query
+                crops = np.stack([state.transform.evaluate(state.data.images[row]) for row in test])
                 with torch.no_grad():
-                    maps = encoder.backbone(encoder.preprocessing(state.pixels(test)))
+                    maps = encoder.backbone(encoder.preprocessing(torch.from_numpy(crops)))
                 features = torch.nn.functional.normalize(maps.mean(dim=(2, 3)))
                 first.append((row, retrieval_scores(features, state.table.labels[test])))
                 encoder.train()

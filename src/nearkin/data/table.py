@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -137,12 +137,6 @@ class ImageTable:
 
     def with_splits(self, splits: NDArray[np.str_]) -> ImageTable:
         return replace(self, splits=np.asarray(splits, dtype=np.str_))
-
-    def rows_by_class(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """``(label, rows)`` for every class that occurs, ascending by label."""
-        order = np.argsort(self.labels, kind="stable")
-        labels, starts = np.unique(self.labels[order], return_index=True)
-        yield from zip(labels.tolist(), np.split(order, starts[1:]), strict=True)
 
     def training_labels(self) -> NDArray[np.int64]:
         """Labels renumbered 0, 1, … over the classes that occur: what an objective with proxies is given."""

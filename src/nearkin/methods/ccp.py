@@ -167,8 +167,7 @@ class Ccp(Plain):
         if not self._feeds_references or self.problem == 0:
             return super().loss(state, embeddings, labels, batch)
         if self.anchors == "samples":
-            rows = state.protocol.train_rows[self._anchor_rows.ravel()]
-            references = state.encoder(state.pixels(rows))
+            references = state.encoder(state.train_set.pixels(self._anchor_rows.ravel()))
         else:
             references = self.bank.vectors.flatten(0, 1)
         if self._owners.device != labels.device or len(self._owners) != self.bank.classes * self.bank.per_class:
@@ -223,7 +222,7 @@ class Ccp(Plain):
     def _restart_proxies(self, state: TrainingState, *, first: bool) -> None:
         bank = self.bank
         rows, valid = self._draw_pool(state.labels, bank.classes, state.recipe.training.seed)
-        pool = state.embed(state.protocol.train_rows[rows.ravel()]).view(*rows.shape, -1)
+        pool = state.train_set.embed(rows.ravel()).view(*rows.shape, -1)
         if not self._feeds_references:
             # Started from images as they are, every proxy would be near every image.
             pool = normalise(pool - pool[torch.from_numpy(valid).to(pool.device)].mean(dim=0), "l2")
@@ -242,8 +241,7 @@ class Ccp(Plain):
     def _present(self, state: TrainingState, bank: ProxyBank) -> Tensor:
         """The proxies the sub-problem ended with, as points of the embedding space."""
         if self.anchors == "samples":
-            rows = state.protocol.train_rows[self._anchor_rows.ravel()]
-            return state.embed(rows).view(*self._anchor_rows.shape, -1)
+            return state.train_set.embed(self._anchor_rows.ravel()).view(*self._anchor_rows.shape, -1)
         return normalise(bank.vectors.detach(), state.encoder.normalisation)
 
     def _draw_pool(

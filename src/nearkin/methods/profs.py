@@ -124,8 +124,7 @@ class Profs(Plain):
     def start(self, state: TrainingState) -> None:
         self._begin_projection(state)
         if self.batches.embeddings is not None:
-            rows = state.protocol.train_rows[self.batches.representatives(0)]
-            self.batches.embeddings.copy_(state.embed(rows))
+            self.batches.embeddings.copy_(state.train_set.embed(self.batches.representatives(0)))
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         count = self.batches.num_representatives

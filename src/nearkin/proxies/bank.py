@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nearkin.numerics import l2_normalise
-
 
 class ProxyBank(nn.Module):
     """Learnable proxies, ``per_class`` for each class.
@@ -39,10 +37,6 @@ class ProxyBank(nn.Module):
     @property
     def dim(self) -> int:
         return self.vectors.shape[2]
-
-    def normalised(self) -> Tensor:
-        """The proxies on the unit sphere, ``[classes · per_class, dim]``, class by class."""
-        return l2_normalise(self.vectors.flatten(0, 1))
 
     @torch.no_grad()
     def restart(self, vectors: Tensor) -> None:

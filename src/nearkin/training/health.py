@@ -61,7 +61,7 @@ class HealthCheck:
         self.diverged(batch, f"the loss became {loss} at step {step}. Gradient norms: {listing}")
 
     def diverged(self, batch: Batch, what: str) -> NoReturn:
-        ids = self.state.image_ids(batch)
+        ids = self.state.train_set.ids(batch.rows)
         shown = ", ".join(ids[:8]) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
         raise TrainingError(
             f"{what}. Images of the batch: {shown}. "

@@ -73,7 +73,7 @@ class TrainingState:
     dtype: torch.dtype | None
     sampler: BatchSampler
     labels: NDArray[np.int64]
-    """Labels of the training rows, renumbered 0, 1, …, in the order of ``protocol.train_rows``."""
+    """Labels of the training images, renumbered 0, 1, …, in the order of :attr:`train_set`."""
     step: int = 0
     untrained: dict[str, float] | None = None
     """Scores of the test classes before the first step, by the baseline."""
@@ -142,11 +142,6 @@ class TrainingState:
             progress=progress,
         )
 
-    def pixels(self, rows: NDArray[np.int64]) -> Tensor:
-        """Evaluation crops of table rows, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
-        crops = [self.transform.evaluate(self.data.images[row]) for row in rows.tolist()]
-        return torch.from_numpy(np.stack(crops)).to(self.device)
-
     def score(self, part: EvaluationSet, *, final: bool = False, baseline: bool = False) -> dict[str, float]:
         """Scores of the encoder, or as the baseline of its backbone without the head, which begins as random numbers.
 
@@ -176,12 +171,43 @@ class TrainingState:
         name = self.protocol.select_by
         return self.baseline == "backbone" and row.get(name, math.nan) < first.get(name, math.nan)
 
-    def image_ids(self, batch: Batch) -> list[str]:
-        return [self.table.ids[row] for row in self.protocol.train_rows[batch.rows].tolist()]
+    @cached_property
+    def train_set(self) -> TrainingSet:
+        return TrainingSet(self)
 
     def loader_state(self) -> dict[str, Any]:
         """The sampler's state after the last batch that was used: the loader itself is some batches ahead."""
         return self.sampler.state_dict() if self.loader is None else self.loader.sampler_state
+
+
+class TrainingSet:
+    """The images that train, counted from 0: the numbering that samplers, batches and methods share.
+
+    Where they stand in the table of all images is known here and to the protocol alone.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._rows = state.protocol.train_rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
+        return self._state.data.images[int(self._rows[row])]
+
+    def ids(self, rows: NDArray[np.int64]) -> list[str]:
+        """What the images are called."""
+        return [self._state.table.ids[row] for row in self._rows[rows].tolist()]
+
+    def embed(self, rows: NDArray[np.int64]) -> Tensor:
+        """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device."""
+        return self._state.embed(self._rows[rows])
+
+    def pixels(self, rows: NDArray[np.int64]) -> Tensor:
+        """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
+        crops = [self._state.transform.evaluate(self[row]) for row in rows.tolist()]
+        return torch.from_numpy(np.stack(crops)).to(self._state.device)
 
 
 def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
@@ -190,7 +216,6 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     Ctrl-C and SIGTERM end the step in hand, write a checkpoint and raise an error that says how to go on.
     """
     training = state.recipe.training
-    train_images = _Rows(state.data.images, state.protocol.train_rows)
     written = time.monotonic()
     state.time.begin()
     state.watch = getattr(observer, "on_scoring", None)
@@ -204,7 +229,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     with (
         StopRequest() as stop,
         TrainingLoader(
-            train_images,
+            state.train_set,
             state.labels,
             state.transform,
             state.sampler,
@@ -300,21 +325,6 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     folder.write_evaluations(state.history)
     observer.on_evaluation(state, row)
     return state.method.after_evaluation(state, scores) if state.step else False
-
-
-class _Rows:
-    """The training rows of the opened images, counted from 0."""
-
-    def __init__(self, images: Any, rows: NDArray[np.int64]) -> None:
-        self.images = images
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = self.images[int(self.rows[row])]
-        return image
 
 
 def _begin_epoch(state: TrainingState) -> None:
