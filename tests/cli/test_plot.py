@@ -13,14 +13,7 @@ from PIL import Image
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
+from nearkin.training.loop import Silent
 
 
 def train(folder, data, *overrides):

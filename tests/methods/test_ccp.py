@@ -11,15 +11,7 @@ from nearkin.evaluation.protocol import Protocol
 from nearkin.methods import ccp
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.loop import fit
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
+from nearkin.training.loop import Silent, fit
 
 
 def weights(state):

@@ -6,7 +6,7 @@ import torch
 from nearkin.errors import RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.loop import fit
+from nearkin.training.loop import Silent, fit
 
 MOCO = (
     "method.name=momentum",
@@ -14,14 +14,6 @@ MOCO = (
     "objective.queue_size=20",
     "objective.momentum=0.9",
 )
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 def test_the_follower_is_a_moving_average_and_fills_the_queue(tiny, tmp_path):

@@ -21,7 +21,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import TrainingState, fit, train_step
+from nearkin.training.loop import Silent, TrainingState, fit, train_step
 
 SIZES = [4, 1, 6, 2, 5, 3]
 TOY = {
@@ -42,14 +42,6 @@ TOY = {
         "precision": "float32",
     },
 }
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 def toy_state(*overrides) -> TrainingState:

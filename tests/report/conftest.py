@@ -12,6 +12,7 @@ from PIL import Image
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
+from nearkin.training.loop import Silent
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -19,14 +20,6 @@ HOSTILE = (
     "a \"quoted\" & 'other' \\ $name",
 )
 """Names of test classes that would do harm where they were not escaped."""
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 def squares_manifest(root):

@@ -6,14 +6,7 @@ from nearkin.recipe import Recipe
 from nearkin.report import draw_neighbours, neighbours
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
+from nearkin.training.loop import Silent
 
 
 def test_the_picture_shows_right_and_wrong_before_and_after(photos, tmp_path, monkeypatch):

@@ -20,14 +20,7 @@ from nearkin.report.plots import certainty, class_pairs, curves, embedding_map, 
 from nearkin.report.plots._page import NotDrawn, Picture
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
+from nearkin.training.loop import Silent
 
 
 def written(path, rows=(), events=(), **training):

@@ -13,16 +13,9 @@ from nearkin.encoders import build_encoder
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
+from nearkin.training.loop import Silent
 
 TINY = ["encoder.weights=null", "data.image_size=32", "data.workers=1"]
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 def weights_file(folder, name="small"):

@@ -18,6 +18,7 @@ from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.study import Row, run_study
+from nearkin.training.loop import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore::nearkin.notices.Notice")
 
@@ -28,14 +29,6 @@ QUICK = {
     "training": {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "device": "cpu"},
     "protocol": {"name": "conventional", "test_share": 0.34},
 }
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 class Killed(Exception):

@@ -14,6 +14,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
+from nearkin.training.loop import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore::nearkin.notices.Notice")
 
@@ -23,14 +24,6 @@ QUICK = {
     "training": {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "device": "cpu"},
     "protocol": {"name": "conventional", "test_share": 0.34},
 }
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 @pytest.fixture

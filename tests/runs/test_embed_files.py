@@ -16,6 +16,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.embed_files import check_output, embed_files, images_of
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import load_run, open_data, run
+from nearkin.training.loop import Silent
 
 TINY = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1, "shorter_side": 48},
@@ -23,14 +24,6 @@ TINY = {
     "training": {"epochs": 1, "max_steps": 1, "batch_size": 8, "device": "cpu"},
     "protocol": {"name": "conventional", "test_share": 0.35},
 }
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import nearkin
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
 from nearkin.runs.evaluate import evaluate_run
@@ -92,3 +93,9 @@ def test_a_run_trains_with_the_wrong_labels_and_records_them(photos, tmp_path):
     assert scores["training_conditions"] == (
         "50 % of the training images of each class, 25 % of the training labels replaced"
     )
+
+
+def test_a_run_from_python_needs_a_recipe_and_a_folder(photos, tmp_path):
+    recipe = Recipe.load("own_photos/small", [f"data.source={json.dumps(str(photos))}", "training.max_steps=1"])
+    scores = nearkin.run(recipe, str(tmp_path / "run"))
+    assert nearkin.RunFolder(tmp_path / "run").scores() == scores

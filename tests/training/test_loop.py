@@ -24,7 +24,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import build_state, open_data, run
 from nearkin.training import checkpoint
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import TrainingState, fit, train_step
+from nearkin.training.loop import Silent, TrainingState, fit, train_step
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1},
@@ -33,14 +33,6 @@ SMALL = {
     "training": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3, "device": "cpu", "schedule": "cosine"},
     "protocol": {"name": "conventional", "test_share": 0.34},
 }
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 def recipe_for(photos, *overrides):

@@ -19,16 +19,9 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training import memory
+from nearkin.training.loop import Silent
 
 CPU = torch.device("cpu")
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 class TwoConvolutions(Backbone):

@@ -16,7 +16,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
-from nearkin.training.loop import fit
+from nearkin.training.loop import Silent, fit
 
 SIZES = (6, 1, 5, 2, 6, 4)  # 24 images: three batches to an epoch
 TOY = {
@@ -37,14 +37,6 @@ TOY = {
     },
     "protocol": {"name": "conventional"},
 }
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 class Killed(Exception):

@@ -17,7 +17,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
-from nearkin.training.loop import fit
+from nearkin.training.loop import Silent, fit
 from nearkin.training.observers import ConsoleObserver
 from nearkin.training.time_estimate import Estimate, Estimator, RunTime
 
@@ -30,14 +30,6 @@ TOY = {
     "training": {"epochs": 50, "max_steps": 13, "batch_size": 8, "device": "cpu", "evaluate_every_steps": 4},
     "protocol": {"name": "conventional"},
 }
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 class Clock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from nearkin.runs.transform import transform_of as transform_of
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training import checkpoint
 from nearkin.training.device import autocast_dtype, describe_hardware, peak_process_memory, pick_device
-from nearkin.training.loop import Observer, TrainingState, fit
+from nearkin.training.loop import Observer, Silent, TrainingState, fit
 from nearkin.training.memory import check_memory
 from nearkin.training.objective import build_objective
 from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
@@ -43,8 +44,8 @@ from nearkin.training.optimisation import build_optimiser, build_scheduler, para
 
 def run(
     recipe: Recipe,
-    folder: RunFolder,
-    observer: Observer,
+    folder: RunFolder | str | Path,
+    observer: Observer | None = None,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -68,6 +69,7 @@ def run(
         BusyError: while another process writes to the folder.
         InterruptedRunError: after Ctrl-C or SIGTERM; ``resume`` goes on.
     """
+    folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     recipe = located(recipe)
     admit(recipe)
     if folder.path.exists() and not folder.path.is_dir():
@@ -96,7 +98,7 @@ def run(
             if announce is not None:
                 announce(report_on(recipe, opened))
             state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
-        fit(state, folder, observer)
+        fit(state, folder, Silent() if observer is None else observer)
         scores = _final_scores(state, folder)
         if lost:
             scores["lost_images"] = lost

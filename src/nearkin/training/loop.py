@@ -55,6 +55,16 @@ class Observer(Protocol):
     def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None: ...
 
 
+class Silent:
+    """An observer that tells nobody."""
+
+    def on_step(self, state: TrainingState, loss: float, images: int) -> None:
+        """Nothing."""
+
+    def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
+        """Nothing."""
+
+
 @dataclass
 class TrainingState:
     """Everything a method may look at, and everything a checkpoint holds."""

@@ -11,14 +11,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import draw_digits, load_moments, run_digits, with_digits, write_digits
 from nearkin.studies.reproduce.papers import find_item, tables_of
 from nearkin.studies.reproduce.rows import Settings
-
-
-class Silent:
-    def on_step(self, state, loss, images):
-        pass
-
-    def on_evaluation(self, state, row):
-        pass
+from nearkin.training.loop import Silent
 
 
 @pytest.fixture(scope="module")
