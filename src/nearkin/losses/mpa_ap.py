@@ -6,16 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.inputs import check_positive
 from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._class_similarity import ClassSimilarity
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses.mpa_dw import DataWiseMultiProxyAnchor
 from nearkin.numerics import log1p_sum_exp, log_sum_exp_
 
 __all__ = ["AllPairsMultiProxyAnchor"]
 
 
-class AllPairsMultiProxyAnchor(ProxyLoss):
+class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
     r"""Data-wise and all-paired multi-proxies anchor loss, MPA-AP (Saeki et al., 2023).
 
     .. math::
@@ -42,30 +40,6 @@ class AllPairsMultiProxyAnchor(ProxyLoss):
         >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
         torch.Size([])
     """
-
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        *,
-        proxies_per_class: int = 10,
-        alpha: float = 32.0,
-        margin: float = 0.1,
-        gamma: float = 0.1,
-        tau: float = 0.2,
-        class_similarity: ClassSimilarity = "softmax",
-    ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            class_similarity=class_similarity,
-            gamma=gamma,
-            tau=tau,
-        )
-        check_positive(alpha=alpha)
-        self.alpha = alpha
-        self.margin = margin
 
     def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
         own = F.one_hot(labels, self.num_classes).bool()
