@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -16,6 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from nearkin.report.formats import csv_text, markdown_table
 from nearkin.report.plots._page import end_at_all
 from nearkin.runs.folder import write_atomically
 from nearkin.studies.study import rank_correlation
@@ -49,11 +48,9 @@ def comparison_table(summary: Summary) -> Group:
 def comparison_markdown(summary: Summary) -> str:
     """The comparison as Markdown."""
     lines = [f"# {title_of(summary)}", "", *conditions(summary)]
-    for title, (heading, *rows) in _tables(summary):
+    for title, rows in _tables(summary):
         lines += ["", f"## {title}"] if title else []
-        cells = [[cell.replace("|", "\\|") for cell in row] for row in (heading, *rows)]
-        first, *others = [f"| {' | '.join(row)} |" for row in cells]
-        lines += ["", first, "|" + "---|" * len(heading), *others]
+        lines += ["", markdown_table(rows)]
     if said := warnings_of(summary):
         lines += ["", "## Mind", "", *(f"- {line}" for line in said)]
     return "\n".join(lines) + "\n"
@@ -78,11 +75,7 @@ def comparison_csv(summary: Summary) -> str:
         record |= {key: "; ".join(row[key]) for key in ("data", "protocol", "selection", "hardware")}
         record["recipes"] = " ".join(row["recipes"])
         records.append(record)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)))
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
+    return csv_text(records)
 
 
 def comparison_json(summary: Summary) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from nearkin.report.formats import markdown_table
 from nearkin.runs.folder import write_atomically
 from nearkin.studies.mlrc import METRICS
 
@@ -33,7 +34,13 @@ def mlrc_markdown(result: Result) -> str:
     """The scores and the models behind them as Markdown."""
     said = "\n\n".join(mlrc_conditions(result))
     return "\n\n".join(
-        [f"# {mlrc_title(result)}", said, _markdown(score_lines(result)), "## Models", _markdown(model_lines(result))]
+        [
+            f"# {mlrc_title(result)}",
+            said,
+            markdown_table(score_lines(result)),
+            "## Models",
+            markdown_table(model_lines(result)),
+        ]
     )
 
 
@@ -99,8 +106,3 @@ def mlrc_conditions(result: Result) -> list[str]:
         f"the mean: Student's t over repeats, and for combinations over the models in them."
     )
     return ["; ".join(parts) + ".", reading]
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    heading, *rows = [f"| {' | '.join(cells)} |" for cells in lines]
-    return "\n".join([heading, "|" + "---|" * len(lines[0]), *rows])

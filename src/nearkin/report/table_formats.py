@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import re
 from collections.abc import Callable
 from typing import Any
 
+from nearkin.report.formats import csv_text, latex_escape, markdown_table, one_line
 from nearkin.report.score_tables import ScoreTable, sentence
 
 
 def table_markdown(table: ScoreTable) -> str:
     """The table as Markdown, its caption below."""
     rows = [table.headings(), *(cells for _, cells in table.rows())]
-    text = [[_markdown_escape(cell) for cell in row] for row in rows]
-    first, *others = [f"| {' | '.join(row)} |" for row in text]
-    aligned = "|" + "".join("---:|" if table.is_number(column) else "---|" for column in range(len(rows[0])))
-    lines = [first, aligned, *others, "", table.caption, *(f"\n{sentence(note)}" for note in table.notes)]
-    return "\n".join(lines) + "\n"
+    lines = [markdown_table(rows, is_number=table.is_number), "", table.caption]
+    return "\n".join([*lines, *(f"\n{sentence(note)}" for note in table.notes)]) + "\n"
 
 
 def table_latex(table: ScoreTable) -> str:
@@ -33,7 +28,7 @@ def table_latex(table: ScoreTable) -> str:
     return "\n".join(
         [
             "% needs \\usepackage{booktabs}",
-            *(f"% {_one_line(note)}" for note in table.notes),
+            *(f"% {one_line(note)}" for note in table.notes),
             "\\begin{table}",
             "\\centering",
             f"\\caption{{{latex_escape(table.caption)}}}",
@@ -59,49 +54,8 @@ def table_csv(table: ScoreTable) -> str:
             record[name] = None if value is None else value["mean"]
             record[f"{name} spread"] = None if value is None else value["spread"]
         records.append(record | dict(line.conditions) | {"recipes": " ".join(line.recipes)})
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(records[0]))
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
+    return csv_text(records)
 
 
 RENDERERS: dict[str, Callable[[ScoreTable], str]] = {"md": table_markdown, "latex": table_latex, "csv": table_csv}
 """The formats of ``nearkin table``."""
-
-
-def latex_escape(text: str) -> str:
-    r"""Text that LaTeX prints as it stands.
-
-    >>> latex_escape("mpa_ap & 5 % of {x} ± 1")
-    'mpa\\_ap \\& 5 \\% of \\{x\\} $\\pm$ 1'
-    """
-    return re.sub(r"[\\{}$&#_%~^<>\[\]±–−×…≈τλσ]", lambda found: _LATEX[found.group()], _one_line(text))
-
-
-_LATEX = {character: f"\\{character}" for character in "{}$&#_%"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "[": "{[}",  # after a line's end a bare one would begin an option
-    "]": "{]}",
-    "±": r"$\pm$",
-    "–": "--",
-    "−": "$-$",
-    "×": r"$\times$",
-    "…": r"\dots{}",
-    "≈": r"$\approx$",
-    "τ": r"$\tau$",
-    "λ": r"$\lambda$",
-    "σ": r"$\sigma$",
-}
-
-
-def _markdown_escape(text: str) -> str:
-    return _one_line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import shlex
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from nearkin.report.formats import csv_text, markdown_table
 from nearkin.report.tuning_pictures import draw_tuning
 from nearkin.runs.folder import write_atomically
 from nearkin.studies.tune.space import Dimension, shown, yaml_text
@@ -44,10 +43,7 @@ def tuning_markdown(tuning: Tuning) -> str:
     heading, *rows = best_lines(tuning)
     lines = [f"# {title_of(tuning)}", "", *conditions(tuning)]
     if rows:
-        first, *others = [
-            f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in [heading, *rows]
-        ]
-        lines += ["", first, "|" + "---:|" * len(heading), *others]
+        lines += ["", markdown_table([heading, *rows], is_number=lambda column: True)]
         lines += ["", "The best of them is `best.yaml`. On three seeds, with a score on the test classes:", ""]
         lines += ["```sh", three_seeds(tuning), "```"]
     if said := remarks(tuning):
@@ -59,15 +55,13 @@ def trials_csv(tuning: Tuning) -> str:
     """One line per trial, in the order in which they were begun; scores as fractions with all their digits."""
     keys = [dimension.key for dimension in tuning.plan.space]
     columns = ["trial", "status", tuning.select_by, *keys, "epoch", "scores", "seconds", "same_as", "reason"]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
+    records = []
     for trial in tuning.trials:
         record: dict[str, Any] = {"trial": trial.number, "status": trial.status, tuning.select_by: trial.score}
         record |= {key: yaml_text(value) for key, value in trial.values.items()}
         record |= {"epoch": _joined(trial.epochs), "scores": " ".join(map(str, trial.scores)), "seconds": trial.seconds}
-        writer.writerow(record | {"same_as": trial.same_as, "reason": trial.reason})
-    return text.getvalue()
+        records.append(dict.fromkeys(columns) | record | {"same_as": trial.same_as, "reason": trial.reason})
+    return csv_text(records)
 
 
 def best_recipe(tuning: Tuning) -> str:

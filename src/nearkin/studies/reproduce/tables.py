@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,6 +15,7 @@ from rich.text import Text
 
 from nearkin.data.benchmarks import benchmarks
 from nearkin.published.figures import Published
+from nearkin.report.formats import csv_text, markdown_table
 from nearkin.runs.folder import write_atomically
 from nearkin.studies.reproduce.papers import TableDefinition
 from nearkin.studies.reproduce.rows import NO_WEIGHTS, Settings
@@ -46,8 +45,7 @@ def reproduction_markdown(table: TableDefinition, lines: Sequence[Line], setting
     """The table as Markdown."""
     text = [f"# {heading(table)}", "", *caption(table, lines, settings)]
     for data, rows in cells(table, lines).items():
-        first, *others = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
-        text += ["", f"## {data_title(data, settings)}", "", first, "|" + "---|" * len(rows[0]), *others]
+        text += ["", f"## {data_title(data, settings)}", "", markdown_table(rows)]
     if said := notes(lines):
         text += ["", "## Mind", "", *(f"- {line}" for line in said)]
     return "\n".join(text) + "\n"
@@ -55,13 +53,7 @@ def reproduction_markdown(table: TableDefinition, lines: Sequence[Line], setting
 
 def reproduction_csv(table: TableDefinition, lines: Sequence[Line]) -> str:
     """One line per row, data set and score, figures with all their digits."""
-    text = io.StringIO(newline="")
-    records = list(_records(table, lines))
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)))
-    writer.writeheader()
-    for record in records:
-        writer.writerow({key: "; ".join(value) if isinstance(value, list) else value for key, value in record.items()})
-    return text.getvalue()
+    return csv_text(_records(table, lines))
 
 
 def reproduction_json(table: TableDefinition, lines: Sequence[Line], settings: Settings) -> dict[str, Any]:
