@@ -146,7 +146,7 @@ def test_small_data_and_wrong_labels_end_with_the_experiment(photos, tmp_path):
 
 
 def test_interrupted_it_is_resumed_to_the_bit(photos, tmp_path):
-    trained(photos, tmp_path / "run")
+    trained(photos, tmp_path / "run", "training.checkpoint_minutes=0")
     train_final(tmp_path / "run", Rates(), output=tmp_path / "whole")
 
     class Stop(Rates):
@@ -158,6 +158,7 @@ def test_interrupted_it_is_resumed_to_the_bit(photos, tmp_path):
     recipe = RunFolder(tmp_path / "whole").recipe()
     with pytest.raises(InterruptedRunError):
         train_final(tmp_path / "run", Stop(), **overrides)
+    assert checkpoint.read(RunFolder(tmp_path / "broken").last_checkpoint)["step"] == 3
     with pytest.raises(RecipeError, match="not finished"):
         train_final(tmp_path / "run", Rates(), **overrides)
     train_final(tmp_path / "run", Rates(), **overrides, resume=True)
