@@ -78,7 +78,7 @@ def _plainly(recipe: Recipe) -> Recipe:
     return recipe.replace(method=PartSection("plain"), training=training)
 
 
-def counted_up(seconds_of: Callable[[int], float], whole: int, *, begin: int = FEW, patience: float = 2.0) -> float:
+def counted_up(seconds_of: Callable[[int], float], whole: int, *, begin: int = FEW, patience: float = 4.0) -> float:
     """Seconds for ``whole`` images from those for fewer, four times as many each time for some seconds.
 
     Beyond, the time goes on in a straight line through the last two: some of it is the calls' own, whatever the number.
