@@ -240,6 +240,22 @@ def test_a_plateau_of_the_test_classes_is_refused_unless_the_recipe_says_so(phot
     assert "followed" not in folder.scores()["selection"]
 
 
+def test_the_training_set_counts_the_images_that_train(photos):
+    state = state_for(photos)
+    places = state.protocol.train_rows
+    rows = np.array([5, 0, len(places) - 1])
+    assert not np.array_equal(places[rows], rows), "test classes stand between them"
+    images = state.train_set
+    assert len(images) == len(places) == len(state.labels)
+    assert images.ids(rows) == [state.table.ids[row] for row in places[rows]]
+    assert np.array_equal(images[5], state.data.images[int(places[5])])
+    torch.testing.assert_close(images.embed(rows), state.embed(places[rows]))
+    crops = np.stack([state.transform.evaluate(state.data.images[row]) for row in places[rows].tolist()])
+    assert np.array_equal(images.pixels(rows).numpy(), crops)
+    names = [state.table.class_names[state.table.labels[row]] for row in places]
+    assert [sorted(set(names)).index(name) for name in names] == state.labels.tolist()
+
+
 @pytest.mark.parametrize("clip", ["value", "norm"])
 def test_clipping(photos, clip):
     state = state_for(photos, f"training.clip={clip}", "training.clip_at=0.001", "training.optimiser=sgd")
