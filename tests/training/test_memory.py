@@ -102,7 +102,9 @@ def test_a_run_that_cannot_fit_is_refused_with_figures_and_what_to_lower(photos,
 def test_what_fits_is_not_refused_and_what_cannot_be_known_neither(photos, tmp_path, monkeypatch):
     for number, free in enumerate((8_000_000, None)):
         monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
-        run(recipe(photos), RunFolder(tmp_path / str(number)), Silent())
+        folder = RunFolder(tmp_path / str(number))
+        run(recipe(photos), folder, Silent())
+        assert folder.is_finished
 
 
 def test_an_evaluation_that_cannot_fit_is_refused_too(photos, tmp_path, monkeypatch):
