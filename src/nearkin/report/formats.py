@@ -1,12 +1,107 @@
-"""Cells and records as text: the one Markdown table, the one CSV and the one way to escape for LaTeX."""
+"""Tables as text: for a terminal, Markdown, LaTeX, CSV and HTML. Nobody else writes any of them."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from nearkin.report.table import Part, Table
+
+_STYLES = {"published": "cyan", "difference": "bold", "last": "dim"}
+
+
+def terminal(table: Table) -> Group:
+    """For a terminal: narrow, headings broken at their spaces, what to mind in yellow."""
+    shown: list[Any] = [Text(table.title, style="bold")] if table.title else []
+    for part in table.parts:
+        shown += [Text(part.title, style="bold")] if part.title else []
+        shown.append(_rich(part))
+    shown += [Text(line, style="dim") for line in table.conditions]
+    shown += [Text(line, style="yellow") for line in table.notes]
+    return Group(*shown)
+
+
+def markdown(table: Table) -> str:
+    """The parts, then what they hold for, then what to mind."""
+    blocks = [f"# {table.title}"] if table.title else []
+    for part in table.parts:
+        blocks += [f"## {part.title}"] if part.title else []
+        cells = [part.columns, *(line.cells for line in part.lines)]
+        blocks.append(markdown_table(cells, is_number=part.is_number))
+    blocks += table.conditions
+    if table.notes:
+        blocks += ["## Mind", "\n".join(f"- {one_line(note)}" for note in table.notes)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def latex(table: Table) -> str:
+    """For LaTeX with the package booktabs, a ``table`` for each part."""
+    blocks = ["% needs \\usepackage{booktabs}", *(f"% {one_line(note)}" for note in table.notes)]
+    for part in table.parts:
+        columns = "".join("r" if part.is_number(column) else "l" for column in range(len(part.columns)))
+        body: list[str] = []
+        for line in part.lines:
+            body += ["\\midrule"] if line is part.lines[0] or line.begins_group else []
+            body.append(" & ".join(latex_escape(cell) for cell in line.cells) + r" \\")
+        caption = " ".join(_sentence(text) for text in (table.title, part.title, *table.conditions) if text)
+        blocks += [
+            "\\begin{table}",
+            "\\centering",
+            f"\\caption{{{latex_escape(caption)}}}",
+            f"\\begin{{tabular}}{{{columns}}}",
+            "\\toprule",
+            " & ".join(latex_escape(cell) for cell in part.columns) + r" \\",
+            *body,
+            "\\bottomrule",
+            "\\end{tabular}",
+            "\\end{table}",
+        ]
+    return "\n".join(blocks) + "\n"
+
+
+def csv_text(table: Table) -> str:
+    """The records: a column for every key that one of them has, several values in one cell behind semicolons.
+
+    >>> csv_text(Table("", (), records=({"a": 1}, {"a": 2, "b": ["x", "y"]}))).splitlines()
+    ['a,b', '1,', '2,x; y']
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for record in table.records for key in record)))
+    writer.writeheader()
+    for record in table.records:
+        writer.writerow({key: "; ".join(value) if isinstance(value, list) else value for key, value in record.items()})
+    return text.getvalue()
+
+
+def html_table(part: Part, *, caption: str = "", kind: str = "") -> str:
+    """A part for a page, in a frame that scrolls sideways where the screen is narrow."""
+    head = "".join(
+        f'<th scope="col"{_number(part, place)}>{html_escape(name)}</th>' for place, name in enumerate(part.columns)
+    )
+    rows = []
+    for line in part.lines:
+        first, *others = (html_escape(cell) for cell in line.cells)
+        cells = "".join(f"<td{_number(part, place)}>{cell}</td>" for place, cell in enumerate(others, 1))
+        kinds = " ".join([line.kind] * bool(line.kind) + ["first"] * line.begins_group)
+        rows.append(f'<tr{f" class={kinds!r}" if kinds else ""}><th scope="row">{first}</th>{cells}</tr>')
+    said = f"<caption>{html_escape(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}">{said}<thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {"md": markdown, "latex": latex, "csv": csv_text}
+"""What ``--format`` may name, beside the terminal's own."""
 
 
 def markdown_table(rows: Iterable[Sequence[str]], *, is_number: Callable[[int], bool] = lambda column: False) -> str:
@@ -23,31 +118,68 @@ def markdown_table(rows: Iterable[Sequence[str]], *, is_number: Callable[[int], 
     return "\n".join([lines[0], aligned, *lines[1:]])
 
 
-def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as CSV; a column for every key that one of them has, several values in one cell behind semicolons.
-
-    >>> csv_text([{"a": 1}, {"a": 2, "b": ["x", "y"]}]).splitlines()
-    ['a,b', '1,', '2,x; y']
-    """
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)))
-    writer.writeheader()
-    for record in records:
-        writer.writerow({key: "; ".join(value) if isinstance(value, list) else value for key, value in record.items()})
-    return text.getvalue()
-
-
 def latex_escape(text: str) -> str:
     r"""Text that LaTeX prints as it stands.
 
     >>> latex_escape("mpa_ap & 5 % of {x} ± 1")
     'mpa\\_ap \\& 5 \\% of \\{x\\} $\\pm$ 1'
     """
-    return re.sub(r"[\\{}$&#_%~^<>\[\]±–−×…≈τλσ]", lambda found: _LATEX[found.group()], one_line(text))
+    return re.sub(r"[\\{}$&#_%~^<>\[\]±–−×…≈▲▼→τλσ]", lambda found: _LATEX[found.group()], one_line(text))
+
+
+def html_escape(text: object) -> str:
+    """Text for HTML, between tags and in attributes.
+
+    >>> html_escape('<b title="x">')
+    '&lt;b title=&quot;x&quot;&gt;'
+    """
+    return html.escape(str(text), quote=True)
 
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "class", "classes"), counted(1200, "image")
+    ('1 class', '1,200 images')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A difference with its sign.
+
+    >>> signed(0.25), signed(-1.0)
+    ('+0.2', '−1.0')
+    """
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def _rich(part: Part) -> RichTable:
+    shown = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, name in enumerate(part.columns):
+        number = part.is_number(place)
+        justify, overflow = ("right", "fold") if number else ("left", "fold")
+        shown.add_column(name.replace(" ", "\n"), justify=justify, overflow=overflow, no_wrap=number)  # type: ignore[arg-type]
+    for line in part.lines:
+        texts = [Text(cell.replace(" ± ", "±"), style=_style(cell)) for cell in line.cells]
+        shown.add_row(*texts, style=_STYLES.get(line.kind))
+    return shown
+
+
+def _style(cell: str) -> str:
+    return "green" if "▲" in cell else ("red" if "▼" in cell else "")
+
+
+def _number(part: Part, column: int) -> str:
+    return " class=number" if part.is_number(column) else ""
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
 
 
 def _markdown_escape(text: str) -> str:
@@ -68,6 +200,9 @@ _LATEX = {character: f"\\{character}" for character in "{}$&#_%"} | {
     "×": r"$\times$",
     "…": r"\dots{}",
     "≈": r"$\approx$",
+    "▲": r"$\blacktriangle$",
+    "▼": r"$\blacktriangledown$",
+    "→": r"$\rightarrow$",
     "τ": r"$\tau$",
     "λ": r"$\lambda$",
     "σ": r"$\sigma$",

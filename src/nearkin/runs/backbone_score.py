@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.run import Progress, encoder_from, open_data, transform_of
+from nearkin.runs.scores import Evaluated
 from nearkin.training.device import autocast_dtype, describe_hardware, pick_device
 from nearkin.training.embedding import embed_images
 
@@ -33,7 +33,7 @@ def evaluate_backbone(
     progress: Progress | None = None,
     watch: Callable[[str, int, int], None] | None = None,
     announce: Announce | None = None,
-) -> dict[str, Any]:
+) -> Evaluated:
     """Scores of a backbone's pooled features, without a head, on the test split of ``data`` or on all of it.
 
     Images and features are treated as in training on own photos, so that the scores can be held against such a run.
@@ -84,12 +84,12 @@ def evaluate_backbone(
         )
 
     scores = protocol.score(part, embed, distance=encoder.distance, final=True)
-    return {
-        "backbone": backbone,
-        "weights": str(encoder.weights_report or ("its own" if brings_its_own else "none, random numbers")),
-        "data": table.name,
-        "images": len(part.query),
-        "classes": len(np.unique(table.labels[part.query])),
-        "hardware": describe_hardware(where),
-        "scores": scores,
-    }
+    return Evaluated(
+        backbone=backbone,
+        weights=str(encoder.weights_report or ("its own" if brings_its_own else "none, random numbers")),
+        data=table.name,
+        images=len(part.query),
+        classes=len(np.unique(table.labels[part.query])),
+        hardware=describe_hardware(where),
+        scores=scores,
+    )

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from nearkin.runs.data import SCORED, Progress, open_data, open_run_data
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import TrainedRun, load_run
+from nearkin.runs.scores import Evaluated
 from nearkin.training.device import describe_hardware
 
 
@@ -33,7 +33,7 @@ def evaluate_run(
     device: str | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
-) -> dict[str, Any]:
+) -> Evaluated:
     """Scores of a run's encoder on its own test classes, or on ``data``.
 
     The test classes are the images that were kept for testing when the run began (``split.csv``), as far as they are
@@ -66,17 +66,17 @@ def evaluate_run(
     embed = partial(run.embed, opened.images)
     scores = protocol.score(part, embed, distance=run.encoder.distance, final=True)
     rows = part.query
-    return {
-        "run": str(path),
-        "checkpoint": which,
-        "data": table.name,
-        "images": len(rows),
-        "classes": len(np.unique(table.labels[rows])),
-        "trained_on": trained_on,
-        "hardware": describe_hardware(run.device),
-        "note": None if data is None else _note(run.folder, trained_on, opened, part),
-        "scores": scores,
-    }
+    return Evaluated(
+        run=str(path),
+        checkpoint=which,
+        data=table.name,
+        images=len(rows),
+        classes=len(np.unique(table.labels[rows])),
+        trained_on=trained_on,
+        hardware=describe_hardware(run.device),
+        note=None if data is None else _note(run.folder, trained_on, opened, part),
+        scores=scores,
+    )
 
 
 def _note(
@@ -109,10 +109,10 @@ def _nothing_to_score(run: TrainedRun, data: str) -> str:
     if run.recipe.protocol.name != "everything":
         return f"{data!r} has no test classes: give others with --data"
     whose = ""
-    if run.folder.is_finished and (final_of := run.folder.scores().get("final_of")):
-        test = final_of["scores"]["test"] or {}
+    if run.folder.is_finished and (final_of := run.folder.scores().final_of):
+        test = final_of.scores.test or {}
         shown = ", ".join(f"{name} {100 * test[name]:.1f}" for name in ("R@1", "MAP@R") if name in test)
-        whose = f" Its score is that of {final_of['run']}, on classes new to that: {shown}." if shown else ""
+        whose = f" Its score is that of {final_of.run}, on classes new to that: {shown}." if shown else ""
     return (
         f"{run.folder.path} was trained on every class of {data!r}, so there are none that it has never seen.{whose} "
         f"Score it on images of other classes with --data FOLDER"

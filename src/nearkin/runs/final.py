@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from nearkin.errors import RecipeError
-from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.recipe import Recipe
 from nearkin.runs.data_report import Announce
 from nearkin.runs.folder import RunFolder, write_atomically
 from nearkin.runs.model_card import model_card
 from nearkin.runs.run import Progress, run
+from nearkin.runs.scores import FinalOf, Scores
 from nearkin.training.loop import Observer
 
 
@@ -30,7 +29,7 @@ def train_final(
     device: str | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
-) -> dict[str, Any]:
+) -> Scores:
     """Train on every class with the recipe of a finished run and the epoch that it chose, from the same start.
 
     The classes on which the run chose its epoch and was scored train as well, so that no score of this model on its own
@@ -48,7 +47,7 @@ def train_final(
     if folder.path.resolve() == chosen.path.resolve():
         raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
     own = run(recipe, folder, observer, resume=resume, overwrite=overwrite, progress=progress, announce=announce)
-    own |= {"final_of": {"run": str(path), "note": _note(str(path), scores), "scores": scores}}
+    own = replace(own, final_of=FinalOf(str(path), _note(str(path), scores), scores))
     write_atomically(folder.card_file, model_card(folder, recipe, own, folder.environment()).encode())
     folder.write_scores(own)
     return own
@@ -64,9 +63,7 @@ def final_folder(path: str | Path) -> Path:
     return given.with_name(f"{given.name}-final")
 
 
-def final_recipe(
-    recipe: Recipe, scores: Mapping[str, Any], evaluations: Sequence[Mapping[str, float | None]] = ()
-) -> Recipe:
+def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[str, float | None]] = ()) -> Recipe:
     """The recipe of a run, for every class and up to the epoch that the run chose.
 
     ``epochs`` stays, so that the rate at every epoch is the one it was in the run. A rate that fell where the scores no
@@ -74,7 +71,7 @@ def final_recipe(
     """
     if recipe.protocol.name == "everything":
         raise RecipeError("this run trained on every class already: give the one whose epoch and score it took")
-    epoch = float((scores["best"] or {}).get("epoch", 0.0))
+    epoch = float(scores.chosen.get("epoch", 0.0))
     if epoch == 0:
         raise RecipeError("the run took no training step, so there is no epoch to train to")
     training = replace(recipe.training, max_steps=None, stop_at_epoch=epoch)
@@ -93,13 +90,13 @@ def _falls(evaluations: Sequence[Mapping[str, float | None]]) -> tuple[int, ...]
     )
 
 
-def _note(path: str, scores: Mapping[str, Any]) -> str:
-    if not scores["test"]:
+def _note(path: str, scores: Scores) -> str:
+    if not scores.test:
         return f"{path} kept no classes for testing, so nothing is known of how well this encoder does on new ones."
     note = (
-        f"These scores are of {path}: the same recipe on fewer images, scored on {scores['test_classes']}. "
+        f"These scores are of {path}: the same recipe on fewer images, scored on {scores.conditions.test_classes}. "
         f"This encoder was trained on those images too, so it has no score of its own."
     )
-    if scores["protocol"] in SELECTED_ON_TEST:
+    if scores.chosen_on_test:
         note += " The epoch was chosen on the test classes, which flatters the scores."
     return note

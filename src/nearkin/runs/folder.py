@@ -26,6 +26,7 @@ from nearkin.notices import notice
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import INDIFFERENT as INDIFFERENT
 from nearkin.recipe.identity import LOCATIONS, deciding, differences, located
+from nearkin.runs.scores import Scores
 
 PICTURES = (
     "certainty",
@@ -226,14 +227,14 @@ class RunFolder:
         return self._read(self.evaluations_file, _evaluations, [])
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
-        write_atomically(self.scores_file, json.dumps(scores, indent=2, ensure_ascii=False).encode())
+        write_atomically(self.scores_file, json.dumps(dict(scores), indent=2, ensure_ascii=False).encode())
 
-    def scores(self) -> dict[str, Any]:
+    def scores(self) -> Scores:
         if not self.is_finished:
             raise DataError(
                 f"{self.path} has no scores yet: the run is not finished. Continue it with: {self.resume_command}"
             )
-        return self._read(self.scores_file, lambda text: _whole(json.loads(text), dict), {})
+        return self._read(self.scores_file, lambda text: Scores.from_record(_whole(json.loads(text), dict)), Scores())
 
     @property
     def resume_command(self) -> str:

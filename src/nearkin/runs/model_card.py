@@ -7,34 +7,35 @@ from typing import Any
 
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.scores import FinalOf, Scores
 
 
-def model_card(folder: RunFolder, recipe: Recipe, scores: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+def model_card(folder: RunFolder, recipe: Recipe, scores: Scores, environment: Mapping[str, Any]) -> str:
     """The card of a final model as Markdown; ``scores`` are those that ``train_final`` leaves."""
-    data, encoder = environment["data"], recipe.encoder
+    data, encoder, held = environment["data"], recipe.encoder, scores.conditions
     dim = encoder.dim or "all the backbone's"
     written = f"nearkin {environment['packages'].get('nearkin', '')} on {environment['started'][:10]}"
     distance = "cosine similarity" if encoder.normalisation == "l2" else "Euclidean distance"
     lines = [
-        f"# {scores['data']}: {scores['objective']}, trained on every kind",
+        f"# {held.data}: {held.objective}, trained on every kind",
         "",
         f"An encoder that puts images of the same kind near each other: {dim} numbers per image, to be compared "
         f"by {distance}. Written by {written}.",
         "",
         "## Data",
         "",
-        f"`{scores['data']}`: {data['training_images']:,} images of {data['training_classes']:,} kinds, all of which "
+        f"`{held.data}`: {data['training_images']:,} images of {data['training_classes']:,} kinds, all of which "
         f"trained." + (f" {len(data['unreadable'])} images could not be read." if data["unreadable"] else ""),
         "",
         "## Score",
         "",
-        *_score(scores["final_of"]),
+        *([] if scores.final_of is None else _score(scores.final_of)),
         "",
         "## Recipe",
         "",
         f"- backbone `{encoder.backbone}`, weights at the start: {environment['weights'] or 'random numbers'}",
-        f"- loss `{recipe.objective.name}`, method `{recipe.method.name}`, {scores['epochs']:g} epochs of a schedule "
-        f"of {recipe.training.epochs}, seed {scores['seed']}, {scores['hardware']}",
+        f"- loss `{recipe.objective.name}`, method `{recipe.method.name}`, {scores.epochs:g} epochs of a schedule "
+        f"of {recipe.training.epochs}, seed {held.seed}, {held.hardware}",
         f"- everything else in `{folder.recipe_file.name}`, versions in `{folder.environment_file.name}`",
         "",
         "## Use",
@@ -60,26 +61,26 @@ def model_card(folder: RunFolder, recipe: Recipe, scores: Mapping[str, Any], env
     return "\n".join(lines) + "\n"
 
 
-def _score(final_of: Mapping[str, Any]) -> list[str]:
+def _score(final_of: FinalOf) -> list[str]:
     """The honest score, and whose it is."""
-    scores = final_of["scores"]
-    if not scores["test"]:
-        return [final_of["note"]]
-    before, after = scores["untrained"] or {}, scores["test"]
+    scores, held = final_of.scores, final_of.scores.conditions
+    if not scores.test:
+        return [final_of.note]
+    before, after = scores.untrained or {}, scores.test
     names = [name for name in after if "@" in name or name in ("NMI", "F1")]
     return [
-        final_of["note"],
+        final_of.note,
         "",
-        f"| score (%) | {_baseline(scores)} | `{final_of['run']}` |",
+        f"| score (%) | {_baseline(scores)} | `{final_of.run}` |",
         "|---|---|---|",
         *(
             f"| {name} | {f'{100 * before[name]:.1f}' if name in before else '–'} | {100 * after[name]:.1f} |"
             for name in names
         ),
         "",
-        f"{scores['protocol'].capitalize()} protocol, {scores['selection']}, seed {scores['seed']}.",
+        f"{held.protocol.capitalize()} protocol, {held.selection}, seed {held.seed}.",
     ]
 
 
-def _baseline(scores: Mapping[str, Any]) -> str:
-    return "untrained backbone" if scores.get("baseline") == "backbone" else "untrained, random head"
+def _baseline(scores: Scores) -> str:
+    return "untrained backbone" if scores.baseline == "backbone" else "untrained, random head"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from nearkin.runs.data import report_on as report_on
 from nearkin.runs.data_report import Announce
 from nearkin.runs.folder import RunFolder, environment
 from nearkin.runs.lock import sole_writer_of
+from nearkin.runs.scores import Conditions, Cost, Scores
 from nearkin.runs.trained import TrainedRun as TrainedRun
 from nearkin.runs.trained import encoder_from as encoder_from
 from nearkin.runs.trained import load_run as load_run
@@ -52,7 +54,7 @@ def run(
     progress: Progress | None = None,
     score_test: bool = True,
     announce: Announce | None = None,
-) -> dict[str, Any]:
+) -> Scores:
     """Train as ``recipe`` says and leave everything in ``folder``; returns what ``scores.json`` holds.
 
     A folder that already holds a run is never written over by accident: ``resume`` continues it (a finished run just
@@ -99,9 +101,7 @@ def run(
                 announce(report_on(recipe, opened))
             state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
         fit(state, folder, Silent() if observer is None else observer)
-        scores = _final_scores(state, folder)
-        if lost:
-            scores["lost_images"] = lost
+        scores = _final_scores(state, folder, lost)
         folder.write_scores(scores)
         return scores
 
@@ -301,7 +301,7 @@ def _record(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _final_scores(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
+def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, int]) -> Scores:
     """Restore the best weights, export the encoder and put together what the run reports."""
     protocol = state.protocol
     last = state.history[-1] if state.history else {}
@@ -309,39 +309,41 @@ def _final_scores(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
         checkpoint.load_best(state, folder)
     checkpoint.save_encoder(state, folder)
     test = None if protocol.test is None else state.score(protocol.test, final=True)
-    return {
-        "data": state.table.name,
-        "objective": state.recipe.objective.name,
-        "method": state.recipe.method.name,
-        "protocol": protocol.section.name,
-        "selection": protocol.selection_rule,
-        "test_classes": protocol.test_classes,
-        "training_conditions": protocol.training_conditions,
-        "seed": state.recipe.training.seed,
-        "hardware": describe_hardware(state.device),
-        "recipe": state.recipe.fingerprint(),
-        "steps": state.step,
-        "epochs": round(state.epoch, 4),
-        "seconds": round(state.time.seconds, 1),
-        "seconds_by": {part: round(seconds, 1) for part, seconds in state.time.by.items()},
-        "cost": _cost(state),
-        "untrained": state.untrained,
-        "baseline": state.baseline,
-        "test": test,
-        "best": state.best if protocol.selects_on != "last" else last,
-        "last": last,
-    }
+    return Scores(
+        Conditions(
+            data=state.table.name,
+            objective=state.recipe.objective.name,
+            method=state.recipe.method.name,
+            protocol=protocol.section.name,
+            selection=protocol.selection_rule,
+            test_classes=protocol.test_classes,
+            training_conditions=protocol.training_conditions,
+            seed=state.recipe.training.seed,
+            hardware=describe_hardware(state.device),
+            recipe=state.recipe.fingerprint(),
+        ),
+        steps=state.step,
+        epochs=round(state.epoch, 4),
+        seconds=round(state.time.seconds, 1),
+        seconds_by={part: round(seconds, 1) for part, seconds in state.time.by.items()},
+        cost=_cost(state),
+        untrained=state.untrained,
+        baseline=state.baseline,
+        test=test,
+        best=state.best if protocol.selects_on != "last" else last,
+        last=last,
+        lost_images=lost,
+    )
 
 
-def _cost(state: TrainingState) -> dict[str, float]:
-    """What a training step took, and the most memory that was held: the device's, or on a CPU the process's."""
+def _cost(state: TrainingState) -> Cost:
     seconds = max(state.time.by["steps"], 1e-9)
     if state.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(state.device)
     else:
         peak = peak_process_memory()
-    return {
-        "step_ms": round(1e3 * seconds / max(state.step, 1), 3),
-        "images_per_second": round(state.step * state.recipe.training.batch_size / seconds, 1),
-        "peak_mib": round(peak / 2**20, 1),
-    }
+    return Cost(
+        step_ms=round(1e3 * seconds / max(state.step, 1), 3),
+        images_per_second=round(state.step * state.recipe.training.batch_size / seconds, 1),
+        peak_mib=round(peak / 2**20, 1),
+    )

@@ -1,4 +1,4 @@
-"""Several training runs at a time, each a process of its own: how a GPU that one run leaves idle is filled."""
+"""Several jobs at a time, each a process of its own: how a GPU that one run leaves idle is filled."""
 
 from __future__ import annotations
 
@@ -6,114 +6,131 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from nearkin.errors import BusyError, InterruptedRunError
+from nearkin.errors import InterruptedRunError
+from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training.interrupt import StopRequest
 from nearkin.training.observers import SHOWN
 
-COMMAND = (sys.executable, "-m", "nearkin")
+PYTHON = (sys.executable,)
 LOG = "output.log"
 POLL_SECONDS = 0.2
 
 
-class Trainable(Protocol):
-    """What is run: a recipe, the folder it goes to, and what people call it."""
+@dataclass(frozen=True)
+class Job:
+    """A command that does one thing, saves itself when it is asked to stop, and can be begun again."""
 
-    @property
-    def recipe(self) -> Recipe: ...
-
-    @property
-    def folder(self) -> RunFolder: ...
-
-    @property
-    def label(self) -> str: ...
-
-
-T = TypeVar("T", bound=Trainable)
-
-
-@dataclass
-class _Running:
-    process: subprocess.Popen[bytes]
+    label: str
+    command: Sequence[str]
+    """What follows ``python``."""
     log: Path
-    task: TaskID
-    looked: float = field(default=0.0)
+    """Where its output goes."""
+    is_done: Callable[[], bool]
+    ended: Callable[[int, str], None]
+    """Told the exit code and what was said last, unless the job was stopped before it was done."""
+    look: Callable[[], tuple[float, str] | None] = lambda: None
+    """How much of it is done, and a note; None where nothing is new."""
 
 
-def train_side_by_side(
-    runs: Sequence[T],
-    *,
-    at_once: int,
-    begin: Callable[[T], None],
-    end: Callable[[T, int, str], None],
-    console: Console,
-) -> None:
-    """Train ``runs`` with ``nearkin train``, ``at_once`` at a time.
+@dataclass(frozen=True)
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    bar: TaskID
 
-    ``begin`` is called before a run starts and leaves its recipe in its folder, or says that another process is at it,
-    which ends the run; ``end`` gets the exit code and what the run said last. On Ctrl-C or SIGTERM every run in hand
-    saves itself, and :class:`InterruptedRunError` is raised.
+
+def run_side_by_side(jobs: Iterator[Job], *, at_once: int, total: int, console: Console) -> None:
+    """Run ``jobs``, ``total`` in all, ``at_once`` at a time; the next is asked for when there is room for it.
+
+    On Ctrl-C or SIGTERM every job in hand saves itself, and :class:`InterruptedRunError` is raised.
     """
-    waiting = list(reversed(runs))
-    running: list[tuple[T, _Running]] = []
-    asked_to_stop = False
+    running: list[_Running] = []
+    asked_to_stop, more, cut_short, begun = False, True, False, 0
     with StopRequest() as stop, _progress(console) as progress:
-        overall = progress.add_task("all runs", total=len(runs), note=f"0 of {len(runs)}")
+        overall = progress.add_task("all", total=total, note=f"0 of {total}")
         try:
-            while running or (waiting and not stop.requested):
-                while waiting and len(running) < at_once and not stop.requested:
-                    run = waiting.pop()
-                    try:
-                        begin(run)
-                    except BusyError as error:
-                        end(run, error.exit_code, str(error))
-                        continue
-                    console.print(f"begins: {run.label}", highlight=False)
-                    running.append((run, _start(run, progress, at_once)))
+            while running or (more and not stop.requested):
+                while more and len(running) < at_once and not stop.requested:
+                    job = next(jobs, None)
+                    if job is None:
+                        more = False
+                        break
+                    begun += 1
+                    console.print(f"begins: {job.label}", highlight=False)
+                    bar = progress.add_task(job.label, total=1.0, note="starting")
+                    running.append(_Running(job, _start(job, at_once), bar))
                 if stop.requested and not asked_to_stop:
                     asked_to_stop = True
-                    for _, job in running:
-                        job.process.terminate()
-                still = []
-                for run, job in running:
-                    code = job.process.poll()
+                    for each in running:
+                        each.process.terminate()
+                for each in list(running):
+                    code = each.process.poll()
                     if code is None:
-                        _look(run, job, progress)
-                        still.append((run, job))
+                        if (seen := each.job.look()) is not None:
+                            progress.update(each.bar, completed=seen[0], note=seen[1])
                         continue
-                    progress.remove_task(job.task)
-                    # A run that was asked to stop has not failed.
-                    if run.folder.is_finished or not stop.requested:
+                    running.remove(each)
+                    progress.remove_task(each.bar)
+                    done = begun - len(running)
+                    progress.update(overall, completed=done, note=f"{done} of {total}")
+                    # A job that was asked to stop has not failed.
+                    if each.job.is_done() or not stop.requested:
                         killed = f"killed by signal {-code}; it said: " if code < 0 else ""
-                        end(run, code, killed + last_words(job.log))
-                running = still
-                done = len(runs) - len(waiting) - len(running)
-                progress.update(overall, completed=done, note=f"{done} of {len(runs)}")
+                        each.job.ended(code, killed + last_words(each.job.log))
+                    else:
+                        cut_short = True
                 time.sleep(POLL_SECONDS)
         finally:
-            for _, job in running:
-                job.process.kill()
-                job.process.wait()
-    if stop.requested and not all(run.folder.is_finished for run in runs):
+            for each in running:
+                each.process.kill()
+                each.process.wait()
+    if stop.requested and (cut_short or begun < total):
         raise InterruptedRunError("interrupted; the same command goes on")
 
 
-def last_words(log: Path) -> str:
-    """What a run said of its error: the message behind ``error:``, or the last line there is."""
-    text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
-    _, marked, message = f"\n{text}".rpartition("\nerror: ")
-    if marked:
-        return message.strip()
-    return text.splitlines()[-1] if text else f"it said nothing (see {log})"
+def training_job(label: str, recipe: Recipe, folder: RunFolder, ended: Callable[[int, str], None]) -> Job:
+    """``nearkin train`` with the recipe that the folder holds."""
+    train = ["-m", "nearkin", "train", str(folder.recipe_file), "-o", str(folder.path)]
+    looked = 0.0
+
+    def look() -> tuple[float, str] | None:
+        nonlocal looked
+        file = folder.evaluations_file
+        changed = file.stat().st_mtime if file.exists() else 0.0
+        if changed <= looked:
+            return None
+        looked = changed
+        return progress_of(recipe, folder)
+
+    return Job(
+        label,
+        [*train, "--resume", "--verbose", "--no-picture"],
+        folder.path / LOG,
+        is_done=lambda: folder.is_finished,
+        ended=ended,
+        look=look,
+    )
+
+
+def progress_of(recipe: Recipe, folder: RunFolder) -> tuple[float, str]:
+    """How much of a run is done, and its last evaluation in words."""
+    row = folder.evaluations()[-1]
+    share = share_done(recipe, row)
+    parts = [f"epoch {row['epoch']:g}", f"step {row['step']:g}"]
+    parts += [f"{name} {score_named(name).text(score)}" for name in SHOWN if (score := row.get(name)) is not None]
+    if 0 < share < 1:
+        left = round((row["seconds"] or 0.0) * (1 - share) / share)
+        parts.append(f"{left // 60}:{left % 60:02d} left")
+    return share, "  ".join(parts)
 
 
 def share_done(recipe: Recipe, row: dict[str, float | None]) -> float:
@@ -129,48 +146,28 @@ def share_done(recipe: Recipe, row: dict[str, float | None]) -> float:
     return min(share, 1.0)
 
 
-def _start(run: Trainable, progress: Progress, at_once: int) -> _Running:
-    folder = run.folder
-    log = folder.path / LOG
-    command = [
-        *COMMAND,
-        "train",
-        str(folder.recipe_file),
-        "-o",
-        str(folder.path),
-        "--resume",
-        "--verbose",
-        "--no-picture",
-    ]
+def last_words(log: Path) -> str:
+    """What a job said of its error: the message behind ``error:``, or the last line there is."""
+    text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+    _, marked, message = f"\n{text}".rpartition("\nerror: ")
+    if marked:
+        return message.strip()
+    return text.splitlines()[-1] if text else f"it said nothing (see {log})"
+
+
+def _start(job: Job, at_once: int) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
-    # Each run would otherwise start as many threads as there are cores, and they would wait for each other.
+    # Each job would otherwise start as many threads as there are cores, and they would wait for each other.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command,
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(job.log, "wb") as output:
+        return subprocess.Popen(
+            [*PYTHON, *job.command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
         )
-    return _Running(process, log, progress.add_task(run.label, total=1.0, note="starting"))
-
-
-def _look(run: Trainable, job: _Running, progress: Progress) -> None:
-    """Show what the run has written since it was last looked at."""
-    file = run.folder.evaluations_file
-    changed = file.stat().st_mtime if file.exists() else 0.0
-    if changed <= job.looked:
-        return
-    job.looked = changed
-    row = run.folder.evaluations()[-1]
-    share = share_done(run.recipe, row)
-    parts = [f"epoch {row['epoch']:g}", f"step {row['step']:g}"]
-    parts += [f"{name} {100 * score:.1f}" for name in SHOWN if (score := row.get(name)) is not None]
-    if 0 < share < 1:
-        left = round((row["seconds"] or 0.0) * (1 - share) / share)
-        parts.append(f"{left // 60}:{left % 60:02d} left")
-    progress.update(job.task, completed=share, note="  ".join(parts))
 
 
 def _progress(console: Console) -> Progress:
