@@ -62,7 +62,14 @@ class Statistic:
         return f"{self.mean:,.{digits}f}" + ("" if self.spread is None else f" ± {self.spread:,.{digits}f}")
 
     def as_record(self) -> dict[str, Any]:
-        return {"mean": self.mean, "spread": self.spread, "values": list(self.values)}
+        record = {"mean": self.mean, "spread": self.spread, "values": list(self.values)}
+        return record if self.interval is None else record | {"interval": list(self.interval)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Statistic:
+        interval = record.get("interval")
+        low_high = None if interval is None else (float(interval[0]), float(interval[1]))
+        return cls(record["mean"], record["spread"], tuple(record.get("values", ())), low_high)
 
 
 @dataclass(frozen=True)

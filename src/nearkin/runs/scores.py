@@ -98,9 +98,9 @@ class Scores(Record):
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Scores:
         """From what the file holds; what an early version did not write has its default."""
-        given = _known(cls, record)
-        given["conditions"] = Conditions(**_known(Conditions, record))
-        given["cost"] = Cost(**_known(Cost, record.get("cost") or {}))
+        given = known_fields(cls, record)
+        given["conditions"] = Conditions(**known_fields(Conditions, record))
+        given["cost"] = Cost(**known_fields(Cost, record.get("cost") or {}))
         if final_of := record.get("final_of"):
             given["final_of"] = FinalOf(final_of["run"], final_of["note"], cls.from_record(final_of["scores"]))
         return cls(**given)
@@ -151,5 +151,6 @@ class Evaluated(Record):
         return {key: getattr(self, key) for key in keys}
 
 
-def _known(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+def known_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a record a dataclass has a field for; files of other versions hold more or less."""
     return {each.name: record[each.name] for each in fields(cls) if each.name in record}

@@ -100,7 +100,12 @@ class Study(ABC):
 
     @abstractmethod
     def run(
-        self, *, jobs: int = 1, overwrite: bool = False, console: Console | None = None, announce: Announce | None = None
+        self,
+        *,
+        jobs: int = 1,
+        overwrite: bool = False,
+        console: Console | None = None,
+        announce: Announce | None = None,
     ) -> list[Outcome]:
         """Carry out what is left, ``jobs`` runs at a time; ``announce`` is told what was understood of the data."""
 
@@ -115,6 +120,14 @@ class Study(ABC):
     @abstractmethod
     def write(self) -> list[Path]:
         """Write tables, JSON and pictures into the folder."""
+
+    def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
+        """What to say and the exit code, where not everything came to its end."""
+        problems = [outcome for outcome in outcomes if outcome.status != "finished"]
+        if not problems:
+            return None
+        worst = next((outcome for outcome in problems if outcome.status == "failed"), problems[0])
+        return f"{len(problems)} of {len(outcomes)} runs did not finish: {worst.reason}", worst.exit_code or 1
 
     def next_steps(self) -> list[str]:
         """Commands that a person may want to run then."""

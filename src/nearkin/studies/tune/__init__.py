@@ -6,20 +6,9 @@ one trial at a time or several side by side.
 
 from __future__ import annotations
 
-from nearkin.studies.tune.plan import Plan, check_plan, default_tuning_folder
-from nearkin.studies.tune.search import tune
+from nearkin.studies.tune.plan import Plan
+from nearkin.studies.tune.search import Search, tune
 from nearkin.studies.tune.space import Dimension, read_space
-from nearkin.studies.tune.trials import Trial, Tuning, planned_trials, read_tuning
+from nearkin.studies.tune.trials import Trial, Tuning, read_tuning
 
-__all__ = [
-    "Dimension",
-    "Plan",
-    "Trial",
-    "Tuning",
-    "check_plan",
-    "default_tuning_folder",
-    "planned_trials",
-    "read_space",
-    "read_tuning",
-    "tune",
-]
+__all__ = ["Dimension", "Plan", "Search", "Trial", "Tuning", "read_space", "read_tuning", "tune"]

@@ -40,6 +40,13 @@ class Plan:
     seeds: int = 1
     """Models per trial, with the recipe's seed and those after it; their mean is the trial's score."""
 
+    @classmethod
+    def of(
+        cls, recipe: Recipe, space: Space, sampler: Sampler, pruner: Pruner | None, seed: int, seeds: int
+    ) -> Plan:
+        """Without a pruner named, a grid is gone through whole, and others give up trials below the median."""
+        return cls(recipe, space, sampler, pruner or ("none" if sampler == "grid" else "median"), seed, seeds)
+
     def definition(self) -> dict[str, Any]:
         """The plan in plain values, the form that is saved with the search."""
         settings = {key: getattr(self, key) for key in ("sampler", "pruner", "seed", "seeds")}

@@ -2,91 +2,178 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sys
-import threading
-import time
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError, require
+from nearkin.disk import write_atomically
+from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError, TrainingError, require
 from nearkin.evaluation.protocol import Protocol
+from nearkin.recipe import Recipe
+from nearkin.report import formats
+from nearkin.report.formats import counted
+from nearkin.report.table import Table
 from nearkin.runs.data import open_data, report_on, say_if_images_differ
 from nearkin.runs.data_report import Announce
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
-from nearkin.studies.pool import LOG, POLL_SECONDS, last_words
-from nearkin.studies.tune.plan import Plan, admit, check_plan
+from nearkin.runs.outcome import Outcome
+from nearkin.studies.pool import LOG, Job, run_side_by_side
+from nearkin.studies.study import PlannedRun, Study
+from nearkin.studies.tune.pictures import draw_tuning
+from nearkin.studies.tune.plan import Plan, Pruner, Sampler, admit, check_plan, default_tuning_folder
+from nearkin.studies.tune.space import read_space
+from nearkin.studies.tune.tables import best_recipe, conditions_of, three_seeds, title_of, tuning_table
 from nearkin.studies.tune.trials import (
     Tuning,
     ask,
-    carry_out,
     frozen_trials,
     give_up,
+    how_it_ended,
     label_of,
     open_study,
+    planned_trials,
     read_tuning,
-    told,
+    train_trial,
     trial_folder,
     unfinished,
 )
-from nearkin.training.interrupt import StopRequest
 from nearkin.training.observers import ConsoleObserver
 
 
 def tune(
-    plan: Plan,
-    folder: str | Path,
+    recipe: Recipe | str,
+    space: Iterable[str],
     *,
     trials: int | None = None,
+    seeds: int = 1,
+    sampler: Sampler = "tpe",
+    pruner: Pruner | None = None,
+    seed: int = 0,
+    changes: Iterable[str] = (),
+    folder: str | Path | None = None,
     jobs: int = 1,
     console: Console | None = None,
-    announce: Announce | None = None,
 ) -> Tuning:
-    """Carry out ``plan`` in ``folder`` until it has ``trials`` trials, those from before included.
+    """Search for better hyper-parameters by the scores of validation classes alone, and write what was found.
 
     Args:
-        plan: what to search; its protocol must hold out validation classes.
-        folder: where everything goes; where it holds the same search already, that is gone on with.
-        trials: how many in all; default 20, and for a grid as many as it has points.
+        recipe: what every trial starts from, or its name; its protocol must hold out validation classes.
+        space: what to vary: ``key=low..high``, ``key=low..high:log`` or ``key=a,b,c``; files or names of such.
+        trials: how many in all, those from before included; default 20, and for a grid as many as it has points.
+        seeds: models per trial, whose mean counts.
+        sampler: who suggests the next trial.
+        pruner: who gives up trials that do badly; default: ``median``, for a grid ``none``.
+        seed: of the sampler. The models have the recipe's own.
+        changes: ``section.key=value`` for a recipe that is given by name.
+        folder: where everything goes; default: one that the same call finds again.
         jobs: trials at a time. One is trained in this process, several in processes of their own, to fill a GPU.
         console: where progress goes.
-        announce: told what was understood of the data, before anything is trained.
 
     Raises:
         RecipeError: before anything is trained, where the plan cannot be followed or the folder holds another.
         DataError: where the data leave no validation classes; or later, where a trial misses a file.
         InterruptedRunError: after Ctrl-C or SIGTERM; calling again goes on.
     """
-    require("optuna", "tune")
-    console = console or Console(quiet=True)
-    if jobs < 1 or (trials is not None and trials < 1):
-        raise RecipeError(f"trials and jobs must be at least 1, got {trials} and {jobs}")
-    check_plan(plan)
-    _check_data(plan, console, announce)
-    folder, wanted = Path(folder), plan.trials(trials)
-    if folder.exists() and not folder.is_dir():
-        raise RecipeError(f"{folder} is a file: give a folder for the search with -o")
-    with sole_writer_of(folder):
-        admit(plan, folder)
-        try:
-            if jobs == 1:
-                _one_by_one(plan, folder, wanted, console)
-            else:
-                _side_by_side(plan, folder, wanted, jobs, console)
-        except (InterruptedRunError, KeyboardInterrupt) as stop:
-            done = sum(trial.status != "unfinished" for trial in read_tuning(folder).trials)
-            raise InterruptedRunError(
-                f"interrupted with {done} of {wanted} trials done; what was begun is saved in {folder}. "
-                f"The same command goes on from here"
-            ) from stop
-    say_if_images_differ(RunFolder(file.parent) for file in sorted(folder.glob("trials/*/seed-*/recipe.yaml")))
-    return read_tuning(folder)
+    given = Recipe.load(recipe, changes) if isinstance(recipe, str) else recipe
+    search = Search(Plan.of(given, read_space(space, given), sampler, pruner, seed, seeds), trials, folder)
+    search.run(jobs=jobs, console=console)
+    search.write()
+    return search.tuning
+
+
+class Search(Study):
+    """A plan, carried out until it has ``trials`` trials, those from before included."""
+
+    def __init__(self, plan: Plan, trials: int | None = None, folder: str | Path | None = None) -> None:
+        require("optuna", "tune")
+        if trials is not None and trials < 1:
+            raise RecipeError(f"trials must be at least 1, got {trials}")
+        self.searched, self.asked = plan, trials
+        self.folder = Path(folder) if folder is not None else default_tuning_folder(plan)
+
+    def plan(self) -> list[str]:
+        plan = self.searched
+        _, ended = planned_trials(plan, self.folder, self.asked)
+        pruned = "" if plan.pruner == "none" else "; those that do badly are given up before their end"
+        trials, seeds = counted(plan.trials(self.asked), "trial"), counted(plan.seeds, "seed")
+        return [f"Plan: {trials} × {seeds}, {ended} of them ended already, into {self.folder}{pruned}"]
+
+    def runs(self) -> list[PlannedRun]:
+        return planned_trials(self.searched, self.folder, self.asked)[0]
+
+    def run(
+        self,
+        *,
+        jobs: int = 1,
+        overwrite: bool = False,
+        console: Console | None = None,
+        announce: Announce | None = None,
+    ) -> list[Outcome]:
+        plan, folder, console = self.searched, self.folder, console or Console(quiet=True)
+        if jobs < 1:
+            raise RecipeError(f"jobs must be at least 1, got {jobs}")
+        check_plan(plan)
+        _check_data(plan, console, announce)
+        wanted = plan.trials(self.asked)
+        if folder.exists() and not folder.is_dir():
+            raise RecipeError(f"{folder} is a file: give a folder for the search with -o")
+        with sole_writer_of(folder):
+            admit(plan, folder)
+            try:
+                (_one_by_one if jobs == 1 else _side_by_side)(plan, folder, wanted, jobs, console)
+            except (InterruptedRunError, KeyboardInterrupt) as stop:
+                done = sum(trial.status != "unfinished" for trial in read_tuning(folder).trials)
+                raise InterruptedRunError(
+                    f"interrupted with {done} of {wanted} trials done; what was begun is saved in {folder}. "
+                    f"The same command goes on from here"
+                ) from stop
+        say_if_images_differ(RunFolder(file.parent) for file in sorted(folder.glob("trials/*/seed-*/recipe.yaml")))
+        return []
+
+    def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
+        """A trial may fail; a search has only when all have."""
+        tuning = self.tuning
+        if tuning.ranking:
+            return None
+        reason = next((trial.reason for trial in tuning.trials if trial.reason), "none was carried out to its end")
+        return f"no trial has finished: {reason}", TrainingError.exit_code
+
+    @property
+    def tuning(self) -> Tuning:
+        """What the folder holds."""
+        return read_tuning(self.folder)
+
+    def tables(self) -> list[Table]:
+        return [tuning_table(self.tuning)]
+
+    def record(self) -> dict[str, Any]:
+        tuning = self.tuning
+        best = tuning.ranking[0].number if tuning.ranking else None
+        found = {"folder": str(self.folder), "select_by": tuning.select_by, "best": best, **tuning.conditions}
+        return found | {"trials": [dataclasses.asdict(trial) for trial in tuning.trials]}
+
+    def write(self) -> list[Path]:
+        """Write ``trials.csv`` and ``tuning.md``; with a finished trial also ``best.yaml`` and the pictures."""
+        tuning = self.tuning
+        table = tuning_table(tuning)
+        contents = {"tuning.md": formats.markdown(table), "trials.csv": formats.csv_text(table)}
+        if tuning.ranking:
+            contents["best.yaml"] = best_recipe(tuning)
+            contents["tuning.md"] += (
+                "\nThe best of them is `best.yaml`. On three seeds, with a score on the test classes:\n\n"
+                f"```sh\n{three_seeds(tuning)}\n```\n"
+            )
+        for name, text in contents.items():
+            write_atomically(self.folder / name, text.encode())
+        drawn = draw_tuning(tuning, title_of(tuning), conditions_of(tuning))
+        return [*(self.folder / name for name in contents), *drawn]
+
+    def next_steps(self) -> list[str]:
+        return [three_seeds(self.tuning)] if self.tuning.ranking else []
 
 
 def _check_data(plan: Plan, console: Console, announce: Announce | None) -> None:
@@ -104,92 +191,50 @@ def _check_data(plan: Plan, console: Console, announce: Announce | None) -> None
         )
 
 
-def _one_by_one(plan: Plan, folder: Path, wanted: int, console: Console) -> None:
+def _one_by_one(plan: Plan, folder: Path, wanted: int, jobs: int, console: Console) -> None:
     study = open_study(plan, folder)
-    begun = unfinished(study)
-    while begun or len(frozen_trials(study)) < wanted:
-        number = begun.pop(0) if begun else ask(plan, study)
+    for number in _numbers(plan, study, wanted, jobs):
         console.print(f"[bold]{number + 1} of {wanted}[/bold], {label_of(plan, study, number)}", highlight=False)
-        carry_out(plan, folder, number, console)
-        console.print(told(folder, number), highlight=False, markup=False, soft_wrap=True)
+        train_trial(plan, folder, number, console)
+        console.print(how_it_ended(folder, number), highlight=False, markup=False, soft_wrap=True)
 
 
 def _side_by_side(plan: Plan, folder: Path, wanted: int, jobs: int, console: Console) -> None:
     """Ask for trials here, train each in a process of its own, and give up those whose process dies."""
     study = open_study(plan, folder)
-    begun = unfinished(study)
-    running: dict[int, Any] = {}
-    missing: NearkinError | None = None
-    asked_to_stop = False
-    # A forked process could not use CUDA.
-    spawn = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with StopRequest() as stop:
-        try:
-            while True:
-                more = not stop.requested and missing is None
-                while more and len(running) < jobs and (begun or len(frozen_trials(study)) < wanted):
-                    number = begun.pop(0) if begun else ask(plan, study, jobs=jobs)
-                    console.print(f"begins: {label_of(plan, study, number)}", highlight=False)
-                    running[number] = spawn.Process(target=train_trial, args=(str(folder), number, threads))
-                    running[number].start()
-                if not running:
-                    break
-                if not more and not asked_to_stop:
-                    asked_to_stop = True
-                    for process in running.values():
-                        process.terminate()  # its trial saves itself
-                for number, process in list(running.items()):
-                    if process.is_alive():
-                        continue
-                    process.join()
-                    del running[number]
-                    missing = _after(study, folder, number, process.exitcode, asked_to_stop, console) or missing
-                time.sleep(POLL_SECONDS)
-        finally:
-            for process in running.values():
-                process.kill()
-                process.join()
-    if missing is not None:
-        raise missing
-    if stop.requested and (unfinished(study) or len(frozen_trials(study)) < wanted):
-        raise InterruptedRunError("interrupted; the same command goes on")
+    missing: list[NearkinError] = []
+
+    def trials() -> Iterator[Job]:
+        for number in _numbers(plan, study, wanted, jobs):
+            if missing:
+                return
+            yield Job(
+                label_of(plan, study, number),
+                ["-m", "nearkin.studies.tune.worker", str(folder), str(number)],
+                trial_folder(folder, number) / LOG,
+                is_done=lambda number=number: number not in unfinished(study),
+                ended=lambda code, said, number=number: ended(number, code, said),
+            )
+
+    def ended(number: int, code: int, said: str) -> None:
+        if number in unfinished(study):
+            for kind in (DataError, MissingExtraError):
+                if code == kind.exit_code:
+                    missing.append(kind(said))  # no other trial will fare better
+                    return
+            if code == InterruptedRunError.exit_code:
+                return
+            give_up(study, number, said)
+        console.print(how_it_ended(folder, number), highlight=False, markup=False, soft_wrap=True)
+
+    left = len(unfinished(study)) + max(0, wanted - len(frozen_trials(study)))
+    run_side_by_side(trials(), at_once=jobs, total=left, console=console)
+    if missing:
+        raise missing[0]
 
 
-def _after(study: Any, folder: Path, number: int, code: int, stopped: bool, console: Console) -> NearkinError | None:
-    """What the end of a trial's process means; an error where no other trial will fare better."""
-    if number in unfinished(study):
-        said = last_words(trial_folder(folder, number) / LOG)
-        for kind in (DataError, MissingExtraError):
-            if code == kind.exit_code:
-                return kind(said)
-        if stopped or code == InterruptedRunError.exit_code:
-            return None
-        give_up(study, number, f"killed by signal {-code}; it said: {said}" if code < 0 else said)
-    console.print(told(folder, number), highlight=False, markup=False, soft_wrap=True)
-    return None
-
-
-def train_trial(folder: str, number: int, threads: int) -> None:
-    """Carry out one trial as a process of its own; what it says goes to a file beside its runs."""
-    log = trial_folder(Path(folder), number) / LOG
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a", encoding="utf-8") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-        threading.Thread(target=_stop_with_parent, daemon=True).start()
-        torch.set_num_threads(threads)
-        console = Console(file=output, width=200)
-        try:
-            carry_out(Plan.read(folder), Path(folder), number, console)
-        except NearkinError as error:
-            console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-            sys.exit(error.exit_code)
-
-
-def _stop_with_parent() -> None:
-    """Ask this process to save itself and end, once the one that started it is gone, killed for instance."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+def _numbers(plan: Plan, study: Any, wanted: int, jobs: int) -> Iterator[int]:
+    """Trials that were begun and have not ended, then new ones."""
+    yield from unfinished(study)
+    while len(frozen_trials(study)) < wanted:
+        yield ask(plan, study, jobs=jobs)

@@ -27,7 +27,8 @@ from nearkin.evaluation.protocol import select_by
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.studies.study import Row, StudyRun
+from nearkin.runs.scores import Scores
+from nearkin.studies.study import Row, PlannedRun
 from nearkin.studies.tune.plan import Plan, check_plan, plan_file
 from nearkin.studies.tune.space import shown, with_values
 from nearkin.training.loop import TrainingState
@@ -156,7 +157,7 @@ def trial_folder(folder: Path, number: int) -> Path:
     return folder / "trials" / f"{number:03d}"
 
 
-def planned_trials(plan: Plan, folder: str | Path, trials: int | None = None) -> tuple[list[StudyRun], int]:
+def planned_trials(plan: Plan, folder: str | Path, trials: int | None = None) -> tuple[list[PlannedRun], int]:
     """The runs of a search that have finished or are still to come, and how many trials have ended in any way."""
     require("optuna", "tune")
     check_plan(plan)
@@ -170,7 +171,7 @@ def planned_trials(plan: Plan, folder: str | Path, trials: int | None = None) ->
     return runs, len(ended)
 
 
-def carry_out(plan: Plan, folder: Path, number: int, console: Console) -> None:
+def train_trial(plan: Plan, folder: Path, number: int, console: Console) -> None:
     """Train a trial that was begun, from where it is to its end, and tell Optuna what came of it.
 
     Raises:
@@ -181,10 +182,10 @@ def carry_out(plan: Plan, folder: Path, number: int, console: Console) -> None:
     with sole_writer(trial_folder(folder, number), "trial"):
         study = open_study(plan, folder)
         if number in unfinished(study):
-            _carry_out(plan, folder, study, number, console)
+            _train(plan, folder, study, number, console)
 
 
-def _carry_out(plan: Plan, folder: Path, study: Any, number: int, console: Console) -> None:
+def _train(plan: Plan, folder: Path, study: Any, number: int, console: Console) -> None:
     optuna = require("optuna", "tune")
     frozen = frozen_trials(study)[number]
     if len(frozen.params) < len(plan.space):
@@ -199,7 +200,7 @@ def _carry_out(plan: Plan, folder: Path, study: Any, number: int, console: Conso
     first = plan.recipe.training.seed
     runs = _runs_of(row, folder, number, range(first, first + plan.seeds))
     pruning = _Pruning(study, frozen)
-    scores: list[dict[str, Any]] = []
+    scores: list[Scores] = []
     try:
         for planned in runs:
             with ConsoleObserver(console) as bar:
@@ -225,9 +226,9 @@ def _carry_out(plan: Plan, folder: Path, study: Any, number: int, console: Conso
         _end(study, number, runs, state="FAIL", reason=str(error))
     else:
         name = select_by(plan.recipe.protocol)
-        best = [float((each["best"] or {}).get(name, math.nan)) for each in scores]
+        best = [float(each.chosen.get(name, math.nan)) for each in scores]
         if all(map(math.isfinite, best)):
-            epochs = [each["best"]["epoch"] for each in scores]
+            epochs = [each.chosen["epoch"] for each in scores]
             _end(study, number, runs, state="COMPLETE", scores=best, epochs=epochs)
         else:
             _end(study, number, runs, state="FAIL", reason=f"no {name} was measured on the validation classes")
@@ -238,7 +239,7 @@ def give_up(study: Any, number: int, reason: str) -> None:
     _end(study, number, [], state="FAIL", reason=reason)
 
 
-def told(folder: Path, number: int) -> str:
+def how_it_ended(folder: Path, number: int) -> str:
     """How a trial ended, on one line."""
     tuning = read_tuning(folder)
     trial = tuning.trials[number]
@@ -276,7 +277,7 @@ class _Pruning:
             raise self.stop
 
 
-def _end(study: Any, number: int, runs: Sequence[StudyRun], *, state: str, **attributes: Any) -> None:
+def _end(study: Any, number: int, runs: Sequence[PlannedRun], *, state: str, **attributes: Any) -> None:
     """Record a trial. Its checkpoints go first: should this be interrupted, the trial is only trained again."""
     optuna = require("optuna", "tune")
     for planned in runs:
@@ -289,8 +290,8 @@ def _end(study: Any, number: int, runs: Sequence[StudyRun], *, state: str, **att
     study.tell(number, value, state=optuna.trial.TrialState[state])
 
 
-def _runs_of(row: Row, folder: Path, number: int, seeds: Iterable[int]) -> list[StudyRun]:
-    return [StudyRun(row, seed, RunFolder(trial_folder(folder, number) / f"seed-{seed}")) for seed in seeds]
+def _runs_of(row: Row, folder: Path, number: int, seeds: Iterable[int]) -> list[PlannedRun]:
+    return [PlannedRun(row, seed, RunFolder(trial_folder(folder, number) / f"seed-{seed}")) for seed in seeds]
 
 
 def _attribute(study: Any, frozen: Any, attributes: Mapping[str, Any]) -> None:

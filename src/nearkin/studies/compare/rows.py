@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,8 @@ import yaml
 from nearkin.data.benchmarks import benchmarks
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe, recipes_folder
-from nearkin.recipe.identity import deciding, short_hash
-from nearkin.runs.default_folders import RUNS, data_name, found_again, holds_run_of
 from nearkin.runs.own_photos import own_photos_name
-from nearkin.studies.study import Row, chosen_names, planned_runs, was_changed
+from nearkin.studies.study import Row, chosen_names
 from nearkin.suggest import did_you_mean
 
 ENDING = ".rows.yml"
@@ -37,13 +34,26 @@ SETTABLE = (
     "training.clip_at",
     "training.evaluate_every_steps",
 )
-"""What a row may set. All else is the budget, or what is compared would not be the methods."""
+"""What a row may set. All else is the same for all, or what is compared would not be the methods."""
+
+BUDGET = (
+    "epochs",
+    "max_steps",
+    "batch_size",
+    "optimiser",
+    "weight_decay",
+    "schedule",
+    "schedule_every",
+    "schedule_factor",
+    "milestones",
+)
+"""Keys of ``training`` that a row may set under ``budget``: it then says that it has another one, and the table too."""
 
 _SMALL_IMAGES = ("glyphs", "omniglot", "mnist", "fashion_mnist")
 
 
 @dataclass(frozen=True)
-class RowDefinition:
+class RowChanges:
     """A row before it is put on a recipe."""
 
     name: str
@@ -127,21 +137,21 @@ def named_rows(given: str | Path) -> Path:
 
 def recipe_of_rows(file: str | Path) -> str | None:
     """The recipe that the rows of a file are meant for, where it names one: a name, or a path beside the file."""
-    meant = _read_rows(Path(file)).get("recipe")
+    meant = _read_file(Path(file)).get("recipe")
     if meant is None:
         return None
     beside = Path(file).parent / str(meant)
     return str(beside) if beside.is_file() else str(meant)
 
 
-def read_definitions(file: str | Path) -> list[RowDefinition]:
+def read_rows(file: str | Path) -> list[RowChanges]:
     """The rows that a file defines."""
     path = Path(file)
-    rows = _read_rows(path)["rows"]
-    found: dict[str, RowDefinition] = {}
+    rows = _read_file(path)["rows"]
+    found: dict[str, RowChanges] = {}
     for name, row in rows.items():
         try:
-            found[str(name)] = _definition(str(name), row, found)
+            found[str(name)] = _changes(str(name), row, found)
         except RecipeError as error:
             raise RecipeError(f"{path.name}, row {name!r}: {error}") from error
     return list(found.values())
@@ -150,7 +160,7 @@ def read_definitions(file: str | Path) -> list[RowDefinition]:
 def comparison_rows(
     base: Recipe,
     *,
-    definitions: Sequence[RowDefinition] | None = None,
+    rows: Sequence[RowChanges] | None = None,
     only: Iterable[str] | None = None,
     overrides: Iterable[str] = (),
 ) -> list[Row]:
@@ -158,7 +168,7 @@ def comparison_rows(
 
     Args:
         base: the recipe that all rows share.
-        definitions: what each row puts on top of it; default: those of :func:`rows_file`.
+        rows: what each puts on top of it; default: those of :func:`rows_file`.
         only: names of the rows that are wanted.
         overrides: ``section.key=value`` for every row, stronger than what the row says.
 
@@ -167,20 +177,20 @@ def comparison_rows(
         >>> rows[0].title, rows[0].base, rows[0].recipe.objective.name, rows[0].recipe.training.sampler
         ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
     """
-    definitions = read_definitions(rows_file(base)) if definitions is None else definitions
-    names = [definition.name for definition in definitions]
+    rows = read_rows(rows_file(base)) if rows is None else rows
+    names = [row.name for row in rows]
     wanted = names if only is None else chosen_names(only, names)
     shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}
     overrides = list(overrides)
-    rows = []
-    for definition in definitions:
-        if definition.name in wanted:
+    found = []
+    for row in rows:
+        if row.name in wanted:
             try:
-                recipe = Recipe.from_mapping(shared, [*definition.overrides, *overrides])
+                recipe = Recipe.from_mapping(shared, [*row.overrides, *overrides])
             except RecipeError as error:
-                raise RecipeError(f"row {definition.name!r}: {error}") from error
-            rows.append(Row(definition.name, definition.title, recipe, definition.base))
-    return rows
+                raise RecipeError(f"row {row.name!r}: {error}") from error
+            found.append(Row(row.name, row.title, recipe, row.base))
+    return found
 
 
 def what_differs(recipe: Recipe, base: Recipe) -> list[str]:
@@ -200,55 +210,12 @@ def what_differs(recipe: Recipe, base: Recipe) -> list[str]:
     return parts
 
 
-def rows_to_show(
-    chosen: Sequence[Row], others: Sequence[Row], folder: str | Path, seeds: Sequence[int]
-) -> tuple[list[Row], list[str]]:
-    """The rows of a table: those that were asked for and those of ``others`` that have finished in the same folder.
-
-    Also returns the names of rows that are left out because they were run with another recipe.
-    """
-    asked = {row.name: row for row in chosen}
-    shown, left_out = [], []
-    for row in others:
-        if row.name in asked:
-            shown.append(asked[row.name])
-            continue
-        runs = [planned for planned in planned_runs([row], folder, seeds) if planned.folder.is_finished]
-        if any(was_changed(planned, forgive=True) for planned in planned_runs([row], folder, seeds)):
-            left_out.append(row.name)
-        elif runs:
-            shown.append(row)
-    return shown + [row for row in chosen if row.name not in {other.name for other in others}], left_out
-
-
-def default_study_folder(base: Recipe, overrides: Iterable[str] = (), rows: Sequence[Row] = ()) -> Path:
-    """``runs/compare-<data>-<hash>``: the same command always has the same folder.
-
-    With ``rows``, a folder of another name that holds runs of theirs is found again.
-    """
-    shared = {key: value for key, value in deciding(base).items() if not key.startswith(("objective.", "method."))}
-    for_rows = sorted(text for text in overrides if text.startswith(("objective.", "method.")))
-    usual = RUNS / f"compare-{data_name(base)}-{short_hash([shared, for_rows])}"
-    return found_again(usual, lambda folder: _holds_rows(folder, rows))
-
-
-def _holds_rows(folder: Path, rows: Sequence[Row]) -> bool:
-    """Whether a folder holds runs of these rows, and none of others under their names."""
-    begun = []
-    for row in rows:
-        for path in folder.glob(f"{row.name}/seed-*"):
-            seed = path.name.removeprefix("seed-")
-            training = dataclasses.replace(row.recipe.training, seed=int(seed) if seed.isdecimal() else 0)
-            begun.append(holds_run_of(path, row.recipe.replace(training=training)))
-    return bool(begun) and all(begun)
-
-
 def _shipped_rows() -> dict[str, Path]:
     shipped = recipes_folder() / "compare"
     return {file.name.removesuffix(ENDING): file for file in sorted(shipped.glob(f"*{ENDING}"))}
 
 
-def _read_rows(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -262,10 +229,10 @@ def _read_rows(path: Path) -> dict[str, Any]:
     return content
 
 
-def _definition(name: str, row: Any, before: Mapping[str, RowDefinition]) -> RowDefinition:
+def _changes(name: str, row: Any, before: Mapping[str, RowChanges]) -> RowChanges:
     if not isinstance(row, Mapping):
         raise RecipeError(f"must hold a title and sections of a recipe, got {row!r}")
-    known = {"title", "base", "objective", "method", "encoder", "training"}
+    known = {"title", "base", "budget", "objective", "method", "encoder", "training"}
     for key in row:
         if key not in known:
             raise RecipeError(f"unknown key {key!r}: {did_you_mean(str(key), known)}")
@@ -276,19 +243,28 @@ def _definition(name: str, row: Any, before: Mapping[str, RowDefinition]) -> Row
     overrides = (*inherited, *_overrides(row))
     if not any(text.startswith("objective.name=") for text in overrides):
         raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
-    return RowDefinition(name, str(row.get("title", name)), base, overrides)
+    return RowChanges(name, str(row.get("title", name)), base, overrides)
 
 
 def _overrides(row: Mapping[str, Any]) -> list[str]:
     texts = []
-    for section in ("objective", "method", "encoder", "training"):
+    for section in ("objective", "method", "encoder", "training", "budget"):
         content = row.get(section, {})
         if not isinstance(content, Mapping):
             raise RecipeError(f"section {section!r} must hold keys and values, got {content!r}")
+        if section == "budget":
+            for key in content:
+                if key not in BUDGET:
+                    raise RecipeError(f"unknown key 'budget.{key}': {did_you_mean(str(key), BUDGET)}")
+            texts += [f"training.{key}={json.dumps(value)}" for key, value in content.items()]
+            continue
         # The name goes first: another name clears the options that stand there already.
         for key, value in sorted(content.items(), key=lambda item: item[0] != "name"):
             if section not in SETTABLE and f"{section}.{key}" not in SETTABLE:
-                raise RecipeError(f"{section}.{key} is the same for all rows: set it in the recipe that they share")
+                raise RecipeError(
+                    f"{section}.{key} is the same for all rows: set it in the recipe that they share"
+                    + (f", or as budget: {{{key}: …}}" if section == "training" and key in BUDGET else "")
+                )
             texts.append(f"{section}.{key}={json.dumps(value)}")
     return texts
 

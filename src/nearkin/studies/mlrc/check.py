@@ -1,0 +1,210 @@
+"""The metric-learning reality check: one model per class fold, scored one by one and side by side, with repeats.
+
+The models of a repeat hold out one class fold each. Their test scores are averaged (``separate``), and their embeddings
+of the test images are put side by side and scored as one (``concatenated``). A run can be stopped at any time: the same
+call goes on, finished models and their embeddings are kept, and more repeats only add models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from nearkin.data.cache import OpenedImages
+from nearkin.disk import check_writable, write_atomically
+from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
+from nearkin.evaluation.protocol import Protocol
+from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.recipe import Recipe
+from nearkin.report import formats
+from nearkin.report.formats import counted
+from nearkin.report.table import Table
+from nearkin.runs.admission import admit
+from nearkin.runs.data import open_data, report_on
+from nearkin.runs.data_report import Announce
+from nearkin.runs.default_folders import found_again, holds_run_of, usual_folder
+from nearkin.runs.ensemble_scores import FILE, EnsembleScores
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.outcome import Outcome
+from nearkin.studies.mlrc.scoring import score_models
+from nearkin.studies.mlrc.tables import mlrc_table
+from nearkin.studies.study import PlannedRun, Row, Study, run_all
+from nearkin.training.observers import ConsoleObserver
+
+
+def mlrc(
+    recipe: Recipe | str,
+    *,
+    repeats: int = 1,
+    changes: Iterable[str] = (),
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    console: Console | None = None,
+) -> EnsembleScores:
+    """Train ``folds × repeats`` models into ``folder/fold-<fold>/seed-<seed>``, score them and write what they come to.
+
+    Every model has a seed of its own, ``training.seed + repeat * folds + fold``: with one seed the models would start
+    from the same projection, and side by side say little more than one alone.
+
+    ``separate``: for every repeat the mean score of its models, then the mean over repeats with Student's t interval at
+    95 %. ``concatenated``: every combination of one repeat per fold is an ensemble, ``repeats ** folds`` in all; where
+    these are more than 256, so many are drawn, seeded by ``protocol.split_seed``. The mean is over combinations; its
+    interval counts models, not combinations, which share them
+    (:func:`nearkin.evaluation.confidence.combination_interval`). One repeat has no interval.
+
+    Args:
+        recipe: what every model is trained with, or its name; its protocol becomes ``mlrc``, with its ``folds``.
+        repeats: models per fold.
+        changes: ``section.key=value`` for a recipe that is given by name.
+        folder: where the models and ``mlrc.json`` go; default: one that the same call finds again.
+        jobs: models that are trained at a time, each in a process of its own.
+        console: where progress goes.
+
+    Raises:
+        RecipeError: where the folder holds models of another recipe.
+        DataError: before anything is trained, where the data do not have the classes for it.
+        TrainingError: where a model did not finish.
+        InterruptedRunError: after Ctrl-C or SIGTERM; calling again goes on.
+    """
+    check = RealityCheck(Recipe.load(recipe, changes) if isinstance(recipe, str) else recipe, repeats, folder)
+    check.run(jobs=jobs, console=console)
+    check.write()
+    return check.result
+
+
+class RealityCheck(Study):
+    """One model per class fold, with repeats; the arguments are those of :func:`mlrc`."""
+
+    def __init__(self, recipe: Recipe, repeats: int = 1, folder: str | Path | None = None) -> None:
+        if repeats < 1:
+            raise RecipeError(f"repeats must be at least 1, got {repeats}")
+        self.recipe, self.repeats = recipe, repeats
+        self.folder = Path(folder) if folder is not None else default_mlrc_folder(recipe)
+
+    def plan(self) -> list[str]:
+        models, folds = self.runs(), self.recipe.protocol.folds
+        done = sum(model.folder.is_finished for model in models)
+        return [
+            f"Plan: {counted(folds, 'fold')} × {counted(self.repeats, 'repeat')} = {counted(len(models), 'model')}, "
+            f"{done} of them trained already, into {self.folder}"
+        ]
+
+    def runs(self) -> list[PlannedRun]:
+        return mlrc_models(self.recipe, self.folder, self.repeats)
+
+    def run(
+        self,
+        *,
+        jobs: int = 1,
+        overwrite: bool = False,
+        console: Console | None = None,
+        announce: Announce | None = None,
+    ) -> list[Outcome]:
+        console = console or Console(quiet=True)
+        check_writable(self.folder)
+        models = self.runs()
+        data = checked_data(models, console, announce)
+        outcomes = run_all(models, jobs=jobs, overwrite=overwrite, console=console)
+        if problems := [outcome for outcome in outcomes if outcome.status != "finished"]:
+            first = problems[0]
+            kinds: tuple[type[NearkinError], ...] = (RecipeError, DataError, MissingExtraError, BusyError)
+            kind = next((kind for kind in kinds if kind.exit_code == first.exit_code), TrainingError)
+            label = next(model.label for model in models if model.outcome.seed == first.seed)
+            raise kind(f"{len(problems)} of {len(models)} models did not finish: {label}: {first.reason}")
+        score_models(models, data, self.folder, console)
+        return outcomes
+
+    @property
+    def result(self) -> EnsembleScores:
+        """What the folder holds."""
+        return read_ensemble(self.folder)
+
+    def tables(self) -> list[Table]:
+        return [mlrc_table(self.result)]
+
+    def record(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.result}
+
+    def write(self) -> list[Path]:
+        """Write ``mlrc.md`` beside ``mlrc.json``."""
+        file = self.folder / "mlrc.md"
+        write_atomically(file, formats.markdown(mlrc_table(self.result, models=True)).encode())
+        return [file, self.folder / FILE]
+
+
+def read_ensemble(folder: str | Path) -> EnsembleScores:
+    """What a folder's ``mlrc.json`` holds."""
+    file = Path(folder) / FILE
+    try:
+        return EnsembleScores.from_record(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be read ({error}): nearkin mlrc writes it anew") from error
+
+
+def default_mlrc_folder(recipe: Recipe) -> Path:
+    """``runs/mlrc-<data>-<objective>-<hash>``: the same recipe always has the same folder.
+
+    >>> default_mlrc_folder(Recipe()).name.startswith("mlrc-glyphs-proxy_anchor-")
+    True
+    """
+    usual = usual_folder(_fold_recipe(recipe, 0))
+    first = mlrc_models(recipe, "", 1)[0]
+    place = first.folder.path
+    return found_again(usual.with_name(f"mlrc-{usual.name}"), lambda folder: holds_run_of(folder / place, first.recipe))
+
+
+def mlrc_models(recipe: Recipe, folder: str | Path, repeats: int) -> list[PlannedRun]:
+    """Every model with its recipe, seed and folder, repeat by repeat.
+
+    >>> [model.seed for model in mlrc_models(Recipe(), "runs/x", 2)]
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    folds = recipe.protocol.folds
+    models = []
+    for repeat in range(repeats):
+        for fold in range(folds):
+            row = Row(f"fold-{fold}", f"fold {fold} of 0–{folds - 1}, repeat {repeat}", _fold_recipe(recipe, fold))
+            seed = recipe.training.seed + repeat * folds + fold
+            models.append(PlannedRun(row, seed, RunFolder(Path(folder) / row.name / f"seed-{seed}")))
+    return models
+
+
+def _fold_recipe(recipe: Recipe, fold: int) -> Recipe:
+    return recipe.but({"protocol.name": "mlrc", "protocol.fold": fold})
+
+
+def checked_data(models: Sequence[PlannedRun], console: Console, announce: Announce | None = None) -> OpenedImages:
+    """The images that all models share, once it is certain that they can be trained and scored on them."""
+    left = not all(model.folder.is_finished for model in models)
+    for model in models:
+        model.was_changed(forgive=False)
+    if left:
+        admit(models[0].recipe)
+    with ConsoleObserver(console) as observer:
+        data = open_data(models[0].recipe.data, progress=observer.decoding)
+    if announce is not None and left:
+        announce(report_on(models[0].recipe, data))
+    _check_images(models, data)
+    return data
+
+
+def _check_images(models: Sequence[PlannedRun], data: OpenedImages) -> None:
+    """Refuse, before anything is trained, data that do not suffice or are not those of the models begun before."""
+    for model in models:
+        protocol = Protocol(model.recipe.protocol, data.table)
+        stored = model.folder.stored_split
+        if not model.folder.last_checkpoint.exists() and not model.folder.is_finished:
+            protocol.check_trainable()
+        elif stored is not None and stored.mark != StoredSplit.of(data.table, protocol.splits, data.digests).mark:
+            if all(each.folder.is_finished for each in models):
+                continue
+            _, _, changes = stored.restore(data)
+            said = "; ".join(changes.said(scored=("train", "validation", "test", "query", "gallery")))
+            raise DataError(
+                f"the images are not those that {model.folder.path} was trained on, and models of other images make "
+                f"no ensemble ({said or 'files have other names'}): put them back as they were, or begin anew with -o"
+            )
