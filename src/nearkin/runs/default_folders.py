@@ -45,6 +45,18 @@ def holds_run_of(folder: Path, recipe: Recipe) -> bool:
         return False
 
 
+def holds_seeds_of(folder: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds runs of ``recipe``, with whatever seed and, of a reality check, whatever fold."""
+    besides = ("training.seed", "protocol.fold")
+    wanted = deciding(recipe, besides=besides)
+    for file in sorted(folder.glob("**/seed-*/recipe.yaml"))[:1]:
+        try:
+            return not differences(deciding(RunFolder(file.parent).recipe(), besides=besides), wanted)
+        except NearkinError:
+            return False
+    return False
+
+
 def found_again(usual: Path, is_same: Callable[[Path], bool]) -> Path:
     """``usual``, or a folder beside it whose name differs in the hash alone and that holds the same.
 

@@ -157,19 +157,20 @@ def default_mlrc_folder(recipe: Recipe) -> Path:
     return found_again(usual.with_name(f"mlrc-{usual.name}"), lambda folder: holds_run_of(folder / place, first.recipe))
 
 
-def mlrc_models(recipe: Recipe, folder: str | Path, repeats: int) -> list[PlannedRun]:
-    """Every model with its recipe, seed and folder, repeat by repeat.
+def mlrc_models(recipe: Recipe, folder: str | Path, repeats: int, *, title: str = "") -> list[PlannedRun]:
+    """Every model with its recipe, seed and folder, repeat by repeat; ``title`` says which check they are of.
 
     >>> [model.seed for model in mlrc_models(Recipe(), "runs/x", 2)]
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    folds = recipe.protocol.folds
+    folds, whose = recipe.protocol.folds, f"{title}, " if title else ""
     models = []
     for repeat in range(repeats):
         for fold in range(folds):
-            row = Row(f"fold-{fold}", f"fold {fold} of 0–{folds - 1}, repeat {repeat}", _fold_recipe(recipe, fold))
+            name = f"{Path(folder).name}/fold-{fold}"
+            row = Row(name, f"{whose}fold {fold} of 0–{folds - 1}, repeat {repeat}", _fold_recipe(recipe, fold))
             seed = recipe.training.seed + repeat * folds + fold
-            models.append(PlannedRun(row, seed, RunFolder(Path(folder) / row.name / f"seed-{seed}")))
+            models.append(PlannedRun(row, seed, RunFolder(Path(folder) / f"fold-{fold}" / f"seed-{seed}")))
     return models
 
 

@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from nearkin.studies.reproduce.papers import find_item, items, papers, tables_of
-from nearkin.studies.reproduce.rows import PlannedRow, Settings, planned_rows
-from nearkin.studies.reproduce.runs import Line, carry_out, lines_of, runs_of
-from nearkin.studies.reproduce.survey import Standing, standing_of
+from nearkin.studies.reproduce.reproduction import Reproduction, reproduce
+from nearkin.studies.reproduce.rows import Settings
 
-__all__ = [
-    "Line",
-    "PlannedRow",
-    "Settings",
-    "Standing",
-    "carry_out",
-    "find_item",
-    "items",
-    "lines_of",
-    "papers",
-    "planned_rows",
-    "runs_of",
-    "standing_of",
-    "tables_of",
-]
+__all__ = ["Reproduction", "Settings", "reproduce"]

@@ -19,9 +19,7 @@ from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
 from nearkin.evaluation.covering import covering_radius
 from nearkin.methods.ccp import Ccp
 from nearkin.numerics import normalise
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder, write_atomically
-from nearkin.runs.run import run
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data
 from nearkin.studies.reproduce.survey import DIGITS
@@ -121,18 +119,6 @@ class MomentRecorder:
             )
             save_moments(self.moments, self.folder.path / FILE)
         self.then.on_evaluation(state, row)
-
-
-def run_digits(recipe: Recipe, folder: RunFolder, observer: Observer) -> list[Moment]:
-    """Train as ``recipe`` says, CCP in two dimensions with an evaluation at each turn, and keep the moments.
-
-    A finished run gives back what it left; one that was interrupted begins anew, as it takes minutes.
-    """
-    file = folder.path / FILE
-    if not (folder.is_finished and file.exists()):
-        recorder = MomentRecorder(folder, observer)
-        run(recipe, folder, recorder, overwrite=folder.is_begun)
-    return load_moments(file)
 
 
 def save_moments(moments: Sequence[Moment], file: Path) -> None:

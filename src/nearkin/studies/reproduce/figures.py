@@ -12,11 +12,11 @@ from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import FILE, draw_digits, load_moments
 from nearkin.studies.reproduce.papers import PaperTable, text_of
 from nearkin.studies.reproduce.rows import Settings
-from nearkin.studies.reproduce.runs import Column, Line, columns_of
-from nearkin.studies.reproduce.tables import caption, column_named, heading
+from nearkin.studies.reproduce.results import Column, Reproduced, column_named, columns_of
+from nearkin.studies.reproduce.tables import caption, heading
 
 
-def draw_table(table: PaperTable, lines: Sequence[Line], settings: Settings, folder: str | Path) -> list[Path]:
+def draw_table(table: PaperTable, lines: Sequence[Reproduced], settings: Settings, folder: str | Path) -> list[Path]:
     """Draw a table or figure as ``<table>.png``; nothing where no run has finished."""
     done = [line for line in lines if line.finished]
     if not done:
@@ -46,7 +46,7 @@ def draw_table(table: PaperTable, lines: Sequence[Line], settings: Settings, fol
     return [file]
 
 
-def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Line], x: str) -> None:
+def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: str) -> None:
     # The reality check is about MAP@R.
     metric = "MAP@R" if table.mlrc else table.draw.metric
     column = column_named(columns_of(table, [line.row for line in lines])[lines[0].row.data], metric)
@@ -64,12 +64,12 @@ def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Line], x: str) -> 
         _draw_scores(axis, lines, column)
 
 
-def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Line], x: str, column: Column) -> None:
+def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: str, column: Column) -> None:
     """A line for each series over the varied value; a row that does not vary it is a dashed line across."""
     from nearkin.report.plots._page import RUN_COLOURS
 
     draw = table.draw
-    series: dict[str, list[Line]] = {}
+    series: dict[str, list[Reproduced]] = {}
     for line in lines:
         row = line.row.definition
         if x in row.at or not row.at:
@@ -85,8 +85,8 @@ def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Line], x: str, col
         if ours:
             axis.errorbar(
                 [places[_value(line, x)] for line in ours],
-                [line.ours[column]["mean"] for line in ours],
-                yerr=[line.ours[column].get("spread") or 0.0 for line in ours],
+                [line.ours[column].mean for line in ours],
+                yerr=[line.ours[column].spread or 0.0 for line in ours],
                 fmt="o-",
                 color=colour,
                 capsize=2,
@@ -94,7 +94,7 @@ def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Line], x: str, col
             )
         for line in members:
             if line not in varied and column in line.ours:
-                axis.axhline(line.ours[column]["mean"], color=colour, linestyle="--", linewidth=1.2, label=name)
+                axis.axhline(line.ours[column].mean, color=colour, linestyle="--", linewidth=1.2, label=name)
         published = [line for line in varied if column in line.published]
         if published:
             across = [places[_value(line, x)] for line in published]
@@ -108,11 +108,11 @@ def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Line], x: str, col
     axis.legend(loc="best")
 
 
-def _value(line: Line, symbol: str) -> float:
+def _value(line: Reproduced, symbol: str) -> float:
     return float(line.row.definition.at[symbol])
 
 
-def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Line], column: Column) -> None:
+def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], column: Column) -> None:
     """Two varied values as a grid, the score as colour and number."""
     import numpy as np
 
@@ -123,7 +123,7 @@ def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Line], column: Col
     for line in lines:
         if column in line.ours:
             at = line.row.definition.at
-            grid[rows.index(float(at[down])), columns.index(float(at[across]))] = line.ours[column]["mean"]
+            grid[rows.index(float(at[down])), columns.index(float(at[across]))] = line.ours[column].mean
     image = axis.imshow(grid, origin="lower", aspect="auto", cmap="viridis")
     middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
     for (row, place), value in np.ndenumerate(grid):
@@ -136,7 +136,7 @@ def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Line], column: Col
     axis.figure.colorbar(image, ax=axis, label=_axis_label(column), shrink=0.9)
 
 
-def _draw_scores(axis: Any, lines: Sequence[Line], column: Column) -> None:
+def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None:
     """A line of the picture for every row: ours as a dot with its spread, the published figure as a diamond."""
     from nearkin.report.plots._page import GREY, RUN_COLOURS
 
@@ -144,14 +144,14 @@ def _draw_scores(axis: Any, lines: Sequence[Line], column: Column) -> None:
     for place, line in enumerate(lines):
         ours, published = line.ours.get(column), line.published.get(column)
         if ours is not None and published is not None:
-            axis.plot([ours["mean"], published.value], [place, place], color="#cccccc", linewidth=2, zorder=0)
+            axis.plot([ours.mean, published.value], [place, place], color="#cccccc", linewidth=2, zorder=0)
         if published is not None:
             label = "published" if not _labelled(axis, "published") else None
             axis.plot(published.value, place, "D", color=GREY, fillstyle="none", label=label)
         if ours is not None:
             label = "ours" if not _labelled(axis, "ours") else None
-            bar = ours.get("spread")
-            axis.errorbar(ours["mean"], place, xerr=bar, fmt="o", color=RUN_COLOURS[0], capsize=3, label=label)
+            bar = ours.spread
+            axis.errorbar(ours.mean, place, xerr=bar, fmt="o", color=RUN_COLOURS[0], capsize=3, label=label)
     axis.set_yticks(range(len(titles)), titles)
     axis.set_ylim(len(titles) - 0.4, -0.6)
     axis.set_xlabel(_axis_label(column))
@@ -160,7 +160,7 @@ def _draw_scores(axis: Any, lines: Sequence[Line], column: Column) -> None:
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=2)
 
 
-def _draw_curves(axis: Any, lines: Sequence[Line], metric: str) -> None:
+def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
     """A score at every evaluation, a line for each run."""
     from nearkin.report.plots._page import RUN_COLOURS
 
@@ -176,7 +176,7 @@ def _draw_curves(axis: Any, lines: Sequence[Line], metric: str) -> None:
     axis.legend(loc="best")
 
 
-def _draw_steps(axis: Any, lines: Sequence[Line]) -> None:
+def _draw_steps(axis: Any, lines: Sequence[Reproduced]) -> None:
     """How many steps the sub-problems took, as a histogram for each row."""
     from nearkin.report.plots._page import RUN_COLOURS
 
@@ -189,12 +189,12 @@ def _draw_steps(axis: Any, lines: Sequence[Line]) -> None:
     axis.legend(loc="best")
 
 
-def _steps_of(line: Line) -> list[int]:
+def _steps_of(line: Reproduced) -> list[int]:
     events = [event for path in line.folders for event in RunFolder(path).events()]
     return [int(event["steps_before"]) for event in events if event["kind"] == "problem" and event["number"] > 1]
 
 
-def _draw_digits(table: PaperTable, done: Sequence[Line], settings: Settings, folder: Path) -> list[Path]:
+def _draw_digits(table: PaperTable, done: Sequence[Reproduced], settings: Settings, folder: Path) -> list[Path]:
     files = []
     for line in done:
         for seed, path in zip(line.seeds, line.folders, strict=False):

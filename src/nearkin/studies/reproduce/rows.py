@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +15,9 @@ from nearkin.data.source import data_root
 from nearkin.errors import DataError, RecipeError
 from nearkin.published.figures import Published, look_up
 from nearkin.recipe import Recipe
-from nearkin.recipe.identity import INDIFFERENT
-from nearkin.studies.compare import base_recipe
+from nearkin.recipe.identity import fingerprint, flat, short_hash
+from nearkin.runs.default_folders import found_again, holds_seeds_of
+from nearkin.studies.compare.rows import base_recipe
 from nearkin.studies.reproduce.papers import (
     PaperTable,
     TableRow,
@@ -70,15 +70,19 @@ class PlannedRow:
         return self.recipe
 
     @property
-    def folder_name(self) -> str:
+    def title(self) -> str:
+        return f"{self.definition.title} on {self.data}"
+
+    def folder_in(self, runs: Path) -> str:
         """``<data>/<recipe>-<hash>``: tables that share a row share its runs, and another recipe never meets them."""
-        plain = self.known_recipe.as_mapping()
-        for key in (*INDIFFERENT, "training.seed"):
-            section, name = key.split(".")
-            plain[section].pop(name)
-        mark = hashlib.sha256(json.dumps([plain, self.mlrc], sort_keys=True).encode()).hexdigest()[:8]
-        stem = self.definition.recipe.rpartition("/")[2]
-        return f"{Path(self.data).stem}/{stem}-{mark}"
+        recipe, stem = self.known_recipe, self.definition.recipe.rpartition("/")[2]
+        decides = [fingerprint(recipe, besides=("training.seed",)), self.mlrc]
+
+        def is_same(folder: Path) -> bool:
+            return any(folder.glob("fold-*")) == self.mlrc and holds_seeds_of(folder, recipe)
+
+        usual = runs / Path(self.data).stem / f"{stem}-{short_hash(decides)}"
+        return found_again(usual, is_same).relative_to(runs).as_posix()
 
     @property
     def command(self) -> str:
@@ -210,7 +214,7 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
     >>> command_words("mpa/mpa", Recipe.load("mpa/mpa", ["training.epochs=5", "data.source=my photos"]))
     ['mpa/mpa', "'data.source=my photos'", 'training.epochs=5']
     """
-    before, now = _flat(_kept_recipe(name)), _flat(recipe.as_mapping())
+    before, now = flat(_kept_recipe(name)), flat(recipe.as_mapping())
     renamed = {key.partition(".")[0] for key in ("objective.name", "method.name") if before[key] != now[key]}
     words = [name]
     # The name goes first: another name clears the options that stand there already.
@@ -223,9 +227,9 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
 
 def override_texts(changes: Mapping[str, Any]) -> list[str]:
     """Nested changes as ``section.key=value``, a part's name before its options."""
-    flat = _flat(changes)
-    keys = sorted(flat, key=lambda key: not key.endswith(".name"))
-    return [f"{key}={json.dumps(flat[key])}" for key in keys]
+    values = flat(changes)
+    keys = sorted(values, key=lambda key: not key.endswith(".name"))
+    return [f"{key}={json.dumps(values[key])}" for key in keys]
 
 
 @functools.cache
@@ -270,7 +274,7 @@ def _with_weights(recipe: Recipe, settings: Settings) -> tuple[Recipe, str | Non
             weights = str(kept)
         if weights != "imagenet" and not Path(weights).is_file():
             raise DataError(f"--weights names {weights!r}, which is not a file")
-    return Recipe.from_mapping(recipe.as_mapping(), [f"encoder.weights={json.dumps(weights)}"]), None
+    return recipe.but({"encoder.weights": weights}), None
 
 
 def _kept_weights(backbone: str, root: str | Path | None) -> Path | None:
@@ -279,13 +283,3 @@ def _kept_weights(backbone: str, root: str | Path | None) -> Path | None:
         return None
     files = (where / "weights" / f"{backbone}{ending}" for ending in (".safetensors", ".pth"))
     return next((file for file in files if file.is_file()), None)
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
