@@ -33,6 +33,8 @@ def check_values(recipe: Recipe) -> None:
         "data.shorter_side": (recipe.data.shorter_side, 8),
         "data.unreadable_tolerance": (recipe.data.unreadable_tolerance, 0),
     }
+    for key in ("recall_at", "precision_at", "map_at", "ndcg_at"):
+        at_least[f"protocol.{key}"] = (min(getattr(protocol, key), default=1), 1)
     for optional, low in (
         ("training.max_steps", 1),
         ("training.evaluate_every_steps", 1),
@@ -65,6 +67,11 @@ def check_values(recipe: Recipe) -> None:
 
 
 def _check_scores(protocol: ProtocolSection) -> None:
+    for name in protocol.scores:
+        try:
+            score_named(name)
+        except RecipeError as error:
+            raise RecipeError(f"protocol.scores: {error}") from None
     scores = [score_named(name) for name in protocol.measured]
     choosing = [score.name for score in scores if score.every_evaluation and score.higher_is_better]
     if protocol.select_by is not None and protocol.select_by not in choosing:
