@@ -1,4 +1,4 @@
-"""Commands that list what there is: datasets, losses, recipes."""
+"""Commands that list what there is: datasets, losses, scores, recipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from nearkin.cli._app import DataRoot, Json, app
 
-__all__ = ["datasets", "losses", "recipes"]
+__all__ = ["datasets", "losses", "recipes", "scores"]
 
 
 @app.command()
@@ -60,6 +60,44 @@ def losses(
         table.add_row(
             row["name"], row["kind"], row["summary"], ", ".join(f"{k}={v}" for k, v in row["options"].items())
         )
+    Console().print(table)
+
+
+@app.command()
+def scores(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+) -> None:
+    """List the scores and what they mean: names for a recipe's protocol.scores and protocol.select_by."""
+    from nearkin.evaluation.scores import catalogue
+    from nearkin.report.formats import markdown_table
+
+    rows = [
+        {
+            "name": name,
+            "file": file,
+            "unit": "%" if score.in_percent else "as it is",
+            "digits": score.digits,
+            "better": "higher" if score.higher_is_better else "lower",
+            "measured": "every evaluation" if score.every_evaluation else "at the end",
+            "meaning": meaning,
+        }
+        for file, score in catalogue().items()
+        for name, meaning in score.meanings.items()
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    if markdown:
+        columns = ["name", "unit", "better", "measured", "meaning"]
+        print("# Scores\n\nRead off the files in `src/nearkin/evaluation/scores/` by `nearkin scores --markdown >")
+        print("docs/scores.md`. Each, with a number for k, is a name for `protocol.scores`, which measures it besides")
+        print("what the other keys of the protocol ask for.\n")
+        print(markdown_table([columns, *([str(row[column]) for column in columns] for row in rows)]))
+        return
+    table = Table("name", "better", "measured", "meaning", title="Scores", title_justify="left")
+    for row in rows:
+        table.add_row(*(str(row[str(column.header)]) for column in table.columns))
     Console().print(table)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from nearkin.evaluation import neighbours
-from nearkin.evaluation.neighbours import ArrayLike, Distance, as_count, as_vectors, check_distance
-from nearkin.evaluation.retrieval import as_labels
+from nearkin.evaluation.neighbours import ArrayLike, Distance, as_count, as_labels, as_vectors, check_distance
+from nearkin.evaluation.scores import ClusteringScore
+from nearkin.evaluation.scores.f1 import F1
+from nearkin.evaluation.scores.nmi import NMI
 from nearkin.numerics import l2_normalise
 
 # Lloyd's last iterations move a handful of points and no score.
@@ -24,8 +27,9 @@ def clustering_scores(
     clusters: int | None = None,
     restarts: int = 3,
     distance: Distance = "cosine",
+    scores: Sequence[ClusteringScore] = (NMI("NMI"), F1("F1")),
 ) -> dict[str, float]:
-    """``NMI`` and ``F1`` of a k-means clustering against the classes.
+    """``NMI`` and ``F1``, or other ``scores``, of a k-means clustering against the classes.
 
     Args:
         embeddings: ``[N, D]``, tensor or array; the work is done on its device.
@@ -34,6 +38,7 @@ def clustering_scores(
         clusters: number of clusters; by default as many as there are classes.
         restarts: how often k-means starts anew; the tightest clustering is scored.
         distance: ``"cosine"`` clusters the L2-normalised embeddings, ``"euclidean"`` the embeddings as they are.
+        scores: of one and the same clustering.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -45,7 +50,7 @@ def clustering_scores(
     classes = as_labels(labels, "labels", rows=len(vectors))
     count = len(torch.unique(classes)) if clusters is None else clusters
     assigned = kmeans(l2_normalise(vectors) if distance == "cosine" else vectors, count, seed=seed, restarts=restarts)
-    return {"NMI": normalised_mutual_information(assigned, classes), "F1": pairwise_f1(assigned, classes)}
+    return {score.name: score.of_clusters(assigned, classes) for score in scores}
 
 
 def kmeans(points: ArrayLike, clusters: int, *, seed: int = 0, restarts: int = 3, max_iterations: int = 100) -> Tensor:
@@ -74,53 +79,6 @@ def kmeans(points: ArrayLike, clusters: int, *, seed: int = 0, restarts: int = 3
         if inertia < best_inertia:
             best_inertia, best = inertia, assigned
     return best.cpu()
-
-
-def normalised_mutual_information(clusters: ArrayLike, labels: ArrayLike) -> float:
-    """Mutual information over the mean of the two entropies; 1 if both put everything into one group.
-
-    >>> normalised_mutual_information([0, 0, 1, 1], [5, 5, 3, 3])
-    1.0
-    >>> round(normalised_mutual_information([0, 0, 0, 1], [5, 5, 3, 3]), 4)
-    0.3437
-    """
-    table = _contingency(clusters, labels)
-    cluster_entropy, class_entropy, joint_entropy = (_entropy(counts) for counts in table)
-    if cluster_entropy == class_entropy == 0.0:
-        return 1.0
-    information = max(0.0, cluster_entropy + class_entropy - joint_entropy)
-    return min(1.0, 2.0 * information / (cluster_entropy + class_entropy))
-
-
-def pairwise_f1(clusters: ArrayLike, labels: ArrayLike) -> float:
-    """F1 of "in the same cluster" as a prediction of "in the same class", over all pairs of points.
-
-    With no such pair on either side, every point alone, the two agree and F1 is 1.
-
-    >>> pairwise_f1([0, 0, 0, 1], [5, 5, 3, 3])
-    0.4
-    """
-    same_cluster, same_class, both = (_pairs(counts) for counts in _contingency(clusters, labels))
-    return 2.0 * both / (same_cluster + same_class) if same_cluster + same_class else 1.0
-
-
-def _contingency(clusters: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor, Tensor]:
-    """Sizes of the clusters, of the classes, and of their intersections that are not empty."""
-    found = as_labels(clusters, "clusters")
-    true = as_labels(labels, "labels", rows=len(found))
-    _, cluster_ids, cluster_sizes = torch.unique(found, return_inverse=True, return_counts=True)
-    _, class_ids, class_sizes = torch.unique(true, return_inverse=True, return_counts=True)
-    _, joint_sizes = torch.unique(cluster_ids * len(class_sizes) + class_ids, return_counts=True)
-    return cluster_sizes, class_sizes, joint_sizes
-
-
-def _entropy(counts: Tensor) -> float:
-    share = counts.double() / counts.sum()
-    return abs(float((share * share.log()).sum()))
-
-
-def _pairs(counts: Tensor) -> int:
-    return int((counts * (counts - 1) // 2).sum())
 
 
 def _spread_out(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:

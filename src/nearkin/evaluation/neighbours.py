@@ -210,6 +210,27 @@ def as_gallery(gallery: ArrayLike, queries: Tensor) -> Tensor:
     return vectors
 
 
+def as_labels(labels: ArrayLike, name: str, *, rows: int | None = None) -> Tensor:
+    """``labels`` as an int64 tensor ``[rows]`` on the CPU."""
+    if isinstance(labels, Tensor):
+        # Not every floating point type of torch has a NumPy one.
+        labels = (labels.float() if labels.is_floating_point() else labels).detach().cpu().numpy()
+    array = np.asarray(labels)
+    if array.ndim != 1 or (rows is not None and len(array) != rows):
+        raise ValueError(f"{name} must have shape [{'N' if rows is None else rows}], got {list(array.shape)}")
+    if len(array) == 0:
+        raise ValueError(f"{name} must hold at least one value, got none")
+    if array.dtype.kind not in "iu":
+        what = "integers beyond 64 bits or mixed types" if array.dtype.kind == "O" else str(array.dtype)
+        raise ValueError(
+            f"{name} must be integers, got {what}; to number other labels use "
+            f"numpy.unique({name}, return_inverse=True)[1]"
+        )
+    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} must fit in int64, got {int(array.max())}")
+    return torch.from_numpy(array.astype(np.int64))
+
+
 def as_count(value: object, name: str) -> int:
     """``value`` as an int of at least 1."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < 1:

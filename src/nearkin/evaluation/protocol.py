@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,8 @@ from torch import Tensor
 
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.clustering import clustering_scores
-from nearkin.evaluation.covering import covering_radius
-from nearkin.evaluation.retrieval import retrieval_scores
+from nearkin.evaluation.measurement import measure
+from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
 
 if TYPE_CHECKING:
@@ -24,6 +23,9 @@ Embed = Callable[[NDArray[np.int64]], Tensor]
 
 SELECTED_ON_TEST = ("conventional", "query-gallery")
 """Protocols whose figure is the best evaluation of the test images; tables put the last epoch's beside it."""
+
+AT_THE_END = ("covering_radius", "inter_class_distance")
+"""Scores that are measured at the end of every run, whatever its recipe says."""
 
 
 @dataclass(frozen=True)
@@ -189,31 +191,19 @@ class Protocol:
     def score(
         self, part: EvaluationSet, embed: Embed, *, distance: Literal["cosine", "euclidean"], final: bool = False
     ) -> dict[str, float]:
-        """Retrieval scores of a part; when ``final``, covering radius too, and clustering where the recipe asks."""
-        section = self.section
+        """What the recipe asks for of a part; when ``final``, also what takes long, and the covering radius."""
         references = part.query if part.gallery is None else part.gallery
         if not _has_a_match(self.table.labels, part):
             raise DataError(
                 f"no image of the {len(part.query)} to be scored in {self.table.name!r} has another of its class among "
                 f"the {len(references)} it is searched in: test classes need two images or more"
             )
-        ranks: dict[str, Any] = {
-            "recall_at": section.recall_at,
-            "precision_at": section.precision_at,
-            "map_at": section.map_at,
-            "ndcg_at": section.ndcg_at,
-            "distance": distance,
-        }
-        query, labels = embed(part.query), self.table.labels[part.query]
-        if part.gallery is None:
-            scores = retrieval_scores(query, labels, **ranks)
-        else:
-            scores = retrieval_scores(query, labels, embed(part.gallery), self.table.labels[part.gallery], **ranks)
-        if final or section.covering:
-            scores |= covering_radius(query, labels)
-        if final and section.clustering:
-            scores |= clustering_scores(query, labels)
-        return scores
+        asked = [*self.section.measured, *AT_THE_END] if final else self.section.measured
+        names = [name for name in asked if final or score_named(name).every_evaluation]
+        labels = self.table.labels
+        queries = embed(part.query), labels[part.query]
+        gallery = () if part.gallery is None else (embed(part.gallery), labels[part.gallery])
+        return measure(names, *queries, *gallery, distance=distance)
 
     def _true_labels(self) -> NDArray[np.int64]:
         return self.table.take(self.train_rows).training_labels()

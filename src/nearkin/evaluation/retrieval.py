@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,12 +13,16 @@ from nearkin.evaluation.neighbours import (
     Distance,
     as_count,
     as_gallery,
+    as_labels,
     as_vectors,
     check_distance,
     ranked_blocks,
 )
-
-Cutoffs = Mapping[str, tuple[int, ...]]
+from nearkin.evaluation.scores import RetrievalScore
+from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
+from nearkin.evaluation.scores.ndcg import NDCG
+from nearkin.evaluation.scores.precision import Precision
+from nearkin.evaluation.scores.recall import Recall
 
 
 def retrieval_scores(
@@ -62,8 +66,21 @@ def retrieval_scores(
         >>> retrieval_scores(embeddings, [7, 7, 9, 9], recall_at=(1,))
         {'R@1': 0.75, 'P@R': 0.75, 'MAP@R': 0.75, 'queries_without_match': 0.0}
     """
+    scores = _by_ranks(recall_at, precision_at, map_at, ndcg_at)
+    return score_rankings(embeddings, labels, gallery, gallery_labels, scores=scores, distance=distance)
+
+
+def score_rankings(
+    embeddings: ArrayLike,
+    labels: ArrayLike,
+    gallery: ArrayLike | None = None,
+    gallery_labels: ArrayLike | None = None,
+    *,
+    scores: Sequence[RetrievalScore],
+    distance: Distance = "cosine",
+) -> dict[str, float]:
+    """What :func:`retrieval_scores` gives, for any scores: all of them from one ranking."""
     check_distance(distance)
-    cutoffs = _cutoffs(recall_at=recall_at, precision_at=precision_at, map_at=map_at, ndcg_at=ndcg_at)
     if (gallery is None) != (gallery_labels is None):
         given, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
         raise ValueError(f"{missing} must be given together with {given}, got {given} alone")
@@ -87,15 +104,16 @@ def retrieval_scores(
         )
 
     available = len(references) - int(gallery is None)
-    deepest = max((k for ks in cutoffs.values() for k in ks), default=1)
+    deepest = max((score.k for score in scores), default=1)
     depth = num_true.clamp(min=min(deepest, available), max=available) * counted
     on_device = reference_ids.to(queries.device)
-    scores: dict[str, Tensor] = {}
+    values = torch.zeros(len(scores), len(queries), dtype=torch.float64)
     for block in ranked_blocks(queries, references, depth, distance=distance, exclude_self=gallery is None):
+        # Scored on the CPU whatever ranked them: the same sums in the same order everywhere, and float64 everywhere.
         hits = on_device[block.indices].cpu() == query_ids[block.rows, None]
-        for name, values in _scores_per_query(hits, num_true[block.rows], cutoffs).items():
-            scores.setdefault(name, torch.zeros(len(queries), dtype=torch.float64))[block.rows] = values
-    return _means({name: values[counted] for name, values in scores.items()}, left_out=int((~counted).sum()))
+        for row, score in enumerate(scores):
+            values[row, block.rows] = score.per_query(hits, num_true[block.rows])
+    return _means(scores, values[:, counted], left_out=int((~counted).sum()))
 
 
 def ranking_scores(
@@ -126,7 +144,7 @@ def ranking_scores(
         >>> {name: round(value, 3) for name, value in scores.items()}
         {'R@1': 1.0, 'P@R': 0.5, 'MAP@R': 0.417, 'MAP@2': 0.5, 'nDCG@4': 0.586, 'queries_without_match': 0.0}
     """
-    cutoffs = _cutoffs(recall_at=recall_at, precision_at=precision_at, map_at=map_at, ndcg_at=ndcg_at)
+    scores = _by_ranks(recall_at, precision_at, map_at, ndcg_at)
     found = hits.detach().cpu() if isinstance(hits, Tensor) else torch.from_numpy(np.array(hits))
     if found.ndim != 2 or 0 in found.shape:
         raise ValueError(f"hits must have shape [Q, L] with at least one row and one place, got {list(found.shape)}")
@@ -144,66 +162,26 @@ def ranking_scores(
     counted = true > 0
     if not bool(counted.any()):
         raise ValueError("num_true must be positive for at least one query, got none")
-    return _means(_scores_per_query(found[counted], true[counted], cutoffs), left_out=int((~counted).sum()))
+    values = [score.per_query(found[counted], true[counted]) for score in scores]
+    return _means(scores, values, left_out=int((~counted).sum()))
 
 
-def as_labels(labels: ArrayLike, name: str, *, rows: int | None = None) -> Tensor:
-    """``labels`` as an int64 tensor ``[rows]`` on the CPU."""
-    if isinstance(labels, Tensor):
-        # Not every floating point type of torch has a NumPy one.
-        labels = (labels.float() if labels.is_floating_point() else labels).detach().cpu().numpy()
-    array = np.asarray(labels)
-    if array.ndim != 1 or (rows is not None and len(array) != rows):
-        raise ValueError(f"{name} must have shape [{'N' if rows is None else rows}], got {list(array.shape)}")
-    if len(array) == 0:
-        raise ValueError(f"{name} must hold at least one value, got none")
-    if array.dtype.kind not in "iu":
-        what = "integers beyond 64 bits or mixed types" if array.dtype.kind == "O" else str(array.dtype)
-        raise ValueError(
-            f"{name} must be integers, got {what}; to number other labels use "
-            f"numpy.unique({name}, return_inverse=True)[1]"
-        )
-    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} must fit in int64, got {int(array.max())}")
-    return torch.from_numpy(array.astype(np.int64))
-
-
-def _cutoffs(**given: Sequence[int]) -> Cutoffs:
-    cutoffs = {}
-    for name, ks in given.items():
+def _by_ranks(
+    recall_at: Sequence[int], precision_at: Sequence[int], map_at: Sequence[int], ndcg_at: Sequence[int]
+) -> list[RetrievalScore]:
+    """The scores that the keywords of :func:`retrieval_scores` ask for, and P@R and MAP@R."""
+    ranks = {"recall_at": recall_at, "precision_at": precision_at, "map_at": map_at, "ndcg_at": ndcg_at}
+    for name, ks in ranks.items():
         if isinstance(ks, str) or not hasattr(ks, "__iter__"):
             raise ValueError(f"{name} must be a sequence of integers of at least 1, got {ks!r}")
-        cutoffs[name] = tuple(as_count(k, f"each k of {name}") for k in ks)
-    return cutoffs
+        ranks[name] = [as_count(k, f"each k of {name}") for k in ks]
+    scores: list[RetrievalScore] = [Recall(f"R@{k}", k) for k in ranks["recall_at"]]
+    scores += [Precision("P@R"), MeanAveragePrecision("MAP@R")]
+    scores += [Precision(f"P@{k}", k) for k in ranks["precision_at"]]
+    scores += [MeanAveragePrecision(f"MAP@{k}", k) for k in ranks["map_at"]]
+    return scores + [NDCG(f"nDCG@{k}", k) for k in ranks["ndcg_at"]]
 
 
-def _scores_per_query(hits: Tensor, num_true: Tensor, cutoffs: Cutoffs) -> dict[str, Tensor]:
-    """Each score ``[Q]`` of the rankings ``hits [Q, L]`` of queries that all have ``num_true > 0``.
-
-    Done on the CPU whatever ranked them: the same sums in the same order everywhere, and float64 everywhere.
-    """
-    length = hits.shape[1]
-    place = torch.arange(1, length + 1)
-    found = hits.cumsum(dim=1)
-    precision_at_hits = (found / place.double()).mul_(hits)
-
-    def found_by(k: int) -> Tensor:
-        return found[:, min(k, length) - 1].double()
-
-    scores = {f"R@{k}": (found_by(k) > 0).double() for k in cutoffs["recall_at"]}
-    scores["P@R"] = found.gather(1, num_true.clamp_max(length)[:, None] - 1)[:, 0] / num_true.double()
-    scores["MAP@R"] = torch.where(place <= num_true[:, None], precision_at_hits, 0.0).sum(dim=1) / num_true
-    scores |= {f"P@{k}": found_by(k) / k for k in cutoffs["precision_at"]}
-    scores |= {f"MAP@{k}": precision_at_hits[:, :k].sum(dim=1) / k for k in cutoffs["map_at"]}
-    if cutoffs["ndcg_at"]:
-        best_hits = min(max(cutoffs["ndcg_at"]), max(length, int(num_true.max())))
-        discount = 1.0 / torch.log2(torch.arange(2, best_hits + 2, dtype=torch.float64))
-        best = discount.cumsum(dim=0)
-        gained = (hits[:, :best_hits] * discount[:length]).cumsum(dim=1)
-        for k in cutoffs["ndcg_at"]:
-            scores[f"nDCG@{k}"] = gained[:, min(k, length) - 1] / best[num_true.clamp_max(k) - 1]
-    return scores
-
-
-def _means(scores: Mapping[str, Tensor], *, left_out: int) -> dict[str, float]:
-    return {name: float(values.mean()) for name, values in scores.items()} | {"queries_without_match": float(left_out)}
+def _means(scores: Sequence[RetrievalScore], values: Sequence[Tensor] | Tensor, *, left_out: int) -> dict[str, float]:
+    means = {score.name: float(each.mean()) for score, each in zip(scores, values, strict=True)}
+    return means | {"queries_without_match": float(left_out)}

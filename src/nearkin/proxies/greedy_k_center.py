@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import torch
 from torch import Tensor
 
@@ -11,9 +14,8 @@ def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Ten
     """Pick ``k`` pool members per class, each the farthest from those there already, for all classes at once.
 
     ``argmax_u min_v ‖u − v‖`` over the pool, with ``v`` among the ``existing`` points and the members picked so far
-    (CCP, algorithm 2). Without existing points the first pick is the member nearest the pool's mean. No member is
-    picked twice while another is left; a class with fewer than ``k`` repeats its picks in their order. Ties go to the
-    lower index.
+    (CCP, algorithm 2), as :func:`farthest_first` does. A class with fewer than ``k`` members repeats its picks in their
+    order.
 
     Args:
         pool: embeddings ``[C, b, D]``.
@@ -32,10 +34,33 @@ def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Ten
         [[0, 2]]
     """
     _check(pool, existing, k, valid)
-    usable = torch.ones(pool.shape[:2], dtype=torch.bool, device=pool.device) if valid is None else valid
+    chosen = torch.stack([pick for pick, _ in islice(farthest_first(pool, existing, valid), k)], dim=1)
+    # Beyond the class's own number of images the order begins again.
+    picked = chosen.shape[1]
+    own = picked if valid is None else valid.sum(1, keepdim=True).clamp(min=1, max=picked)
+    turn = torch.arange(k, device=pool.device) % own
+    return chosen.gather(1, turn.expand(len(pool), k))
+
+
+def farthest_first(
+    pool: Tensor, existing: Tensor | None = None, valid: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The members of ``pool [C, b, D]`` one by one, of every class the farthest from those before.
+
+    Without existing points the first is the member nearest the pool's mean. None comes twice while another is left.
+    Ties go to the lower index. The arguments are those of :func:`greedy_k_center`.
+
+    Yields:
+        Indices into the pool ``[C]``, and the squared distance ``[C, b]`` of each member to the nearest centre so far.
+
+    Example:
+        >>> [(pick.item(), far.max().item()) for pick, far in farthest_first(torch.tensor([[[0.0], [1.0], [5.0]]]))]
+        [(1, 16.0), (2, 1.0), (0, 0.0)]
+    """
+    left = torch.ones(pool.shape[:2], dtype=torch.bool, device=pool.device) if valid is None else valid.clone()
     far = torch.full(pool.shape[:2], torch.inf, dtype=pool.dtype, device=pool.device)
     if existing is None:
-        share = usable.unsqueeze(2).to(pool.dtype)
+        share = left.unsqueeze(2).to(pool.dtype)
         mean = (pool * share).sum(1) / share.sum(1).clamp_min(1)
         # Nearest to the mean is farthest by the negative distance; real distances replace it after the first pick.
         merit = -_squared(pool, mean)
@@ -43,18 +68,12 @@ def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Ten
         for centre in existing.unbind(1):
             far = torch.minimum(far, _squared(pool, centre))
         merit = far
-    left = usable.clone()
-    picks = []
-    for _ in range(min(k, pool.shape[1])):
+    every = torch.arange(len(pool), device=pool.device)
+    for _ in range(pool.shape[1]):
         pick = merit.masked_fill(~left, -torch.inf).argmax(dim=1)
-        picks.append(pick)
         left.scatter_(1, pick[:, None], False)
-        far = torch.minimum(far, _squared(pool, pool[torch.arange(len(pool), device=pool.device), pick]))
-        merit = far
-    chosen = torch.stack(picks, dim=1)
-    # Beyond the class's own number of images the order begins again.
-    turn = torch.arange(k, device=pool.device) % usable.sum(1, keepdim=True).clamp(min=1, max=chosen.shape[1])
-    return chosen.gather(1, turn)
+        merit = far = torch.minimum(far, _squared(pool, pool[every, pick]))
+        yield pick, far
 
 
 def _squared(pool: Tensor, centre: Tensor) -> Tensor:

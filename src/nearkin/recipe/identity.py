@@ -30,6 +30,7 @@ LATER: Mapping[str, Any] = {
     "training.stop_at_epoch": None,
     "training.milestones": [],
     "protocol.monitor_test": False,
+    "protocol.scores": [],
 }
 """Keys that came after recipes had names by their hash, with the defaults that leave it as it was."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nearkin.errors import RecipeError
+from nearkin.evaluation.scores import score_named
+from nearkin.recipe.sections import ProtocolSection
 from nearkin.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ def check_values(recipe: Recipe) -> None:
         "data.shorter_side": (recipe.data.shorter_side, 8),
         "data.unreadable_tolerance": (recipe.data.unreadable_tolerance, 0),
     }
+    for key in ("recall_at", "precision_at", "map_at", "ndcg_at"):
+        at_least[f"protocol.{key}"] = (min(getattr(protocol, key), default=1), 1)
     for optional, low in (
         ("training.max_steps", 1),
         ("training.evaluate_every_steps", 1),
@@ -46,20 +50,7 @@ def check_values(recipe: Recipe) -> None:
     for name, (value, low) in at_least.items():
         if value < low:
             raise RecipeError(f"{name} must be at least {low}, got {value}")
-    measured = {"P@R", "MAP@R"} | {
-        f"{metric}@{k}"
-        for metric, ranks in (
-            ("R", protocol.recall_at),
-            ("P", protocol.precision_at),
-            ("MAP", protocol.map_at),
-            ("nDCG", protocol.ndcg_at),
-        )
-        for k in ranks
-    }
-    if protocol.select_by is not None and protocol.select_by not in measured:
-        raise RecipeError(
-            f"protocol.select_by must be a score that is measured, {did_you_mean(protocol.select_by, measured)}"
-        )
+    _check_scores(protocol)
     for name in ("test_share", "validation_share", "label_noise"):
         share = getattr(protocol, name)
         if not 0 <= share < 1:
@@ -72,4 +63,19 @@ def check_values(recipe: Recipe) -> None:
         raise RecipeError(
             f"a balanced batch needs training.batch_size ({training.batch_size}) to be a multiple of "
             f"training.images_per_class ({training.images_per_class})"
+        )
+
+
+def _check_scores(protocol: ProtocolSection) -> None:
+    for name in protocol.scores:
+        try:
+            score_named(name)
+        except RecipeError as error:
+            raise RecipeError(f"protocol.scores: {error}") from None
+    scores = [score_named(name) for name in protocol.measured]
+    choosing = [score.name for score in scores if score.every_evaluation and score.higher_is_better]
+    if protocol.select_by is not None and protocol.select_by not in choosing:
+        raise RecipeError(
+            "protocol.select_by must be a score that is measured at every evaluation and of which more is better, "
+            f"{did_you_mean(protocol.select_by, choosing)}"
         )

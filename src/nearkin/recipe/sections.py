@@ -135,3 +135,18 @@ class ProtocolSection:
     """Measure the covering radius and the distance between classes at every evaluation, not only at the end."""
     clustering: bool = False
     """Also report NMI and F1 at the end."""
+    scores: tuple[str, ...] = ()
+    """Further scores by name, such as MRR@10: any that ``nearkin scores`` lists."""
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of the scores that the keys above ask for.
+
+        >>> ProtocolSection(recall_at=(1,), ndcg_at=(), clustering=True).measured
+        ('R@1', 'P@R', 'MAP@R', 'NMI', 'F1')
+        """
+        names = [f"R@{k}" for k in self.recall_at] + ["P@R", "MAP@R"] + [f"P@{k}" for k in self.precision_at]
+        names += [f"MAP@{k}" for k in self.map_at] + [f"nDCG@{k}" for k in self.ndcg_at]
+        names += ["covering_radius", "inter_class_distance"] if self.covering else []
+        names += ["NMI", "F1"] if self.clustering else []
+        return tuple(dict.fromkeys([*names, *self.scores]))

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.evaluation.neighbours import Distance, as_vectors, nearest, ranked_blocks
+from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
+from nearkin.evaluation.scores.recall import Recall
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample, whole_classes
 
 SCORED_LIMIT = 15_000
 """Test images that are embedded for the page; beyond that some whole classes stand for all."""
 SHOWN = 8
+BY_QUERY = (Recall("R@1", 1), MeanAveragePrecision("MAP@R"))
 
 
 @dataclass(frozen=True)
@@ -138,23 +141,10 @@ def retrieve(run: OpenedRun) -> Retrieved:
     for block in blocks:
         rows, order = block.rows.numpy(), block.indices.numpy()
         found[rows], similarities[rows] = order[:, :shown], block.similarities.numpy()[:, :shown]
-        hits = gallery.labels[order] == queries.labels[rows, None]
-        some = true[rows] > 0
-        recall[rows[some]] = hits[some, 0]
-        precision[rows[some]] = average_precision(hits[some], true[rows[some]])
+        some = rows[true[rows] > 0]
+        hits = torch.from_numpy(gallery.labels[order[true[rows] > 0]] == queries.labels[some, None])
+        recall[some], precision[some] = (score.per_query(hits, torch.from_numpy(true[some])) for score in BY_QUERY)
     return Retrieved(run, queries, gallery, found, similarities, recall, precision, len(everything))
-
-
-def average_precision(hits: NDArray[np.bool_], true: NDArray[np.int64]) -> NDArray[np.float64]:
-    """MAP@R of every query: ``hits [Q, L]`` with L at least the largest of ``true [Q]``.
-
-    >>> average_precision(np.array([[True, False, True, True]]), np.array([3]))
-    array([0.55555556])
-    """
-    place = np.arange(1, hits.shape[1] + 1)
-    counted = hits & (place <= true[:, None])
-    result: NDArray[np.float64] = (hits.cumsum(1) / place * counted).sum(1) / true
-    return result
 
 
 def _embedded(run: OpenedRun, rows: NDArray[np.int64]) -> Sample:

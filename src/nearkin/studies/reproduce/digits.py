@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
-from nearkin.evaluation.covering import covering_radius
+from nearkin.evaluation.measurement import measure
 from nearkin.methods.ccp import Ccp
 from nearkin.numerics import normalise
 from nearkin.runs.folder import RunFolder, write_atomically
@@ -113,7 +113,7 @@ class MomentRecorder:
                     labels=labels[:_SHOWN],
                     ended=ended,
                     begun=now,
-                    **covering_radius(embeddings, labels),
+                    **measure(("covering_radius", "inter_class_distance"), embeddings, labels),
                     map_at_r=state.score(test)["MAP@R"],
                 )
             )

@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
-from nearkin.evaluation import covering_radius
+from nearkin.evaluation import measure, neighbours
+
+BOTH = ("covering_radius", "inter_class_distance")
 
 
 def slow(points, labels):
@@ -34,7 +36,7 @@ def test_by_hand():
     # class 0 on a line at 0, 1, 5, 6 (mean 3: 1 and 5 are as near, the first is taken):
     # k=1 centre 1: radius 5; k=2 adds 6: radius 1 (0 from 1, 5 from 6); k=3 adds 0: 1; k=4: 0. Mean 7/4.
     # class 1 is a single point: 0. Between them: 10, 9, 5, 4.
-    scores = covering_radius(torch.tensor([[0.0], [1.0], [5.0], [6.0], [10.0]]), [3, 3, 3, 3, 8])
+    scores = measure(BOTH, torch.tensor([[0.0], [1.0], [5.0], [6.0], [10.0]]), [3, 3, 3, 3, 8])
     assert scores["covering_radius"] == pytest.approx(7 / 8)
     assert scores["inter_class_distance"] == pytest.approx(7.0)
 
@@ -45,24 +47,22 @@ def test_equals_the_slow_version(seed):
     labels = torch.randint(0, 5, (24,)).tolist()
     points = torch.randn(24, 3, dtype=torch.float64)
     radius, distance = slow(list(points), labels)
-    scores = covering_radius(points, labels)
+    scores = measure(BOTH, points, labels)
     assert scores["covering_radius"] == pytest.approx(radius, abs=1e-12)
     assert scores["inter_class_distance"] == pytest.approx(distance, abs=1e-6)
 
 
 def test_blocks_do_not_matter(monkeypatch):
-    from nearkin.evaluation import covering
-
     points, labels = torch.randn(30, 4), torch.arange(30) % 4
-    whole = covering_radius(points, labels)
-    monkeypatch.setattr(covering, "BLOCK_BYTES", 16 * 30 * 7)
-    assert covering_radius(points, labels) == pytest.approx(whole)
+    whole = measure(BOTH, points, labels)
+    monkeypatch.setattr(neighbours, "BLOCK_BYTES", 16 * 30 * 7)
+    assert measure(BOTH, points, labels) == pytest.approx(whole)
 
 
 def test_edges():
-    assert covering_radius(torch.zeros(3, 2), [1, 1, 1])["covering_radius"] == 0.0
-    assert math.isnan(covering_radius(torch.zeros(3, 2), [1, 1, 1])["inter_class_distance"])
+    assert measure(BOTH, torch.zeros(3, 2), [1, 1, 1])["covering_radius"] == 0.0
+    assert math.isnan(measure(BOTH, torch.zeros(3, 2), [1, 1, 1])["inter_class_distance"])
     with pytest.raises(ValueError, match="labels"):
-        covering_radius(torch.zeros(3, 2), [1, 1])
+        measure(BOTH, torch.zeros(3, 2), [1, 1])
     with pytest.raises(ValueError, match="embeddings"):
-        covering_radius(torch.full((3, 2), float("nan")), [1, 1, 1])
+        measure(BOTH, torch.full((3, 2), float("nan")), [1, 1, 1])

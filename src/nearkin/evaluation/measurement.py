@@ -1,0 +1,40 @@
+"""Any scores by their names, each kind with one pass over the embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nearkin.evaluation.clustering import clustering_scores
+from nearkin.evaluation.neighbours import ArrayLike, Distance
+from nearkin.evaluation.retrieval import score_rankings
+from nearkin.evaluation.scores import ClusteringScore, EmbeddingScore, RetrievalScore, score_named
+
+
+def measure(
+    scores: Sequence[str],
+    embeddings: ArrayLike,
+    labels: ArrayLike,
+    gallery: ArrayLike | None = None,
+    gallery_labels: ArrayLike | None = None,
+    *,
+    distance: Distance = "cosine",
+) -> dict[str, float]:
+    """Scores of the catalogue by their names.
+
+    Those of rankings share one search, as :func:`retrieval_scores` does it, and those of clusters one clustering by
+    angle. Clusters and the places of the embeddings are those of ``embeddings`` alone, without the gallery.
+
+    >>> import torch
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> measure(["R@1", "MRR@2", "NMI"], embeddings, [7, 7, 9, 9])
+    {'R@1': 1.0, 'MRR@2': 1.0, 'queries_without_match': 0.0, 'NMI': 1.0}
+    """
+    wanted = [score_named(name) for name in dict.fromkeys(scores)]
+    found: dict[str, float] = {}
+    if ranked := [score for score in wanted if isinstance(score, RetrievalScore)]:
+        found |= score_rankings(embeddings, labels, gallery, gallery_labels, scores=ranked, distance=distance)
+    placed = [score for score in wanted if isinstance(score, EmbeddingScore)]
+    found |= {score.name: score.of_embeddings(embeddings, labels) for score in placed}
+    if clustered := [score for score in wanted if isinstance(score, ClusteringScore)]:
+        found |= clustering_scores(embeddings, labels, scores=clustered)
+    return found

@@ -1,0 +1,53 @@
+"""Covering radius: how well a class is covered by a few of its own samples."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from nearkin.evaluation.neighbours import ArrayLike, as_labels, as_vectors
+from nearkin.evaluation.scores._score import EmbeddingScore
+from nearkin.proxies.greedy_k_center import farthest_first
+
+__all__ = ["CoveringRadius"]
+
+
+class CoveringRadius(EmbeddingScore):
+    """``covering_radius``: the average covering radius of the classes.
+
+    The covering radius of a class for k centres is the largest distance of one of its samples to the nearest of k
+    centres, chosen greedily among the samples: the first nearest the class's mean, each further one the farthest from
+    those before. It is averaged over k = 1 … n and then over the classes (CCP, figures 2 and 3). Distances are
+    Euclidean between the embeddings as given.
+
+    >>> CoveringRadius("covering_radius").of_embeddings(torch.tensor([[0.0], [2.0], [10.0]]), [0, 0, 1])
+    0.5
+    """
+
+    meanings: ClassVar = {
+        "covering_radius": "How widely the images of a kind are spread: how far the outermost lies from a few that "
+        "stand for the kind, averaged. A distance and not a percentage; smaller is tighter."
+    }
+    title = "covering radius"
+    in_percent = False
+    digits = 3
+    higher_is_better = False
+
+    @torch.no_grad()
+    def of_embeddings(self, embeddings: ArrayLike, labels: ArrayLike) -> float:
+        points = as_vectors(embeddings, "embeddings")
+        given = as_labels(labels, "labels", rows=len(points)).to(points.device)
+        _, owner = torch.unique(given, return_inverse=True)
+        order = owner.argsort(stable=True)
+        sizes = owner.bincount()
+        starts = sizes.cumsum(0) - sizes
+        radii = []
+        for size in torch.unique(sizes).tolist():
+            # Classes of the same size are covered together, so there is one pass per size and not per class.
+            rows = starts[sizes == size][:, None] + torch.arange(size, device=points.device)
+            total = torch.zeros(len(rows), dtype=points.dtype, device=points.device)
+            for _, squared in farthest_first(points[order[rows]]):
+                total += squared.amax(dim=1).sqrt()
+            radii.append(total / size)
+        return float(torch.cat(radii).mean())

@@ -1,0 +1,36 @@
+"""F1 of the pairs that a clustering puts together."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nearkin.evaluation.neighbours import ArrayLike
+from nearkin.evaluation.scores._contingency import contingency
+from nearkin.evaluation.scores._score import ClusteringScore
+
+__all__ = ["F1", "pairwise_f1"]
+
+
+def pairwise_f1(clusters: ArrayLike, labels: ArrayLike) -> float:
+    """F1 of "in the same cluster" as a prediction of "in the same class", over all pairs of points.
+
+    With no such pair on either side, every point alone, the two agree and F1 is 1.
+
+    >>> pairwise_f1([0, 0, 0, 1], [5, 5, 3, 3])
+    0.4
+    """
+    pairs = (int((counts * (counts - 1) // 2).sum()) for counts in contingency(clusters, labels))
+    same_cluster, same_class, both = pairs
+    return 2.0 * both / (same_cluster + same_class) if same_cluster + same_class else 1.0
+
+
+class F1(ClusteringScore):
+    """``F1``: :func:`pairwise_f1`."""
+
+    meanings: ClassVar = {
+        "F1": "Of the groups that are found without labels: how well the pairs of images that are together are the "
+        "pairs of one kind."
+    }
+
+    def of_clusters(self, clusters: ArrayLike, labels: ArrayLike) -> float:
+        return pairwise_f1(clusters, labels)

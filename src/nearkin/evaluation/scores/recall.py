@@ -1,0 +1,23 @@
+"""Recall at k."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from nearkin.evaluation.scores._score import RetrievalScore
+
+__all__ = ["Recall"]
+
+
+class Recall(RetrievalScore):
+    """``R@k``: 1 if any of the first k is true."""
+
+    meanings: ClassVar = {
+        "R@k": "Recall at k: how many queries have at least one image of their own kind among the k most similar ones. "
+        "R@1 asks whether the very first one is right."
+    }
+
+    def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:
+        return hits[:, : self.k].any(dim=1).double()
