@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -56,9 +55,8 @@ def located(recipe: Recipe) -> Recipe:
     family, colon, model = encoder.backbone.partition(":")
     backbone = f"{family}:{_absolute(model)}" if colon else encoder.backbone
     weights = encoder.weights and (encoder.weights if encoder.weights == "imagenet" else _absolute(encoder.weights))
-    return recipe.replace(
-        data=dataclasses.replace(data, source=source, root=root),
-        encoder=dataclasses.replace(encoder, backbone=backbone, weights=weights),
+    return recipe.but(
+        {"data.source": source, "data.root": root, "encoder.backbone": backbone, "encoder.weights": weights}
     )
 
 

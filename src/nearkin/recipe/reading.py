@@ -12,13 +12,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import yaml
 
 from nearkin import losses, methods
 from nearkin.errors import RecipeError
-from nearkin.recipe.coerce import coerce, parse_override
+from nearkin.recipe.coerce import coerce, coerce_fields, parse_override
 from nearkin.recipe.identity import fingerprint
 from nearkin.recipe.rules import check_values
 from nearkin.recipe.sections import DataSection, EncoderSection, PartSection, ProtocolSection, TrainingSection
@@ -99,6 +99,26 @@ class Recipe:
     def replace(self, **sections: Any) -> Recipe:
         return dataclasses.replace(self, **sections)
 
+    def but(self, changes: Mapping[str, Any]) -> Recipe:
+        """The same recipe with single keys of its data, encoder, training or protocol changed.
+
+        >>> Recipe().but({"training.seed": 3, "encoder.dim": 64}).training.seed
+        3
+        """
+        kinds = {name: type(getattr(self, name)) for name in ("data", "encoder", "training", "protocol")}
+        values: dict[str, dict[str, Any]] = {}
+        for path, value in changes.items():
+            name, _, key = path.partition(".")
+            if name not in kinds:
+                raise RecipeError(f"unknown key {path!r}: it is not in {', '.join(kinds)}")
+            values.setdefault(name, {})[key] = value
+        return self.replace(
+            **{
+                name: dataclasses.replace(getattr(self, name), **coerce_fields(keys, kinds[name], name))
+                for name, keys in values.items()
+            }
+        )
+
 
 def _merge(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     merged: dict[str, Any] = json.loads(json.dumps(mapping))
@@ -124,13 +144,7 @@ def _section(cls: type[Section], content: Any, where: str) -> Section:
         return cls()
     if not isinstance(content, Mapping):
         raise RecipeError(f"section {where!r} must hold keys and values, got {content!r}")
-    hints = get_type_hints(cls)
-    values = {}
-    for key, value in content.items():
-        if key not in hints:
-            raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), hints)}")
-        values[key] = coerce(value, hints[key], f"{where}.{key}")
-    return cls(**values)
+    return cls(**coerce_fields(content, cls, where))
 
 
 def _part(content: Any, where: str, parts: Mapping[str, type], options_of: Any) -> PartSection:

@@ -10,7 +10,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -289,7 +288,7 @@ def _recipe(content: Any) -> Recipe:
     recipe = Recipe.from_mapping(content)
     # Runs of earlier versions took folders inside class folders as part of the class, and do not say so.
     earlier = "kinds" not in content["data"]
-    return recipe.replace(data=replace(recipe.data, kinds="top")) if earlier else recipe
+    return recipe.but({"data.kinds": "top"}) if earlier else recipe
 
 
 def _whole(content: Any, kind: type[T]) -> T:
