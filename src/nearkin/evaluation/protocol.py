@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,7 @@ from nearkin.evaluation.clustering import clustering_scores
 from nearkin.evaluation.covering import covering_radius
 from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
-
-if TYPE_CHECKING:
-    from nearkin.recipe import ProtocolSection
+from nearkin.recipe.sections import ProtocolSection
 
 Embed = Callable[[NDArray[np.int64]], Tensor]
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nearkin.errors import RecipeError
+from nearkin.recipe.recipe import Recipe
 from nearkin.suggest import did_you_mean
-
-if TYPE_CHECKING:
-    from nearkin.recipe.reading import Recipe
 
 
 def check_values(recipe: Recipe) -> None:
