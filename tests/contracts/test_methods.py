@@ -18,7 +18,7 @@ from nearkin.data.table import ImageTable
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
+from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 
 RECIPE = {

@@ -11,7 +11,8 @@ from nearkin.evaluation.protocol import Protocol
 from nearkin.methods import ccp
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.loop import Silent, fit
+from nearkin.training.loop import fit
+from nearkin.training.state import Silent
 
 
 def weights(state):

@@ -6,7 +6,8 @@ import torch
 from nearkin.errors import RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.loop import Silent, fit
+from nearkin.training.loop import fit
+from nearkin.training.state import Silent
 
 MOCO = (
     "method.name=momentum",

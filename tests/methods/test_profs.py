@@ -18,10 +18,11 @@ from nearkin.losses import Angular, Contrastive, LiftedStructure, Margin, NPair,
 from nearkin.methods.profs import Profs, representative_loss
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
+from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import Silent, TrainingState, fit, train_step
+from nearkin.training.loop import fit, train_step
+from nearkin.training.state import Silent, TrainingState
 
 SIZES = [4, 1, 6, 2, 5, 3]
 TOY = {

@@ -20,7 +20,7 @@ from nearkin.report.plots import certainty, class_pairs, curves, embedding_map, 
 from nearkin.report.plots._page import NotDrawn, Picture
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 
 def written(path, rows=(), events=(), **training):

@@ -21,10 +21,12 @@ from nearkin.errors import RecipeError, TrainingError
 from nearkin.evaluation import retrieval_scores
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state, open_data, run
+from nearkin.runs.run import open_data, run
 from nearkin.training import checkpoint
+from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import Silent, TrainingState, fit, train_step
+from nearkin.training.loop import fit, train_step
+from nearkin.training.state import Silent, TrainingState
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1},

@@ -19,7 +19,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training import memory
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,10 @@ from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
-from nearkin.training.loop import Silent, fit
+from nearkin.training.build import build_state
+from nearkin.training.loop import fit
+from nearkin.training.state import Silent
 
 SIZES = (6, 1, 5, 2, 6, 4)  # 24 images: three batches to an epoch
 TOY = {

@@ -15,11 +15,13 @@ from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
-from nearkin.training.loop import Silent, fit
+from nearkin.training.build import build_state
+from nearkin.training.loop import fit
 from nearkin.training.observers import ConsoleObserver
-from nearkin.training.time_estimate import Estimate, Estimator, RunTime
+from nearkin.training.run_time import RunTime
+from nearkin.training.state import Silent
+from nearkin.training.time_estimate import Estimate, Estimator
 
 STEP, FIRST, EVALUATION, CHECKPOINT = 2.0, 30.0, 9.0, 0.5
 
