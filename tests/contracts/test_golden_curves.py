@@ -164,7 +164,7 @@ def curve(overrides: list[str], folder: Path, nudged: int | None = None) -> list
     if nudged is not None:
         nudge(state.encoder, nudged)
         nudge(state.objective, nudged)
-    fit(state, RunFolder.begun(folder, recipe), Recorder())
+    fit(state, RunFolder(folder).begin(recipe), Recorder())
     return values
 
 

@@ -78,7 +78,7 @@ class Recorder:
 
 def trained(recipe, folder):
     state, recorder = state_of(recipe), Recorder()
-    fit(state, RunFolder.begun(folder, recipe), recorder)
+    fit(state, RunFolder(folder).begin(recipe), recorder)
     return state, recorder.losses
 
 

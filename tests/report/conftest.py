@@ -82,7 +82,7 @@ def write_run(tmp_path):
 
     def write(name, test, *, seed=0, overrides=(), **scores):
         recipe = Recipe.from_mapping({"objective": {"name": "proxy_anchor"}}, [f"training.seed={seed}", *overrides])
-        folder = RunFolder.begun(tmp_path / name, recipe)
+        folder = RunFolder(tmp_path / name).begin(recipe)
         said = {
             "data": recipe.data.source,
             "protocol": recipe.protocol.name,

@@ -34,7 +34,7 @@ def test_a_resumed_optimiser_takes_the_step_that_it_would_have_taken(
     recipe_for, next_batch, tmp_path, optimiser, device
 ):
     recipe = recipe_for(f"training.device={device}", f"training.optimiser={optimiser}")
-    folder = RunFolder.begun(tmp_path / "run", recipe)
+    folder = RunFolder(tmp_path / "run").begin(recipe)
     state = build_state(recipe, open_data(recipe.data))
     for _ in range(3):
         train_step(state, next_batch(state), HealthCheck(state))
