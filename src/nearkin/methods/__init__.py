@@ -9,7 +9,7 @@ from nearkin.catalogue import parts_of
 from nearkin.methods.plain import Plain
 from nearkin.training.state import Method
 
-__all__ = ["Plain", "catalogue", "options"]
+__all__ = ["Method", "Plain", "catalogue", "options"]
 
 
 @functools.cache
