@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from nearkin.errors import RecipeError
+from nearkin.suggest import did_you_mean
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
@@ -46,6 +47,15 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
             return dict(value)
         raise RecipeError(f"{where} must be a mapping of names to values, got {value!r}")
     return _coerce_scalar(value, kind, where)
+
+
+def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[str, Any]:
+    """``values`` in the types that the fields of ``section`` declare; a key that is none of them is refused."""
+    kinds = get_type_hints(section)
+    for key in values:
+        if key not in kinds:
+            raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), kinds)}")
+    return {key: coerce(value, kinds[key], f"{where}.{key}") for key, value in values.items()}
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nearkin.data.source import is_benchmark
-
-if TYPE_CHECKING:
-    from nearkin.recipe.reading import Recipe
+from nearkin.recipe.recipe import Recipe
 
 INDIFFERENT = (
     "training.device",
@@ -42,7 +39,6 @@ LOCATIONS = ("data.source", "encoder.weights")
 def located(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that it means the same from another working directory.
 
-    >>> from nearkin.recipe.reading import Recipe
     >>> located(Recipe()) == Recipe()
     True
     >>> located(Recipe.from_mapping({"data": {"source": "."}})).data.source == os.getcwd()
@@ -57,9 +53,8 @@ def located(recipe: Recipe) -> Recipe:
     family, colon, model = encoder.backbone.partition(":")
     backbone = f"{family}:{_absolute(model)}" if colon else encoder.backbone
     weights = encoder.weights and (encoder.weights if encoder.weights == "imagenet" else _absolute(encoder.weights))
-    return recipe.replace(
-        data=dataclasses.replace(data, source=source, root=root),
-        encoder=dataclasses.replace(encoder, backbone=backbone, weights=weights),
+    return recipe.but(
+        {"data.source": source, "data.root": root, "encoder.backbone": backbone, "encoder.weights": weights}
     )
 
 
@@ -72,7 +67,6 @@ def deciding(recipe: Recipe, *, besides: Iterable[str] = ()) -> dict[str, Any]:
 def fingerprint(recipe: Recipe, *, besides: Iterable[str] = ()) -> str:
     """A short hash of what decides a run.
 
-    >>> from nearkin.recipe.reading import Recipe
     >>> fingerprint(Recipe()) == fingerprint(Recipe.from_mapping({"training": {"device": "cpu"}}))
     True
     """

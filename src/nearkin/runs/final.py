@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from nearkin.runs.data_report import Announce
 from nearkin.runs.folder import RunFolder, write_atomically
 from nearkin.runs.model_card import model_card
 from nearkin.runs.run import Progress, run
-from nearkin.training.loop import Observer
+from nearkin.training.state import Observer
 
 
 def train_final(
@@ -41,9 +40,9 @@ def train_final(
     scores = chosen.scores()
     recipe = final_recipe(chosen.recipe(), scores, chosen.evaluations())
     if data_root is not None:
-        recipe = recipe.replace(data=replace(recipe.data, root=str(data_root)))
+        recipe = recipe.but({"data.root": str(data_root)})
     if device is not None:
-        recipe = recipe.replace(training=replace(recipe.training, device=device))
+        recipe = recipe.but({"training.device": device})
     folder = RunFolder(output or final_folder(path))
     if folder.path.resolve() == chosen.path.resolve():
         raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
@@ -77,11 +76,19 @@ def final_recipe(
     epoch = float((scores["best"] or {}).get("epoch", 0.0))
     if epoch == 0:
         raise RecipeError("the run took no training step, so there is no epoch to train to")
-    training = replace(recipe.training, max_steps=None, stop_at_epoch=epoch)
-    if training.schedule == "plateau":
-        training = replace(training, schedule="milestones", milestones=_falls(evaluations))
-    protocol = replace(recipe.protocol, name="everything", train_share=1.0, label_noise=0.0, monitor_test=False)
-    return recipe.replace(training=training, protocol=protocol)
+    recipe = recipe.but(
+        {
+            "training.max_steps": None,
+            "training.stop_at_epoch": epoch,
+            "protocol.name": "everything",
+            "protocol.train_share": 1.0,
+            "protocol.label_noise": 0.0,
+            "protocol.monitor_test": False,
+        }
+    )
+    if recipe.training.schedule == "plateau":
+        recipe = recipe.but({"training.schedule": "milestones", "training.milestones": _falls(evaluations)})
+    return recipe
 
 
 def _falls(evaluations: Sequence[Mapping[str, float | None]]) -> tuple[int, ...]:

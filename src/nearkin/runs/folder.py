@@ -10,7 +10,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,13 +103,6 @@ class RunFolder:
             raise DataError(f"{str(path)!r} is not a run folder: it has no {folder.recipe_file.name}")
         return folder
 
-    @classmethod
-    def begun(cls, path: str | Path, recipe: Recipe) -> RunFolder:
-        """A folder made ready for a new run."""
-        folder = cls(path)
-        folder.begin(recipe)
-        return folder
-
     @property
     def is_begun(self) -> bool:
         return self.recipe_file.exists()
@@ -119,10 +111,11 @@ class RunFolder:
     def is_finished(self) -> bool:
         return self.scores_file.exists()
 
-    def begin(self, recipe: Recipe) -> None:
+    def begin(self, recipe: Recipe) -> RunFolder:
         """Write the recipe, with absolute paths: a run can be used from any working directory."""
         make_folder(self.checkpoints)
         write_atomically(self.recipe_file, located(recipe).to_yaml().encode())
+        return self
 
     def clear(self) -> None:
         """Remove what an earlier run left, and nothing else that lies in the folder."""
@@ -289,7 +282,7 @@ def _recipe(content: Any) -> Recipe:
     recipe = Recipe.from_mapping(content)
     # Runs of earlier versions took folders inside class folders as part of the class, and do not say so.
     earlier = "kinds" not in content["data"]
-    return recipe.replace(data=replace(recipe.data, kinds="top")) if earlier else recipe
+    return recipe.but({"data.kinds": "top"}) if earlier else recipe
 
 
 def _whole(content: Any, kind: type[T]) -> T:

@@ -25,7 +25,7 @@ from nearkin.runs.run import run
 from nearkin.studies.reproduce.papers import TableDefinition
 from nearkin.studies.reproduce.rows import Settings, missing_data
 from nearkin.studies.reproduce.survey import DIGITS
-from nearkin.training.loop import Observer, TrainingState
+from nearkin.training.state import Observer, TrainingState
 
 FILE = "moments.npz"
 _SHOWN = 1500
