@@ -26,9 +26,11 @@ from nearkin.data.loader import TrainingLoader
 from nearkin.data.table import ImageTable
 from nearkin.proxies import greedy_k_center
 from nearkin.recipe import Recipe
-from nearkin.runs.run import build_state
+from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, pick_device
-from nearkin.training.loop import HealthCheck, TrainingState, train_step
+from nearkin.training.health import HealthCheck
+from nearkin.training.loop import train_step
+from nearkin.training.state import TrainingState
 
 CCP = ("method.name=ccp", "method.steps_per_problem=1000000", "training.proxy_multiplier=1")
 PAIRS = ("training.sampler=balanced", "objective.name=contrastive")

@@ -13,7 +13,7 @@ from PIL import Image
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 
 def train(folder, data, *overrides):

@@ -27,7 +27,7 @@ from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
+from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 
 GOLDEN = Path(__file__).parents[1] / "assets" / "golden"
@@ -164,7 +164,7 @@ def curve(overrides: list[str], folder: Path, nudged: int | None = None) -> list
     if nudged is not None:
         nudge(state.encoder, nudged)
         nudge(state.objective, nudged)
-    fit(state, RunFolder.begun(folder, recipe), Recorder())
+    fit(state, RunFolder(folder).begin(recipe), Recorder())
     return values
 
 

@@ -18,7 +18,7 @@ from nearkin.data.table import ImageTable
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
+from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 
 RECIPE = {
@@ -78,7 +78,7 @@ class Recorder:
 
 def trained(recipe, folder):
     state, recorder = state_of(recipe), Recorder()
-    fit(state, RunFolder.begun(folder, recipe), recorder)
+    fit(state, RunFolder(folder).begin(recipe), recorder)
     return state, recorder.losses
 
 

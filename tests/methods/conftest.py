@@ -8,7 +8,7 @@ import pytest
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.recipe import Recipe
-from nearkin.runs.run import build_state
+from nearkin.training.build import build_state
 
 TINY = {
     "data": {"transform": "digits", "image_size": 8, "workers": 1},

@@ -11,7 +11,8 @@ from nearkin.evaluation.protocol import Protocol
 from nearkin.methods import ccp
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.loop import Silent, fit
+from nearkin.training.loop import fit
+from nearkin.training.state import Silent
 
 
 def weights(state):
@@ -64,7 +65,7 @@ def test_trace_of_problems_by_hand(tiny, tmp_path, scripted):
             at_step[state.step] = weights(state)
 
     at_step[0] = weights(state)
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Watch())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Watch())
     assert [(e["step"], e["number"], e["steps_before"]) for e in method.events] == [
         (0, 1, 0),
         (6, 2, 6),
@@ -175,21 +176,21 @@ def test_fixed_steps_need_no_validation(tiny, tmp_path):
         "method.proxies_per_class=2",
         "method.pool_size=3",
     )
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
     assert [e["step"] for e in state.method.events] == [0, 3, 6, 9]
 
 
 def test_training_stops_after_evaluations_without_a_best(tiny, tmp_path, scripted):
     scripted([0.0, 0.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4])
     state = tiny("method.name=ccp", "method.stop_after=4", "training.max_steps=40", "method.proxies_per_class=2")
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
     assert state.step == 10  # best at step 2, then evaluations at 4, 6, 8 and 10 without a better one
 
 
 def whole_and_resumed(tiny, overrides, tmp_path, *, stop_at):
     """A run, and the same run broken off after a step and gone on with from its checkpoint."""
     whole = tiny(*overrides)
-    fit(whole, RunFolder.begun(tmp_path / "whole", whole.recipe), Silent())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Silent())
 
     class Stop(Exception):
         pass
@@ -200,7 +201,7 @@ def whole_and_resumed(tiny, overrides, tmp_path, *, stop_at):
                 checkpoint.save_last(state, folder)
                 raise Stop
 
-    folder = RunFolder.begun(tmp_path / "broken", whole.recipe)
+    folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
     with pytest.raises(Stop):
         fit(tiny(*overrides), folder, StopAt())
     resumed = tiny(*overrides)
@@ -360,7 +361,7 @@ def test_a_warm_up_trains_with_the_loss_by_itself_and_then_begins_the_first_prob
 
     proxies = state.method.bank.vectors.detach().clone()
     for number, each in enumerate((state, plain)):
-        fit(each, RunFolder.begun(tmp_path / str(number), each.recipe), Watch())
+        fit(each, RunFolder(tmp_path / str(number)).begin(each.recipe), Watch())
     assert [(e["step"], e["number"], e["steps_before"]) for e in state.method.events] == [
         (2, 1, 2),
         (5, 2, 3),
@@ -376,7 +377,7 @@ def test_in_a_warm_up_scores_end_no_problem(tiny, tmp_path, scripted):
     scripted([0.0, 0.0, 0.9, 0.1, 0.5, 0.6, 0.5, 0.1])
     given = ("method.patience=1", "method.proxies_per_class=2", "method.pool_size=3", "training.max_steps=12")
     state = tiny("method.name=ccp", "method.warmup_steps=5", *given)
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
     assert [(e["step"], e["number"]) for e in state.method.events] == [(5, 1), (10, 2)]
 
 
@@ -386,7 +387,7 @@ def test_proxies_that_a_loss_owns_have_been_trained_when_the_warm_up_ends(tiny, 
     genuine = ccp.greedy_k_center
     monkeypatch.setattr(ccp, "greedy_k_center", lambda *args, **rest: held.append(args[1]) or genuine(*args, **rest))
     state = tiny("method.name=ccp", "method.warmup_steps=3", *given)
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
     assert len(held) == 1
     assert held[0] is not None, "what they cover is not to be covered again"
 

@@ -34,7 +34,7 @@ class Recorder:
 
 def train(state, folder):
     observer = Recorder()
-    fit(state, RunFolder.begun(folder, state.recipe), observer)
+    fit(state, RunFolder(folder).begin(state.recipe), observer)
     assert len(observer.losses) == STEPS
     assert all(map(math.isfinite, observer.losses))
     for module in (state.encoder, state.objective):

@@ -6,7 +6,8 @@ import torch
 from nearkin.errors import RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.loop import Silent, fit
+from nearkin.training.loop import fit
+from nearkin.training.state import Silent
 
 MOCO = (
     "method.name=momentum",
@@ -29,7 +30,7 @@ def test_the_follower_is_a_moving_average_and_fills_the_queue(tiny, tmp_path):
                 torch.testing.assert_close(mean, weight)
             queued.append(state.objective.fill)
 
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Watch())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Watch())
     assert queued == [8, 16, 20, 20]
     assert not any(p.requires_grad for p in state.method._follower.parameters())
 
@@ -53,7 +54,7 @@ def test_the_queue_holds_what_the_follower_saw(tiny):
 
 def test_interrupted_with_a_half_filled_queue_it_goes_on_bit_for_bit(tiny, tmp_path):
     whole = tiny(*MOCO, "training.max_steps=6")
-    fit(whole, RunFolder.begun(tmp_path / "whole", whole.recipe), Silent())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Silent())
 
     class Stop(Exception):
         pass
@@ -64,7 +65,7 @@ def test_interrupted_with_a_half_filled_queue_it_goes_on_bit_for_bit(tiny, tmp_p
                 checkpoint.save_last(state, folder)
                 raise Stop
 
-    folder = RunFolder.begun(tmp_path / "broken", whole.recipe)
+    folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
     with pytest.raises(Stop):
         fit(tiny(*MOCO, "training.max_steps=6"), folder, StopAt())
     resumed = tiny(*MOCO, "training.max_steps=6")

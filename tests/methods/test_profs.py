@@ -18,10 +18,11 @@ from nearkin.losses import Angular, Contrastive, LiftedStructure, Margin, NPair,
 from nearkin.methods.profs import Profs, representative_loss
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
+from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import Silent, TrainingState, fit, train_step
+from nearkin.training.loop import fit, train_step
+from nearkin.training.state import Silent, TrainingState
 
 SIZES = [4, 1, 6, 2, 5, 3]
 TOY = {
@@ -305,7 +306,7 @@ def test_saved_in_the_middle_of_a_projection_it_continues_bit_for_bit(mined, tmp
     ]
     whole, broken, resumed = (toy_state(*overrides) for _ in range(3))
     expected = train(whole, 13)
-    folder = RunFolder.begun(tmp_path / "run", broken.recipe)
+    folder = RunFolder(tmp_path / "run").begin(broken.recipe)
     train(broken, 6)
     checkpoint.save_last(broken, folder)
     checkpoint.load_last(resumed, folder)
@@ -336,7 +337,7 @@ def test_every_kind_of_loss_runs_through_the_loop(objective, tmp_path):
     state = toy_state(*objective, "method.hard_negative_classes=true", "training.max_steps=4", "training.epochs=2")
     Profs.check(state.recipe)
     before = weights(state)
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
     assert state.step == 4
     assert not torch.equal(weights(state), before)
     assert all(math.isfinite(row["loss"]) for row in state.history if row["loss"] is not None)

@@ -79,15 +79,15 @@ def test_folders_that_earlier_versions_named_are_found_again(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     with_device = changed(**{"training.device": "cpu"})
     old = tmp_path / "runs" / f"glyphs-proxy_anchor-{old_hash(with_device)}"
-    RunFolder.begun(old, with_device)
-    RunFolder.begun(old.with_name("glyphs-proxy_anchor-00000000"), changed(**{"training.seed": 4}))
+    RunFolder(old).begin(with_device)
+    RunFolder(old.with_name("glyphs-proxy_anchor-00000000")).begin(changed(**{"training.seed": 4}))
     assert default_folder(Recipe()).absolute() == old
     assert default_folder(changed(**{"training.seed": 5})).absolute() != old
 
     base = Recipe.load("glyphs/demo", ["training.device=cpu"])
     rows = comparison_rows(base, only=["vcpa"])
     study = tmp_path / "runs" / "compare-glyphs-12345678"
-    RunFolder.begun(study / "vcpa" / "seed-0", rows[0].recipe)
+    RunFolder(study / "vcpa" / "seed-0").begin(rows[0].recipe)
     now = comparison_rows(Recipe.load("glyphs/demo"), only=["vcpa"])
     assert default_study_folder(Recipe.load("glyphs/demo"), rows=now).absolute() == study
     other = comparison_rows(Recipe.load("glyphs/demo", ["training.epochs=3"]), only=["vcpa"])
@@ -95,7 +95,7 @@ def test_folders_that_earlier_versions_named_are_found_again(tmp_path, monkeypat
 
     check = tmp_path / "runs" / "mlrc-glyphs-proxy_anchor-12345678"
     first = mlrc_models(with_device, check, 1)[0]
-    RunFolder.begun(first.folder.path, first.recipe)
+    RunFolder(first.folder.path).begin(first.recipe)
     assert default_mlrc_folder(Recipe()).absolute() == check
 
 

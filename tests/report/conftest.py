@@ -12,7 +12,7 @@ from PIL import Image
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -82,7 +82,7 @@ def write_run(tmp_path):
 
     def write(name, test, *, seed=0, overrides=(), **scores):
         recipe = Recipe.from_mapping({"objective": {"name": "proxy_anchor"}}, [f"training.seed={seed}", *overrides])
-        folder = RunFolder.begun(tmp_path / name, recipe)
+        folder = RunFolder(tmp_path / name).begin(recipe)
         said = {
             "data": recipe.data.source,
             "protocol": recipe.protocol.name,

@@ -6,7 +6,7 @@ from nearkin.recipe import Recipe
 from nearkin.report import draw_neighbours, neighbours
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 
 def test_the_picture_shows_right_and_wrong_before_and_after(photos, tmp_path, monkeypatch):

@@ -20,13 +20,13 @@ from nearkin.report.plots import certainty, class_pairs, curves, embedding_map, 
 from nearkin.report.plots._page import NotDrawn, Picture
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 
 def written(path, rows=(), events=(), **training):
     """A run folder with a recipe, evaluations and events that were not trained but written down."""
     recipe = Recipe.from_mapping({"training": training, "protocol": {"name": "validation"}})
-    folder = RunFolder.begun(path, recipe)
+    folder = RunFolder(path).begin(recipe)
     if rows:
         folder.write_evaluations(rows)
     folder.write_events(list(events))

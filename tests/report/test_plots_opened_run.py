@@ -15,7 +15,7 @@ from nearkin.recipe import Recipe
 from nearkin.report.opened_run import CannotDrawError, Look, OpenedRun, open_runs, whole_classes
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 
 def photos(root, *, kinds=9, per_kind=6):

@@ -13,7 +13,7 @@ from nearkin.encoders import build_encoder
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 TINY = ["encoder.weights=null", "data.image_size=32", "data.workers=1"]
 

@@ -18,7 +18,7 @@ from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.study import Row, run_study
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore::nearkin.notices.Notice")
 

@@ -14,7 +14,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore::nearkin.notices.Notice")
 

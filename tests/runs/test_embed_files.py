@@ -16,7 +16,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.embed_files import check_output, embed_files, images_of
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import load_run, open_data, run
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 TINY = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1, "shorter_side": 48},

@@ -19,7 +19,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training import memory
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 CPU = torch.device("cpu")
 
@@ -182,6 +182,6 @@ def test_a_cuda_device_counts_what_torch_holds_and_does_not_use(monkeypatch):
 
 
 def test_resuming_may_turn_the_check_off(photos, tmp_path):
-    folder = RunFolder.begun(tmp_path / "run", recipe(photos))
+    folder = RunFolder(tmp_path / "run").begin(recipe(photos))
     folder.check_same_recipe(recipe(photos, "training.memory_check=false"))
     assert json.loads(json.dumps(recipe(photos).as_mapping()))["training"]["memory_check"] is True

@@ -9,7 +9,7 @@ from rich.console import Console
 from nearkin.errors import MissingExtraError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import observers as progress
-from nearkin.training.time_estimate import RunTime
+from nearkin.training.run_time import RunTime
 
 
 def state(step=3, best=None, selects_on="validation", below=False):

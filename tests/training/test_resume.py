@@ -14,9 +14,10 @@ from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
-from nearkin.training.loop import Silent, fit
+from nearkin.training.build import build_state
+from nearkin.training.loop import fit
+from nearkin.training.state import Silent
 
 SIZES = (6, 1, 5, 2, 6, 4)  # 24 images: three batches to an epoch
 TOY = {
@@ -106,9 +107,9 @@ MOCO = ["method.name=momentum", "objective.name=momentum_proxy_anchor", "objecti
 def test_killed_and_resumed_is_bit_identical(overrides, kills, tmp_path):
     """From the checkpoint before the kill to the end: everything that the last checkpoint of a whole run holds."""
     whole = toy_state(*overrides)
-    fit(whole, RunFolder.begun(tmp_path / "whole", whole.recipe), Silent())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Silent())
 
-    folder = RunFolder.begun(tmp_path / "broken", whole.recipe)
+    folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
     for number, observer in enumerate([*map(KillAfter, kills), Silent()]):
         state = toy_state(*overrides)
         if number:
@@ -130,7 +131,7 @@ def test_killed_and_resumed_is_bit_identical(overrides, kills, tmp_path):
 def test_the_queues_above_are_half_filled_and_in_use(tmp_path):
     isa, xbm = toy_state(*ISA, "training.max_steps=7"), toy_state(*XBM, "training.max_steps=5")
     for name, state in (("isa", isa), ("xbm", xbm)):
-        fit(state, RunFolder.begun(tmp_path / name, state.recipe), Silent())
+        fit(state, RunFolder(tmp_path / name).begin(state.recipe), Silent())
     assert isa.objective.memory_on
     assert isa.objective.filter_on
     assert int(isa.objective.diagnostics()["in_memory"].sum()) == 4 * 8  # steps 3 to 6
@@ -170,7 +171,7 @@ def test_classes_that_an_epoch_leaves_out_and_classes_of_one_image(overrides, tm
         def on_step(self, state, loss, images):
             losses.append(loss)
 
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), Watch())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Watch())
     assert len(losses) == 13
     assert all(map(math.isfinite, losses))
     epochs = [set.union(*seen[start : start + 2]) for start in range(0, 12, 2)]
@@ -201,7 +202,7 @@ def scripted(monkeypatch):
 def test_a_score_that_is_not_a_number_is_never_the_best_over_one_that_is(scores, best_step, scripted, tmp_path):
     scripted(*scores)
     state = toy_state("objective.name=proxy_anchor")
-    folder = RunFolder.begun(tmp_path / "run", state.recipe)
+    folder = RunFolder(tmp_path / "run").begin(state.recipe)
     fit(state, folder, Silent())
     assert state.best["step"] == best_step
     assert [file.name for file in folder.checkpoints.glob("best-*.pt")] == [f"best-{best_step:08d}.pt"]
@@ -214,7 +215,7 @@ def test_a_run_that_its_method_ended_stays_ended(scripted, tmp_path):
     untrained_on_test = 0.0
     scripted(untrained_on_test, 0.4, 0.3, 0.9, 0.9)
     whole = toy_state(*overrides)
-    folder = RunFolder.begun(tmp_path / "run", whole.recipe)
+    folder = RunFolder(tmp_path / "run").begin(whole.recipe)
     fit(whole, folder, Silent())
     assert whole.ended
     assert whole.step < whole.total_steps

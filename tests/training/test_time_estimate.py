@@ -15,11 +15,13 @@ from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import build_state
 from nearkin.training import checkpoint
-from nearkin.training.loop import Silent, fit
+from nearkin.training.build import build_state
+from nearkin.training.loop import fit
 from nearkin.training.observers import ConsoleObserver
-from nearkin.training.time_estimate import Estimate, Estimator, RunTime
+from nearkin.training.run_time import RunTime
+from nearkin.training.state import Silent
+from nearkin.training.time_estimate import Estimate, Estimator
 
 STEP, FIRST, EVALUATION, CHECKPOINT = 2.0, 30.0, 9.0, 0.5
 
@@ -103,7 +105,7 @@ class Foreteller(Silent):
 def test_the_time_of_the_whole_run_is_known_after_its_first_steps(slow, overrides, tmp_path):
     state, seen = slow(*overrides), Foreteller()
     began = slow.clock.now
-    fit(state, RunFolder.begun(tmp_path / "run", state.recipe), seen)
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), seen)
     state.score(state.protocol.test, final=True)
     took = slow.clock.now - began
     assert seen.estimates[1] is None
@@ -120,7 +122,7 @@ def test_a_resumed_run_counts_what_it_took_before(slow, tmp_path):
     for limit in (13, 60):
         state, seen = slow(f"training.max_steps={limit}"), Foreteller()
         if folder is None:
-            folder = RunFolder.begun(tmp_path / "run", state.recipe)
+            folder = RunFolder(tmp_path / "run").begin(state.recipe)
         else:
             slow.clock.now += 5000  # between the sittings
             checkpoint.load_last(state, folder)
@@ -131,7 +133,7 @@ def test_a_resumed_run_counts_what_it_took_before(slow, tmp_path):
 
 def test_the_parts_are_kept_apart_over_two_sittings(slow, tmp_path):
     first = slow("training.max_steps=8")
-    folder = RunFolder.begun(tmp_path / "run", first.recipe)
+    folder = RunFolder(tmp_path / "run").begin(first.recipe)
     fit(first, folder, Silent())
     second = slow("training.max_steps=13")
     checkpoint.load_last(second, folder)
@@ -145,7 +147,7 @@ def test_the_parts_are_kept_apart_over_two_sittings(slow, tmp_path):
 
 def test_a_checkpoint_of_an_early_version_is_read(slow, tmp_path):
     state = slow("training.max_steps=4")
-    folder = RunFolder.begun(tmp_path / "run", state.recipe)
+    folder = RunFolder(tmp_path / "run").begin(state.recipe)
     fit(state, folder, Silent())
     content = torch.load(folder.last_checkpoint, weights_only=True)
     del content["baseline"]
@@ -165,7 +167,7 @@ def test_the_estimate_is_one_line(slow, tmp_path):
     text = io.StringIO()
     state = slow("training.max_steps=null", "training.epochs=40")
     with ConsoleObserver(Console(file=text, width=200)) as observer:
-        fit(state, RunFolder.begun(tmp_path / "run", state.recipe), observer)
+        fit(state, RunFolder(tmp_path / "run").begin(state.recipe), observer)
     (line,) = [line for line in text.getvalue().splitlines() if "in all" in line]
     assert re.fullmatch(r"about (9|10) minutes in all, 9 s per evaluation", line)
 

@@ -57,8 +57,8 @@ def decode(path: Path | str, *, max_pixels: int = MAX_PIXELS, shorter_side: int 
 
     Greyscale (8 and 16 bits), palette and CMYK images become RGB, transparent ones are laid on white, and of an
     animation the first frame is taken. The size in the file's header is compared with ``max_pixels`` before any pixel
-    is decoded. With ``shorter_side`` the image is also shrunk, as by :func:`shrink`, which lets large JPEG files be
-    decoded at a fraction of their size.
+    is decoded. With ``shorter_side`` an image whose shorter side is longer is shrunk to it, which lets large JPEG files
+    be decoded at a fraction of their size.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +110,7 @@ def decode_bytes(
             if opened.format in DRAWINGS:
                 raise UnreadableImageError(path, f"a drawing ({opened.format}), not pixels; export it as PNG")
             if shorter_side is not None and opened.format in ("JPEG", "MPO"):
-                # At twice the final size the fraction is still resampled by shrink, so no aliasing comes in here.
+                # At twice the final size the fraction is still resampled afterwards, so no aliasing comes in here.
                 opened.draft(None, (2 * shorter_side, 2 * shorter_side))
             return _pixels(opened, shorter_side)
     except UnreadableImageError:
@@ -159,22 +159,6 @@ def _pixels(opened: Image.Image, shorter_side: int | None) -> NDArray[np.uint8]:
     return _array(image if shorter_side is None else _shrunk(image, shorter_side))
 
 
-def shrink(image: NDArray[np.uint8], shorter_side: int) -> NDArray[np.uint8]:
-    """Resize ``image [H, W, 3]`` so that its shorter side is ``shorter_side``; smaller images are returned as given.
-
-    Bilinear, with the filter widened by the reduction so that every source pixel counts: this is the resize behind the
-    published figures, and having no negative lobes it adds no halos to edges that are stored as uint8.
-
-    >>> shrink(np.zeros((400, 600, 3), np.uint8), 200).shape, shrink(np.zeros((40, 60, 3), np.uint8), 200).shape
-    ((200, 300, 3), (40, 60, 3))
-    """
-    if shorter_side < 1:
-        raise ValueError(f"shorter_side must be at least 1, got {shorter_side}")
-    if min(image.shape[:2]) <= shorter_side:
-        return image
-    return _array(_shrunk(Image.fromarray(image), shorter_side))
-
-
 def resized_shape(height: int, width: int, shorter_side: int) -> tuple[int, int]:
     """``(height, width)`` after scaling to ``shorter_side``, the longer side rounded down as is usual in the field.
 
@@ -187,6 +171,8 @@ def resized_shape(height: int, width: int, shorter_side: int) -> tuple[int, int]
 
 
 def _shrunk(image: Image.Image, shorter_side: int) -> Image.Image:
+    """Bilinear, with the filter widened by the reduction so that every source pixel counts: this is the resize behind
+    the published figures, and having no negative lobes it adds no halos to edges that are stored as uint8."""
     if min(image.size) <= shorter_side:
         return image
     height, width = resized_shape(image.height, image.width, shorter_side)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
-
-if TYPE_CHECKING:
-    from nearkin.recipe import ProtocolSection
+from nearkin.recipe.sections import ProtocolSection
 
 Embed = Callable[[NDArray[np.int64]], Tensor]
 

@@ -6,16 +6,12 @@ larger share always holds what a smaller one does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
-
-if TYPE_CHECKING:
-    from nearkin.recipe import ProtocolSection
+from nearkin.recipe.sections import ProtocolSection
 
 Rows = NDArray[np.int64]
 

@@ -7,21 +7,35 @@ proxies to its value; the contract suite holds it equal to autograd's way throug
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nearkin.losses._class_similarity import class_similarity_and_gradient, proxy_spread_and_gradient
+from nearkin.losses._anchor import SampleWeights
+from nearkin.losses._class_similarity import ClassSimilarity, class_similarity_and_gradient, proxy_spread_and_gradient
 from nearkin.losses._fused import kernels_for
 from nearkin.numerics import NORM_FLOOR, full_precision
 
-if TYPE_CHECKING:
-    from nearkin.losses._proxy import ProxyLoss
+
+class WrittenOut(Protocol):
+    """What the closed form asks of a proxy loss."""
+
+    class_similarity: ClassSimilarity
+    gamma: float
+    tau: float
+    weighting: Any
+    takes_lengths: ClassVar[bool]
+
+    def weigh(self, unit: Tensor, similarities: Tensor, labels: Tensor) -> SampleWeights | None: ...
+
+    def value_and_gradient(
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+    ) -> tuple[Tensor, Tensor]: ...
 
 
-def closed_form(embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: ProxyLoss) -> Tensor:
+def closed_form(embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut) -> Tensor:
     """The loss of embeddings ``[N, D]`` and proxies ``[C, K, D]``, with fused kernels where they apply."""
     fused = kernels_for(vectors) is not None and embeddings.requires_grad == vectors.requires_grad
     function = _FusedProxyObjective if fused else _ProxyObjective
@@ -57,7 +71,7 @@ class _ProxyObjective(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: ProxyLoss) -> Tensor:
+    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut) -> Tensor:
         norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
         unit = embeddings / norms
         proxy_norms = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
@@ -106,7 +120,7 @@ class _FusedProxyObjective(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: ProxyLoss) -> Tensor:
+    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut) -> Tensor:
         kernels = kernels_for(vectors)
         assert kernels is not None
         vectors = vectors.contiguous()

@@ -7,12 +7,13 @@ import functools
 from nearkin.catalogue import keyword_options as options
 from nearkin.catalogue import parts_of
 from nearkin.methods.plain import Plain
+from nearkin.training.state import Method
 
-__all__ = ["Plain", "catalogue", "options"]
+__all__ = ["Method", "Plain", "catalogue", "options"]
 
 
 @functools.cache
-def catalogue() -> dict[str, type[Plain]]:
+def catalogue() -> dict[str, type[Method]]:
     """Every method by its file name.
 
     >>> "plain" in catalogue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,23 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearkin import losses
+from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import refuse_test_scores
 from nearkin.methods._pull import ProximalPull
-from nearkin.methods.plain import Plain
 from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank, greedy_k_center
+from nearkin.recipe import Recipe
 from nearkin.samplers.stream import generator
-
-if TYPE_CHECKING:
-    from nearkin.data.loader import Batch
-    from nearkin.recipe import Recipe
-    from nearkin.training.loop import TrainingState
+from nearkin.training.state import Method, TrainingState
 
 __all__ = ["Ccp"]
 
 
-class Ccp(Plain):
+class Ccp(Method):
     r"""Chance-constrained alternating proxy problems (CCP, algorithm 1).
 
     Each sub-problem minimises ``loss(batch, proxies) + λ/2 ‖θ − θ*‖²`` over the network θ and K proxies per class. When

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nearkin import losses
+from nearkin.data.loader import Batch
+from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
 from nearkin.losses.momentum_proxy_anchor import follow
-from nearkin.methods.plain import Plain
+from nearkin.recipe import Recipe
 from nearkin.training.device import autocast
-
-if TYPE_CHECKING:
-    from nearkin.data.loader import Batch
-    from nearkin.encoders import Encoder
-    from nearkin.recipe import Recipe
-    from nearkin.training.loop import TrainingState
+from nearkin.training.state import Method, TrainingState
 
 __all__ = ["Momentum"]
 
 
-class Momentum(Plain):
+class Momentum(Method):
     r"""MoCo-PA's momentum network (VCPA, section 4.7), for a loss that wants one.
 
     The follower starts as a copy of the encoder and after every step moves towards it, :math:`w \leftarrow m w +

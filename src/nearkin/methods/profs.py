@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.losses._pair import PairLoss, Pairs
 from nearkin.losses.cross_batch_memory import CrossBatchMemory
 from nearkin.methods._pull import ProximalPull
-from nearkin.methods.plain import Plain
 from nearkin.numerics import full_precision
+from nearkin.recipe import Recipe
+from nearkin.samplers import BatchSampler
 from nearkin.samplers.class_representatives import ClassRepresentativeSampler
-
-if TYPE_CHECKING:
-    from nearkin.data.loader import Batch
-    from nearkin.recipe import Recipe
-    from nearkin.samplers import BatchSampler
-    from nearkin.training.loop import TrainingState
+from nearkin.training.state import Method, TrainingState
 
 __all__ = ["Profs", "representative_loss"]
 
@@ -28,7 +25,7 @@ _EVENTS_KEPT = 256
 _ROWS_LISTED = 1000
 
 
-class Profs(Plain):
+class Profs(Method):
     r"""Projections onto feasible sets (Can et al., PROFS, algorithm 1).
 
     For M steps one and the same image of each class represents it, and the network is trained to put the other images

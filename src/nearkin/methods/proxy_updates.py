@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.losses.vcpa import newton_update
-from nearkin.methods.plain import Plain
 from nearkin.proxies import ProxyBank
-
-if TYPE_CHECKING:
-    from nearkin.data.loader import Batch
-    from nearkin.recipe import Recipe
-    from nearkin.training.loop import TrainingState
+from nearkin.recipe import Recipe
+from nearkin.training.state import Method, TrainingState
 
 __all__ = ["ProxyUpdates"]
 
 
-class ProxyUpdates(Plain):
+class ProxyUpdates(Method):
     """Proxy-Anchor whose proxies take several steps per batch, with the embeddings held still (VCPA, section 4.6).
 
     Args:

@@ -1,6 +1,6 @@
 """Recipes: their sections, how they are read, what makes two of them the same, and those that come with nearkin."""
 
-from nearkin.recipe.reading import Recipe
+from nearkin.recipe.recipe import Recipe
 from nearkin.recipe.sections import DataSection, EncoderSection, PartSection, ProtocolSection, TrainingSection
 from nearkin.recipe.shipped import find_recipe, recipes_folder
 

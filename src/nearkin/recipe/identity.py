@@ -7,12 +7,10 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nearkin.data.source import is_benchmark
-
-if TYPE_CHECKING:
-    from nearkin.recipe.reading import Recipe
+from nearkin.recipe.recipe import Recipe
 
 INDIFFERENT = (
     "training.device",
@@ -41,7 +39,6 @@ LOCATIONS = ("data.source", "encoder.weights")
 def located(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that it means the same from another working directory.
 
-    >>> from nearkin.recipe.reading import Recipe
     >>> located(Recipe()) == Recipe()
     True
     >>> located(Recipe.from_mapping({"data": {"source": "."}})).data.source == os.getcwd()
@@ -70,7 +67,6 @@ def deciding(recipe: Recipe, *, besides: Iterable[str] = ()) -> dict[str, Any]:
 def fingerprint(recipe: Recipe, *, besides: Iterable[str] = ()) -> str:
     """A short hash of what decides a run.
 
-    >>> from nearkin.recipe.reading import Recipe
     >>> fingerprint(Recipe()) == fingerprint(Recipe.from_mapping({"training": {"device": "cpu"}}))
     True
     """

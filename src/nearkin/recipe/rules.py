@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nearkin.errors import RecipeError
 from nearkin.evaluation.scores import score_named
+from nearkin.recipe.recipe import Recipe
 from nearkin.recipe.sections import ProtocolSection
 from nearkin.suggest import did_you_mean
-
-if TYPE_CHECKING:
-    from nearkin.recipe.reading import Recipe
 
 
 def check_values(recipe: Recipe) -> None:

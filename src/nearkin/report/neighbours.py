@@ -17,7 +17,8 @@ from nearkin.evaluation.neighbours import nearest
 from nearkin.report.opened_run import whole_classes
 from nearkin.runs.data import open_run_data
 from nearkin.runs.folder import RunFolder, write_atomically
-from nearkin.runs.run import encoder_from, load_run
+from nearkin.runs.run import load_run
+from nearkin.training.build import encoder_from
 from nearkin.training.embedding import embed_images
 
 RIGHT, WRONG, PLAIN, MARGIN = "#1a9850", "#d73027", "#444444", "#f2f2f2"

@@ -14,7 +14,7 @@ from nearkin.runs.folder import RunFolder, write_atomically
 from nearkin.runs.model_card import model_card
 from nearkin.runs.run import Progress, run
 from nearkin.runs.scores import FinalOf, Scores
-from nearkin.training.loop import Observer
+from nearkin.training.state import Observer
 
 
 def train_final(

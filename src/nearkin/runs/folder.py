@@ -104,13 +104,6 @@ class RunFolder:
             raise DataError(f"{str(path)!r} is not a run folder: it has no {folder.recipe_file.name}")
         return folder
 
-    @classmethod
-    def begun(cls, path: str | Path, recipe: Recipe) -> RunFolder:
-        """A folder made ready for a new run."""
-        folder = cls(path)
-        folder.begin(recipe)
-        return folder
-
     @property
     def is_begun(self) -> bool:
         return self.recipe_file.exists()
@@ -119,10 +112,11 @@ class RunFolder:
     def is_finished(self) -> bool:
         return self.scores_file.exists()
 
-    def begin(self, recipe: Recipe) -> None:
+    def begin(self, recipe: Recipe) -> RunFolder:
         """Write the recipe, with absolute paths: a run can be used from any working directory."""
         make_folder(self.checkpoints)
         write_atomically(self.recipe_file, located(recipe).to_yaml().encode())
+        return self
 
     def clear(self) -> None:
         """Remove what an earlier run left, and nothing else that lies in the folder."""

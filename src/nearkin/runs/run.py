@@ -8,16 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin import methods
 from nearkin.data.cache import OpenedImages
 from nearkin.disk import check_room, remove_leftovers
 from nearkin.errors import RecipeError
-from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.notices import notice
 from nearkin.recipe import EncoderSection, Recipe
@@ -32,16 +28,13 @@ from nearkin.runs.folder import RunFolder, environment
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.scores import Conditions, Cost, Scores
 from nearkin.runs.trained import TrainedRun as TrainedRun
-from nearkin.runs.trained import encoder_from as encoder_from
 from nearkin.runs.trained import load_run as load_run
-from nearkin.runs.transform import transform_of as transform_of
-from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training import checkpoint
-from nearkin.training.device import autocast_dtype, describe_hardware, peak_process_memory, pick_device
-from nearkin.training.loop import Observer, Silent, TrainingState, fit
+from nearkin.training.build import build_state
+from nearkin.training.device import describe_hardware, peak_process_memory
+from nearkin.training.loop import fit
 from nearkin.training.memory import check_memory
-from nearkin.training.objective import build_objective
-from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
+from nearkin.training.state import Observer, Silent, TrainingState
 
 
 def run(
@@ -155,65 +148,6 @@ def _continued(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: 
             folder.events_file.unlink()  # of a method without events nothing takes its place
     folder.write_evaluations(state.history)
     folder.write_events(state.method.events)
-    return state
-
-
-def build_state(
-    recipe: Recipe, data: OpenedImages, *, splits: NDArray[np.str_] | None = None, score_test: bool = True
-) -> TrainingState:
-    """Everything a run needs, at step 0. The seed decides the head, the proxies and the order of the batches.
-
-    ``splits`` and ``score_test`` are those of :class:`~nearkin.evaluation.protocol.Protocol`.
-    """
-    training = recipe.training
-    device = pick_device(training.device)
-    dtype = autocast_dtype(training.precision, device)
-    method_class = methods.catalogue()[recipe.method.name]
-    protocol = Protocol(recipe.protocol, data.table, splits=splits, score_test=score_test)
-    protocol.check_trainable()
-    labels = protocol.training_labels()
-    torch.manual_seed(training.seed)
-    encoder = encoder_from(recipe.encoder)
-    objective = build_objective(
-        recipe.objective,
-        num_classes=int(labels.max()) + 1,
-        dim=encoder.dim,
-        num_images=len(labels),
-        normalisation=encoder.normalisation,
-    )
-    method = method_class(**recipe.method.options)
-    learned = method.build(num_classes=int(labels.max()) + 1, dim=encoder.dim, objective=objective)
-    modules = [objective] if learned is None else [objective, learned]
-    for module in (encoder, *modules):
-        module.to(device)
-    optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
-    default: BatchSampler
-    if training.sampler == "balanced":
-        default = BalancedSampler(
-            labels,
-            batch_size=training.batch_size,
-            images_per_class=training.images_per_class,
-            seed=training.seed,
-        )
-    else:
-        default = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
-    state = TrainingState(
-        recipe=recipe,
-        data=data,
-        protocol=protocol,
-        transform=transform_of(recipe.data),
-        encoder=encoder,
-        objective=objective,
-        method=method,
-        optimiser=optimiser,
-        scheduler=build_scheduler(optimiser, training),
-        scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
-        device=device,
-        dtype=dtype,
-        sampler=default,
-        labels=labels,
-    )
-    state.sampler = state.method.sampler(default, state)
     return state
 
 

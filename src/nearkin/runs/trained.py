@@ -14,31 +14,14 @@ from torch import Tensor
 from nearkin.data.cache import Images
 from nearkin.data.given import Picture, as_images
 from nearkin.data.transforms import Transform
-from nearkin.encoders import Encoder, build_encoder
+from nearkin.encoders import Encoder
 from nearkin.errors import DataError, RecipeError
-from nearkin.recipe import EncoderSection, Recipe
+from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.transform import transform_of
 from nearkin.training import checkpoint
+from nearkin.training.build import encoder_from, transform_of
 from nearkin.training.device import autocast_dtype, pick_device
 from nearkin.training.embedding import embed_images
-
-
-def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
-    """The encoder of a recipe; without ``pretrained`` no weights are looked for, as a checkpoint will fill it."""
-    options = dict(section.options)
-    if not pretrained and ":" in section.backbone:
-        options["pretrained"] = False
-    return build_encoder(
-        section.backbone,
-        dim=section.dim,
-        pooling=section.pooling,
-        normalisation=section.normalisation,
-        weights=section.weights if pretrained else None,
-        freeze_batch_norm=section.freeze_batch_norm,
-        channels_last=section.channels_last,
-        options=options,
-    )
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import EvaluationSet
 from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.recipe import DataSection, PartSection, Recipe
-from nearkin.runs.run import build_state
 from nearkin.samplers import BalancedSampler, RandomSampler
+from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import TrainingState, train_step
+from nearkin.training.loop import train_step
+from nearkin.training.state import TrainingState
 
 STEPS = 2
 FEW = 2

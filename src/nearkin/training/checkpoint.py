@@ -8,7 +8,7 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -20,9 +20,7 @@ from nearkin.notices import notice
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences
 from nearkin.runs.folder import RunFolder
-
-if TYPE_CHECKING:
-    from nearkin.training.loop import TrainingState
+from nearkin.training.state import TrainingState
 
 FORMAT = 1
 _UNREADABLE = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -12,9 +12,7 @@ from nearkin.data.loader import Batch
 from nearkin.errors import TrainingError
 from nearkin.numerics import at_least_float32
 from nearkin.training.optimisation import gradient_norms
-
-if TYPE_CHECKING:
-    from nearkin.training.loop import TrainingState
+from nearkin.training.state import TrainingState
 
 
 class HealthCheck:

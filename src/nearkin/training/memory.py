@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,9 +18,7 @@ from torch.func import functional_call
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
 from nearkin.training.device import autocast
-
-if TYPE_CHECKING:
-    from nearkin.training.loop import TrainingState
+from nearkin.training.state import TrainingState
 
 PROBE_IMAGES, PROBE_SIDE = 2, 96
 

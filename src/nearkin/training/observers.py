@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from nearkin.errors import require
 from nearkin.runs.folder import RunFolder
-from nearkin.training.loop import EVALUATING, TrainingState
+from nearkin.training.state import EVALUATING, TrainingState
 from nearkin.training.time_estimate import Estimate, Estimator, in_words
 
 SHOWN = ("R@1", "MAP@R")

@@ -11,7 +11,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import draw_digits, load_moments, run_digits, with_digits, write_digits
 from nearkin.studies.reproduce.papers import find_item, tables_of
 from nearkin.studies.reproduce.rows import Settings
-from nearkin.training.loop import Silent
+from nearkin.training.state import Silent
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from nearkin.runs.folder import RunFolder, write_atomically
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data
 from nearkin.studies.reproduce.survey import DIGITS
-from nearkin.training.loop import Observer, TrainingState
+from nearkin.training.state import Observer, TrainingState
 
 FILE = "moments.npz"
 _SHOWN = 1500

@@ -31,8 +31,8 @@ from nearkin.runs.scores import Scores
 from nearkin.studies.study import Row, PlannedRun
 from nearkin.studies.tune.plan import Plan, check_plan, plan_file
 from nearkin.studies.tune.space import shown, with_values
-from nearkin.training.loop import TrainingState
 from nearkin.training.observers import ConsoleObserver, Observers
+from nearkin.training.state import TrainingState
 
 Status = Literal["finished", "pruned", "diverged", "failed", "unfinished"]
 

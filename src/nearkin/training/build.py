@@ -1,0 +1,113 @@
+"""From a recipe to what trains: encoder, objective, method, optimiser, batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearkin import methods
+from nearkin.data.cache import OpenedImages
+from nearkin.data.transforms import Transform, transform_from
+from nearkin.encoders import Encoder, build_encoder
+from nearkin.evaluation.protocol import Protocol
+from nearkin.recipe import DataSection, EncoderSection, Recipe
+from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
+from nearkin.training.device import autocast_dtype, pick_device
+from nearkin.training.objective import build_objective
+from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
+from nearkin.training.state import TrainingState
+
+
+def build_state(
+    recipe: Recipe, data: OpenedImages, *, splits: NDArray[np.str_] | None = None, score_test: bool = True
+) -> TrainingState:
+    """Everything a run needs, at step 0. The seed decides the head, the proxies and the order of the batches.
+
+    ``splits`` and ``score_test`` are those of :class:`~nearkin.evaluation.protocol.Protocol`.
+    """
+    training = recipe.training
+    device = pick_device(training.device)
+    dtype = autocast_dtype(training.precision, device)
+    method_class = methods.catalogue()[recipe.method.name]
+    protocol = Protocol(recipe.protocol, data.table, splits=splits, score_test=score_test)
+    protocol.check_trainable()
+    labels = protocol.training_labels()
+    num_classes = int(labels.max()) + 1
+    torch.manual_seed(training.seed)
+    encoder = encoder_from(recipe.encoder)
+    objective = build_objective(
+        recipe.objective,
+        num_classes=num_classes,
+        dim=encoder.dim,
+        num_images=len(labels),
+        normalisation=encoder.normalisation,
+    )
+    method = method_class(**recipe.method.options)
+    learned = method.build(num_classes=num_classes, dim=encoder.dim, objective=objective)
+    modules = [objective] if learned is None else [objective, learned]
+    for module in (encoder, *modules):
+        module.to(device)
+    optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
+    default: BatchSampler
+    if training.sampler == "balanced":
+        default = BalancedSampler(
+            labels,
+            batch_size=training.batch_size,
+            images_per_class=training.images_per_class,
+            seed=training.seed,
+        )
+    else:
+        default = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
+    state = TrainingState(
+        recipe=recipe,
+        data=data,
+        protocol=protocol,
+        transform=transform_of(recipe.data),
+        encoder=encoder,
+        objective=objective,
+        method=method,
+        optimiser=optimiser,
+        scheduler=build_scheduler(optimiser, training),
+        scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
+        device=device,
+        dtype=dtype,
+        sampler=default,
+        labels=labels,
+    )
+    state.sampler = state.method.sampler(default, state)
+    return state
+
+
+def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
+    """The encoder of a recipe; without ``pretrained`` no weights are looked for, as a checkpoint will fill it."""
+    options = dict(section.options)
+    if not pretrained and ":" in section.backbone:
+        options["pretrained"] = False
+    return build_encoder(
+        section.backbone,
+        dim=section.dim,
+        pooling=section.pooling,
+        normalisation=section.normalisation,
+        weights=section.weights if pretrained else None,
+        freeze_batch_norm=section.freeze_batch_norm,
+        channels_last=section.channels_last,
+        options=options,
+    )
+
+
+def transform_of(section: DataSection) -> Transform:
+    """The transform that a recipe names; another image size keeps the evaluation crop's share of the image.
+
+    >>> transform_of(DataSection(transform="standard", image_size=112)).resize
+    128
+    """
+    overrides: dict[str, Any] = {}
+    if section.image_size is not None:
+        preset = transform_from(section.transform)
+        overrides |= {"size": section.image_size, "resize": round(preset.resize * section.image_size / preset.size)}
+    if section.crop_scale is not None:
+        overrides["scale"] = section.crop_scale
+    return transform_from(section.transform, **overrides)

@@ -1,0 +1,61 @@
+"""What a run is built of is what its recipe names, and the seed decides all that is random in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nearkin.errors import RecipeError
+from nearkin.methods.profs import Profs
+from nearkin.recipe import DataSection, EncoderSection
+from nearkin.samplers import BalancedSampler, ClassRepresentativeSampler, RandomSampler
+from nearkin.training.build import encoder_from, transform_of
+
+
+def start_of(state):
+    return [*state.encoder.parameters(), *state.objective.parameters()], state.sampler.next_batch().tolist()
+
+
+def test_the_seed_decides_the_weights_and_the_batches(state_for):
+    (weights, batch), (same, same_batch), (other, other_batch) = (
+        start_of(state_for(f"training.seed={seed}")) for seed in (0, 0, 1)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+    assert batch == same_batch
+    assert not all(torch.equal(a, b) for a, b in zip(weights, other, strict=True))
+    assert batch != other_batch
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sampler"),
+    [
+        ([], RandomSampler),
+        (["training.sampler=balanced"], BalancedSampler),
+        (["method.name=profs", "training.images_per_class=2"], ClassRepresentativeSampler),
+    ],
+)
+def test_batches_are_those_of_the_recipe_unless_the_method_has_its_own(state_for, overrides, sampler):
+    state = state_for(*overrides)
+    assert type(state.sampler) is sampler
+    assert isinstance(state.method, Profs) == (sampler is ClassRepresentativeSampler)
+    assert state.step == 0
+
+
+def test_what_a_method_learns_is_trained_at_the_proxies_rate(state_for):
+    state = state_for("objective.name=contrastive", "method.name=ccp", "method.steps_per_problem=2")
+    (proxies,) = [group["params"] for group in state.optimiser.param_groups if group["name"] == "proxies"]
+    assert proxies == list(state.method.bank.parameters())
+
+
+def test_an_encoder_that_a_checkpoint_fills_looks_for_no_weights():
+    section = EncoderSection(weights="nowhere.pth", dim=7)
+    assert encoder_from(section, pretrained=False).dim == 7
+    with pytest.raises(Exception, match=r"nowhere\.pth"):
+        encoder_from(section)
+
+
+def test_a_transform_takes_what_the_section_sets():
+    transform = transform_of(DataSection(image_size=112, crop_scale=(0.5, 1.0)))
+    assert (transform.size, transform.resize, transform.scale) == (112, 128, (0.5, 1.0))
+    with pytest.raises(RecipeError, match="no transform"):
+        transform_of(DataSection(transform="standart"))
