@@ -8,7 +8,7 @@ from typing import NoReturn
 from rich.console import Console
 
 # The order here is the order in which --help lists the commands.
-from nearkin.cli._app import app, escape
+from nearkin.cli._app import app, error_line, escape
 
 from nearkin.cli.training import embed, evaluate, train  # isort: skip
 from nearkin.cli.plot import plot  # isort: skip
@@ -66,5 +66,5 @@ def _say(text: str) -> None:
 
 
 def _fail(error: NearkinError) -> NoReturn:
-    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+    error_line(str(error))
     sys.exit(error.exit_code)

@@ -12,9 +12,24 @@ from rich.markup import escape
 import nearkin
 
 if TYPE_CHECKING:
+    from nearkin.report.table import Table
     from nearkin.runs.data_report import Announce, DataReport
 
-__all__ = ["Data", "DataRoot", "Device", "Json", "Kinds", "Verbose", "announcer", "app", "escape", "progress_console"]
+__all__ = [
+    "Data",
+    "DataRoot",
+    "Device",
+    "Epochs",
+    "Json",
+    "Kinds",
+    "Verbose",
+    "announcer",
+    "app",
+    "error_line",
+    "escape",
+    "print_table",
+    "progress_console",
+]
 
 app = typer.Typer(
     name="nearkin",
@@ -47,6 +62,7 @@ Kinds = Annotated[
         "those at the top.",
     ),
 ]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=0, help="Epochs of every run.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
 
 
@@ -77,6 +93,20 @@ def announcer(progress: Console, *, as_json: bool = False) -> Announce:
             console.print(text, highlight=False, soft_wrap=True)
 
     return announce
+
+
+def print_table(table: Table, format_: str = "table") -> None:
+    """A table on the output stream, for people or in one of the text formats."""
+    from nearkin.report.formats import FORMATS, terminal
+
+    if format_ == "table":
+        Console().print(terminal(table), highlight=False)
+    else:
+        print(FORMATS[format_](table), end="")
+
+
+def error_line(text: str) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def progress_console(verbose: bool) -> Console:

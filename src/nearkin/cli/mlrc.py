@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, progress_console
-from nearkin.cli._plan import Yes, agree, counted
-from nearkin.cli.training import recipe_from
+from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, app, progress_console
+from nearkin.cli._recipe import recipe_from
+from nearkin.cli._study import Format, Jobs, Yes, carry_out
 
 __all__ = ["mlrc"]
 
@@ -32,13 +30,14 @@ def mlrc(
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Models per fold; two or more give confidence intervals.")
     ] = 1,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Models to train at a time, to fill a GPU.")] = 1,
+    jobs: Jobs = 1,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder for all models. Default: runs/mlrc-<data>-<objective>-<hash>."),
     ] = None,
     kinds: Kinds = None,
     yes: Yes = False,
+    format_: Format = "table",
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -56,26 +55,9 @@ def mlrc(
     once. Stopped at any time, the same command goes on, and more repeats keep the models that are there. The folder
     gets every model, mlrc.json and mlrc.md.
     """
-    from nearkin.report.mlrc import mlrc_table, write_mlrc
-    from nearkin.studies.mlrc import default_mlrc_folder, mlrc_models, run_mlrc
-    from nearkin.studies.time_plan import plan_time
+    from nearkin.studies.mlrc import RealityCheck
 
-    progress = progress_console(verbose)
-    recipe = recipe_from(arguments or [], data, data_root, device, progress, kinds=kinds)
-    folder = output or default_mlrc_folder(recipe)
-    models = mlrc_models(recipe, folder, repeats)
-    done = sum(model.folder.is_finished for model in models)
-    plan = (
-        f"Plan: {counted(recipe.protocol.folds, 'fold')} × {counted(repeats, 'repeat')} = "
-        f"{counted(len(models), 'model')}, {done} of them trained already, into {folder}"
-    )
-    agree([plan], lambda: plan_time(models, jobs=jobs), yes=yes)
-    announce = announcer(progress, as_json=as_json)
-    result = run_mlrc(recipe, folder, repeats=repeats, jobs=jobs, console=progress, announce=announce)
-    written = write_mlrc(result, folder)
-    if as_json:
-        print(json.dumps({"folder": str(folder), **result}))
-        return
-    console = Console()
-    console.print(mlrc_table(result))
-    console.print(f"Written: {written}, {folder / 'mlrc.json'}", soft_wrap=True, highlight=False)
+    console = progress_console(verbose)
+    recipe = recipe_from(arguments, data, console, root=data_root, device=device, kinds=kinds)
+    study = RealityCheck(recipe, repeats, output)
+    carry_out(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)

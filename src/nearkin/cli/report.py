@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import Data, DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import Data, DataRoot, Device, Json, Verbose, app, escape, print_table, progress_console
+from nearkin.cli._study import Format, names_in
 
 __all__ = ["report", "table"]
 
@@ -80,7 +81,7 @@ def report(
 @app.command()
 def table(
     runs: Runs,
-    format_: Annotated[Literal["md", "latex", "csv"], typer.Option("--format", help="How to print it.")] = "md",
+    format_: Format = "md",
     metrics: Annotated[
         str | None, typer.Option("--metrics", help="Scores to show, with commas between, such as R@1,MAP@R.")
     ] = None,
@@ -97,12 +98,10 @@ def table(
     """
     from nearkin.report.run_groups import gather_runs
     from nearkin.report.score_tables import score_table
-    from nearkin.report.table_formats import RENDERERS
 
-    names = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
     gathered = gather_runs(runs)
-    found = score_table(gathered.groups, metrics=names, published=published)
+    found = score_table(gathered.groups, metrics=names_in(metrics), published=published)
     errors = Console(stderr=True)
     for line in gathered.left_out:
         errors.print(escape(f"left out: {line}"), highlight=False, soft_wrap=True)
-    print(RENDERERS[format_](found), end="")
+    print_table(found, format_)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from nearkin.cli._app import DataRoot, Device, Json, Verbose, app, escape, progress_console
-from nearkin.cli._plan import Yes, agree, counted
-from nearkin.errors import DataError, RecipeError
+from nearkin.cli._app import DataRoot, Device, Epochs, Json, Verbose, app, escape, print_table, progress_console
+from nearkin.cli._recipe import changes_from, split_arguments
+from nearkin.cli._study import Format, Jobs, Yes, carry_out, names_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nearkin.studies.reproduce import PlannedRow, Settings
-    from nearkin.studies.reproduce.papers import PaperTable
-    from nearkin.studies.study import Outcome, StudyRun
+    from nearkin.studies.reproduce import Reproduction, Settings
 
 __all__ = ["reproduce"]
 
@@ -48,7 +42,7 @@ def reproduce(
         str | None, typer.Option("--rows", help="Rows to run, with commas between; --list shows their names.")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row, or repeats of a reality check.")] = 1,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, to fill a GPU.")] = 1,
+    jobs: Jobs = 1,
     backbone: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +59,7 @@ def reproduce(
             "weights/<backbone>.safetensors or .pth below the data root.",
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=0, help="Epochs of every run.")] = None,
+    epochs: Epochs = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder for tables and runs. Default: runs/reproduce/<paper>."),
@@ -74,9 +68,7 @@ def reproduce(
     listing: Annotated[
         bool, typer.Option("--list", help="Show the rows, each with the command that trains it, and run nothing.")
     ] = False,
-    format_: Annotated[
-        Literal["table", "md", "csv"], typer.Option("--format", help="How to print the result.")
-    ] = "table",
+    format_: Format = "table",
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -103,206 +95,75 @@ def reproduce(
     interrupted goes on with the same command, and a row whose data or weights are not here is skipped and says so.
     The folder gets the table as Markdown, CSV and JSON, and a picture; tables of one paper share their runs.
     """
-    from nearkin.studies.reproduce import Settings, find_item, papers, runs_of, tables_of
-    from nearkin.studies.reproduce.digits import with_digits
-    from nearkin.studies.time_plan import plan_time
+    from nearkin.studies.reproduce import Reproduction, Settings
+    from nearkin.studies.reproduce.papers import find_item, papers
 
-    names = [text for text in arguments or [] if "=" not in text]
-    changes = [text for text in arguments or [] if "=" in text]
-    if len(names) > 1:
-        raise RecipeError(f"one table at a time, got {', '.join(names)}; changes to its rows are written key=value")
-    if epochs is not None:
-        changes.append(f"training.epochs={epochs}")
-    if device is not None:
-        changes.append(f"training.device={device}")
+    name, changes = split_arguments(arguments, what="table")
+    changes = changes_from(changes, epochs=epochs, device=device)
     settings = Settings(backbone, weights, None if data_root is None else str(data_root), tuple(changes))
-    if not names or names[0] in papers():
-        _print_items(names[0] if names else None, settings, as_json)
+    if name is None or name in papers():
+        _print_items(name, settings, as_json)
         return
-    item = find_item(names[0])
-    tables = tables_of(item)
+    item = find_item(name)
     if item.instead is not None:
         print(json.dumps({"table": item.id, "instead": item.instead}) if as_json else f"{item.id}: {item.instead}")
         return
-    asked = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
-    sources = None if data is None else [name.strip() for name in data.split(",") if name.strip()]
-    if sources is not None and len(tables) > 1:
-        tables = [table for table in tables if set(sources) & set(table.data)] or tables[:1]
-    seed = next((int(text.partition("=")[2]) for text in changes if text.startswith("training.seed=")), 0)
-    folder = output or Path("runs") / "reproduce" / item.paper
-    progress, each = progress_console(verbose), list(range(seed, seed + seeds))
-    runs: dict[Path, StudyRun] = {}
-    prepared = []
-    for table in tables:
-        chosen = [name for name in sources if name in table.data or len(tables) == 1] if sources else list(table.data)
-        if listing:
-            _print_rows(table, _planned(table, asked, chosen, settings), as_json)
-            continue
-        own = with_digits(table, settings, folder, say=progress.print)
-        planned = _planned(table, asked, chosen, own, say=progress.print)
-        prepared.append((table, chosen, own, planned))
-        runs |= {run.folder.path: run for run in runs_of(table, planned, folder, each)}
-    if listing:
-        return
-    if runs:
-        done = sum(run.folder.is_finished for run in runs.values())
-        said = f"Plan: {counted(len(runs), 'run')} for {item.id}, {done} of them finished already, into {folder}"
-        agree([said], lambda: plan_time(list(runs.values()), jobs=jobs), yes=yes)
-    problems: list[Outcome] = []
-    ran = 0
-    for table, chosen, own, planned in prepared:
-        outcomes = _run(table, planned, chosen, own, folder, each, jobs, format_, as_json, progress)
-        ran += len(outcomes)
-        problems += [outcome for outcome in outcomes if outcome.status != "finished"]
-    if problems:
-        worst = next((outcome for outcome in problems if outcome.status == "failed"), problems[0])
-        _say_error(f"{len(problems)} of {ran} runs did not finish: {worst.reason}")
-        raise typer.Exit(worst.exit_code or 1)
-    if not ran:
-        _say_error("no row could be run here; the table says why")
-        raise typer.Exit(DataError.exit_code)
-
-
-def _run(
-    table: PaperTable,
-    planned: Sequence[PlannedRow],
-    data: Sequence[str],
-    settings: Settings,
-    folder: Path,
-    seeds: list[int],
-    jobs: int,
-    format_: str,
-    as_json: bool,
-    progress: Console,
-) -> list[Outcome]:
-    """Run what can be run of a table, write it and print it."""
-    from nearkin.studies.reproduce import carry_out, lines_of
-    from nearkin.studies.reproduce.figures import draw_table
-    from nearkin.studies.reproduce.tables import (
-        reproduction_csv,
-        reproduction_json,
-        reproduction_markdown,
-        reproduction_table,
-        write_tables,
+    study = Reproduction(
+        name,
+        data=names_in(data),
+        rows=names_in(rows),
+        seeds=seeds,
+        settings=settings,
+        folder=output,
+        say=progress_console(verbose).print,
+        listed=listing,
     )
-
-    for reason in dict.fromkeys(row.problem for row in planned if row.problem and row.recipe is not None):
-        progress.print(f"[yellow]skipped:[/yellow] {escape(reason)}", highlight=False, soft_wrap=True)
-    outcomes = carry_out(table, planned, folder, seeds, jobs=jobs, console=progress)
-    wanted = {(row.data, row.definition.name) for row in planned}
-    every = lines_of(table, _planned(table, None, data, settings), folder, seeds)
-    lines = [line for line in every if (line.row.data, line.row.definition.name) in wanted or line.finished]
-    files = [*write_tables(table, lines, settings, folder), *draw_table(table, lines, settings, folder)]
-    if as_json:
-        print(json.dumps({"folder": str(folder), **reproduction_json(table, lines, settings)}))
-    elif format_ == "table":
-        console = Console()
-        console.print(reproduction_table(table, lines, settings))
-        console.print(f"Written: {', '.join(str(file) for file in files)}", soft_wrap=True, highlight=False)
-    else:
-        print(
-            reproduction_markdown(table, lines, settings) if format_ == "md" else reproduction_csv(table, lines), end=""
-        )
-    return outcomes
-
-
-def _planned(
-    table: PaperTable, asked: Sequence[str] | None, data: Sequence[str], settings: Settings, **options: Any
-) -> list[PlannedRow]:
-    from nearkin.studies.reproduce import planned_rows
-    from nearkin.studies.reproduce.papers import chosen_rows
-
-    return planned_rows(table, chosen_rows(table.rows, asked), data, settings, **options)
+    if listing:
+        _print_rows(study, as_json)
+        return
+    carry_out(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
 
 
 def _print_items(paper: str | None, settings: Settings, as_json: bool) -> None:
-    from nearkin.studies.reproduce import items, standing_of
-    from nearkin.studies.reproduce.papers import paper_titles
+    from nearkin.report.table import Part, Table
+    from nearkin.studies.reproduce.papers import items, paper_titles
+    from nearkin.studies.reproduce.survey import standing_of
 
     standings = [standing_of(item, settings) for item in items(paper)]
     if as_json:
-        listed = [
-            {
-                "table": standing.item.id,
-                "title": standing.item.title,
-                "data": list(standing.data),
-                "rows": standing.rows,
-                "missing_data": list(standing.missing_data),
-                "missing_weights": list(standing.missing_weights),
-                "instead": standing.item.instead,
-                "same_as": [f"{standing.item.paper}/{key}" for key in standing.item.same_as],
-            }
-            for standing in standings
-        ]
-        print(json.dumps(listed))
+        print(json.dumps([standing.as_record() for standing in standings]))
         return
-    console = Console()
+    parts = []
     for key, title in paper_titles().items():
         mine = [standing for standing in standings if standing.item.paper == key]
-        if not mine:
-            continue
-        table = Table(
-            title=f"{key.upper()}: {title}",
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-            expand=True,
-        )
-        table.add_column("table", no_wrap=True)
-        table.add_column("what it shows", overflow="fold", ratio=4)
-        table.add_column("data", overflow="fold", ratio=2)
-        table.add_column("rows", justify="right")
-        table.add_column("missing here", overflow="fold", ratio=4)
-        for standing in mine:
-            same = ", ".join(standing.item.same_as)
-            table.add_row(
-                standing.item.id,
-                standing.item.title + (f" (rows of {same})" if same else ""),
-                ", ".join(standing.data) or "–",
-                str(standing.rows or "–"),
-                standing.in_the_way,
-            )
-        console.print(table)
-    console.print("Run one: nearkin reproduce TABLE. See its rows: nearkin reproduce TABLE --list", soft_wrap=True)
+        columns = ("table", "what it shows", "data", "rows", "missing here")
+        cells = [standing.cells() for standing in mine]
+        parts += [Part.of(columns, cells, title=f"{key.upper()}: {title}", texts=5)] if mine else []
+    hint = "Run one: nearkin reproduce TABLE. See its rows: nearkin reproduce TABLE --list"
+    print_table(Table("", tuple(parts), (hint,)))
 
 
-def _print_rows(table: PaperTable, planned: Sequence[PlannedRow], as_json: bool) -> None:
+def _print_rows(study: Reproduction, as_json: bool) -> None:
     from nearkin.studies.reproduce.survey import DIGITS
-    from nearkin.studies.reproduce.tables import heading, printed
+    from nearkin.studies.reproduce.tables import heading
 
     if as_json:
-        listed = [
-            {
-                "name": row.definition.name,
-                "title": row.definition.title,
-                "data": row.data,
-                "command": None if row.recipe is None else row.command,
-                "recipe": None if row.recipe is None else row.recipe.as_mapping(),
-                "published": {f"{each.dim}-d {each.protocol} {each.metric}": each.value for each in row.figures},
-                "problem": row.problem,
-            }
-            for row in planned
-        ]
-        print(json.dumps(listed))
+        print(json.dumps([row.as_record() for part in study.asked for row in part.rows]))
         return
     console = Console()
-    console.print(f"[bold]{escape(heading(table))}[/bold]", highlight=False)
-    for row in planned:
-        scores = ", ".join(f"{each.metric} {printed(each.value)}" for each in row.figures)
-        console.print(
-            f"\n[bold]{escape(row.definition.name)}[/bold] on {escape(row.data)}: {escape(row.definition.title)}"
-            + (f"; published: {scores}" if scores else ""),
-            highlight=False,
-            soft_wrap=True,
-        )
-        if row.recipe is not None:
-            console.print(f"  {escape(row.command)}", highlight=False, soft_wrap=True)
-        if row.problem:
-            what = DIGITS if table.draw.kind == "digits" else "cannot be run here"
-            text = f"  [yellow]{what}:[/yellow] {escape(row.problem)}"
-            console.print(text, highlight=False, soft_wrap=True)
-
-
-def _say_error(text: str) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(text)}", highlight=False, soft_wrap=True)
+    for part in study.asked:
+        console.print(f"[bold]{escape(heading(part.table))}[/bold]", highlight=False)
+        for row in part.rows:
+            scores = ", ".join(f"{each.metric} {each.text}" for each in row.figures)
+            console.print(
+                f"\n[bold]{escape(row.definition.name)}[/bold] on {escape(row.data)}: {escape(row.definition.title)}"
+                + (f"; published: {scores}" if scores else ""),
+                highlight=False,
+                soft_wrap=True,
+            )
+            if row.recipe is not None:
+                console.print(f"  {escape(row.command)}", highlight=False, soft_wrap=True)
+            if row.problem:
+                what = DIGITS if part.table.draw.kind == "digits" else "cannot be run here"
+                text = f"  [yellow]{what}:[/yellow] {escape(row.problem)}"
+                console.print(text, highlight=False, soft_wrap=True)

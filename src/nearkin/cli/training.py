@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, announcer, app, escape, progress_console
+from nearkin.cli._app import (
+    DataRoot,
+    Device,
+    Json,
+    Kinds,
+    Verbose,
+    announcer,
+    app,
+    escape,
+    print_table,
+    progress_console,
+)
+from nearkin.cli._recipe import recipe_from
 from nearkin.errors import RecipeError
-
-if TYPE_CHECKING:
-    from nearkin.recipe import Recipe
 
 __all__ = ["embed", "evaluate", "train"]
 
@@ -68,7 +77,7 @@ def train(
     picture of nearest neighbours; that of a final model a model card.
     """
     from nearkin.report import draw_neighbours
-    from nearkin.report.tables import score_table, verdict
+    from nearkin.report.run_table import run_table, verdict
     from nearkin.runs.default_folders import default_folder
     from nearkin.runs.folder import RunFolder
     from nearkin.runs.run import run
@@ -80,7 +89,7 @@ def train(
             raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
         _train_final(final, output, resume, overwrite, data_root, device, as_json, progress)
         return
-    recipe = recipe_from(arguments or [], data, data_root, device, progress, kinds=kinds)
+    recipe = recipe_from(arguments, data, progress, root=data_root, device=device, kinds=kinds)
     folder = RunFolder(output or default_folder(recipe))
     with ConsoleObserver(progress) as observer:
         observers = Observers(observer, TensorBoardObserver(folder)) if recipe.training.tensorboard else observer
@@ -101,15 +110,15 @@ def train(
         return
     console = Console()
     said = verdict(scores, recipe)
-    if scores["test"] is None:
+    if scores.test is None:
         console.print("No classes were kept for testing, so there is no score.")
     else:
-        console.print(score_table(scores))
+        print_table(run_table(scores))
     if said is not None:
         console.print(f"[yellow]{escape(said)}[/yellow]", highlight=False, soft_wrap=True)
     console.print(f"Run folder: {folder.path}" + (f", neighbours: {drawn}" if drawn else ""), soft_wrap=True)
     console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
-    if scores["test"] is not None and said is None:
+    if scores.test is not None and said is None:
         last = "(the same on every kind, those of the test too: the model to use)"
         console.print(f"      nearkin train --final {folder.path}  {last}", highlight=False, soft_wrap=True)
 
@@ -124,7 +133,7 @@ def _train_final(
     as_json: bool,
     progress: Console,
 ) -> None:
-    from nearkin.report.tables import final_table, verdict
+    from nearkin.report.run_table import run_table, verdict
     from nearkin.runs.final import final_folder, train_final
     from nearkin.runs.folder import RunFolder
     from nearkin.training.observers import ConsoleObserver
@@ -146,8 +155,9 @@ def _train_final(
         print(json.dumps({"run": str(folder.path), **scores}))
         return
     console = Console()
-    console.print(final_table(scores))
-    if (said := verdict(scores["final_of"]["scores"], RunFolder.existing(chosen).recipe())) is not None:
+    print_table(run_table(scores))
+    of = scores.final_of
+    if of is not None and (said := verdict(of.scores, RunFolder.existing(chosen).recipe())) is not None:
         console.print(f"[yellow]{escape(said)}[/yellow]", highlight=False, soft_wrap=True)
     console.print(f"Run folder: {folder.path}, model card: {folder.card_file}", soft_wrap=True)
     console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
@@ -192,7 +202,7 @@ def evaluate(
     Own data given with --data that has no test split of its own is scored whole: every image looks for its like
     among all the others.
     """
-    from nearkin.report.tables import LEGEND, metric_table
+    from nearkin.report.run_table import LEGEND, metric_table
     from nearkin.runs.backbone_score import evaluate_backbone
     from nearkin.runs.evaluate import evaluate_run
     from nearkin.training.observers import ConsoleObserver
@@ -240,15 +250,15 @@ def evaluate(
                 watch=observer.on_scoring,
                 announce=announce,
             )
-            what = f"{backbone} without training and without a head; weights: {result['weights']}"
+            what = f"{backbone} without training and without a head; weights: {result.weights}"
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(dict(result)))
         return
-    counted = f"{result['images']:,} images of {result['classes']:,} classes"
-    caption = f"{what}; {counted}; {result['hardware']}\n{LEGEND}"
-    Console().print(metric_table(str(result["data"]), {"score": result["scores"]}, caption))
-    if result.get("note"):
-        Console().print(f"[yellow]Mind: {escape(result['note'])}.[/yellow]", highlight=False, soft_wrap=True)
+    counted = f"{result.images:,} images of {result.classes:,} classes"
+    said = f"{what}; {counted}; {result.hardware}."
+    print_table(metric_table(result.data, {"score": result.scores}, said, f"{LEGEND}."))
+    if result.note:
+        Console().print(f"[yellow]Mind: {escape(result.note)}.[/yellow]", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -282,35 +292,3 @@ def embed(
     if left_out := left_out_text(result.left_out, [str(problem) for problem in result.unreadable]):
         Console(stderr=True).print(left_out, end="", highlight=False, soft_wrap=True)
     Console().print(f"{len(result.ids):,} images embedded in {result.dim} dimensions: {output}", soft_wrap=True)
-
-
-def recipe_from(
-    arguments: list[str],
-    data: str | None,
-    root: Path | None,
-    device: str | None,
-    console: Console,
-    *,
-    kinds: str | None = None,
-) -> Recipe:
-    """The recipe that a command line gives: a name and changes to it, or what suits the images of --data."""
-    from nearkin.recipe import Recipe
-    from nearkin.runs.own_photos import own_photos_recipe
-
-    names = [text for text in arguments if "=" not in text]
-    overrides = [text for text in arguments if "=" in text]
-    if len(names) > 1:
-        raise RecipeError(f"one recipe at a time, got {', '.join(names)}; changes to it are written key=value")
-    if root is not None:
-        overrides.append(f"data.root={json.dumps(str(root))}")
-    if device is not None:
-        overrides.append(f"training.device={device}")
-    if kinds is not None:
-        overrides.append(f"data.kinds={kinds}")
-    if names:
-        if data is not None:
-            overrides.append(f"data.source={json.dumps(data)}")
-        return Recipe.load(names[0], overrides)
-    if data is None:
-        raise RecipeError("what to train? Name a recipe (nearkin recipes lists them) or give images with --data FOLDER")
-    return own_photos_recipe(data, overrides, say=console.print)

@@ -30,6 +30,16 @@ class Published:
     spread: float | None
     """As the paper gives it, where it does: a standard error (VCPA) or a confidence interval (ISA)."""
 
+    @property
+    def text(self) -> str:
+        """With the digits that papers print: one, or two where it has two.
+
+        >>> [row.text for row in look_up(paper="MPA", table="7", method="MPA K=8")][:2]
+        ['69.1', '67.4']
+        """
+        digits = 1 if round(self.value, 1) == self.value else 2
+        return f"{self.value:.{digits}f}" + ("" if self.spread is None else f" ± {self.spread:g}")
+
 
 def published_rows() -> list[Published]:
     """Every published figure, in the order of the file ``figures.csv`` that comes with the package.

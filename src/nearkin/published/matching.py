@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from nearkin.published.figures import look_up
+from nearkin.evaluation.statistics import Statistic
+from nearkin.published.figures import Published, look_up
 from nearkin.recipe import Recipe
 
 _DATA = {"cub": "cub", "cars": "cars196", "sop": "sop", "inshop": "inshop"}
@@ -37,8 +37,8 @@ _PROFS = {
 
 
 @dataclass(frozen=True)
-class PublishedFigures:
-    """A line of a published table: ``{"mean", "spread", "text"}`` by the name of the score."""
+class PublishedLine:
+    """A line of a published table."""
 
     paper: str
     table: str
@@ -46,8 +46,19 @@ class PublishedFigures:
     backbone: str
     dim: int
     protocol: str
-    figures: Mapping[str, Mapping[str, Any]]
+    figures: Mapping[str, Published]
+    """By the name of the score."""
     same_backbone: bool
+
+    @property
+    def scores(self) -> dict[str, Statistic]:
+        """As fractions."""
+        return {name: Statistic(each.value, each.spread).scaled(0.01) for name, each in self.figures.items()}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """As they are printed."""
+        return {name: each.text for name, each in self.figures.items()}
 
     @property
     def encoder(self) -> str:
@@ -60,7 +71,7 @@ class PublishedFigures:
         return f"published: {self.paper}, {place} ({self.encoder})"
 
 
-def published_beside(recipe: Recipe, protocol: str) -> list[PublishedFigures]:
+def published_beside(recipe: Recipe, protocol: str) -> list[PublishedLine]:
     """Published lines for a run's method on its data, those with its own backbone first.
 
     Nothing is returned where it is not certain that the same thing was measured: other data, fewer images or other
@@ -75,19 +86,15 @@ def published_beside(recipe: Recipe, protocol: str) -> list[PublishedFigures]:
     if data is None or not _is_usual(recipe):
         return []
     names = published_names(recipe)
-    lines: dict[tuple[str, str, str, str, int], dict[str, dict[str, Any]]] = {}
+    lines: dict[tuple[str, str, str, str, int], dict[str, Published]] = {}
     for name in names:
         for row in look_up(method=name, dataset=data, protocol=protocol):
             if "(" in row.table:  # measured under the condition that follows, such as a tenth of the images
                 continue
             key = (row.paper, row.table, row.method, row.backbone, row.dim)
-            lines.setdefault(key, {})[SAME_SCORE.get(row.metric, row.metric)] = {
-                "mean": row.value / 100,
-                "spread": None if row.spread is None else row.spread / 100,
-                "text": f"{row.value:g}" + ("" if row.spread is None else f" ± {row.spread:g}"),
-            }
+            lines.setdefault(key, {})[SAME_SCORE.get(row.metric, row.metric)] = row
     own = _backbone(recipe.encoder.backbone)
-    found = [PublishedFigures(*key, protocol, figures, key[3] == own) for key, figures in lines.items()]
+    found = [PublishedLine(*key, protocol, figures, key[3] == own) for key, figures in lines.items()]
     return sorted(found, key=lambda each: not each.same_backbone)
 
 

@@ -15,8 +15,10 @@ from nearkin.recipe import Recipe
 from nearkin.report.opened_run import Look, OpenedRun, open_runs
 from nearkin.report.run_names import part_names
 from nearkin.runs.data import say_if_images_differ
+from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.folder import INDIFFERENT, RunFolder
 from nearkin.runs.run import Progress
+from nearkin.runs.scores import Scores
 
 _MOST_NAMED = 3
 
@@ -27,7 +29,7 @@ class RunGroup:
 
     title: str
     runs: tuple[OpenedRun, ...]
-    mlrc: Mapping[str, Any] | None = None
+    ensemble: EnsembleScores | None = None
     """What ``nearkin mlrc`` found for these runs together."""
 
     @property
@@ -37,16 +39,16 @@ class RunGroup:
     @property
     def data(self) -> str:
         """What the data is called."""
-        return str(self.scores[0]["data"]) if self.scores else Path(self.recipe.data.source).stem
+        return self.scores[0].conditions.data if self.scores else Path(self.recipe.data.source).stem
 
     @cached_property
     def finished(self) -> tuple[OpenedRun, ...]:
         return tuple(run for run in self.runs if run.folder.is_finished)
 
     @cached_property
-    def scores(self) -> tuple[dict[str, Any], ...]:
-        """What the finished runs' ``scores.json`` hold."""
-        return tuple(_read_scores(run.folder) for run in self.finished)
+    def scores(self) -> tuple[Scores, ...]:
+        """Of the finished runs."""
+        return tuple(run.folder.scores() for run in self.finished)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -71,10 +73,10 @@ def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progre
     A run with the recipe and the seed of another adds nothing to a spread and is left out with a word about it.
     """
     titles: dict[Path, str | None] = {}
-    together: dict[Path, Mapping[str, Any] | None] = {}
+    together: dict[Path, EnsembleScores | None] = {}
     found: dict[Path, Path] = {}
     for path in paths:
-        whole = _read_json(Path(path) / "mlrc.json")
+        whole = EnsembleScores.read(path)
         for run_path, title in _run_paths(Path(path)):
             place = run_path.expanduser().resolve()
             found.setdefault(place, run_path)
@@ -202,10 +204,3 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     return content
-
-
-def _read_scores(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return folder.scores()
-    except ValueError as error:
-        raise DataError(f"{folder.scores_file} cannot be read: {error}") from error

@@ -3,114 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.protocol import SELECTED_ON_TEST, select_by
-from nearkin.published.matching import SAME_SCORE, PublishedFigures, published_beside
+from nearkin.evaluation.protocol import select_by
+from nearkin.evaluation.scores import is_score, score_named
+from nearkin.evaluation.statistics import Statistic
+from nearkin.published.matching import SAME_SCORE, PublishedLine, published_beside
 from nearkin.report.run_groups import RunGroup
-from nearkin.studies.study import figure
+from nearkin.report.table import NOTHING, Line, Part, Table
+from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.suggest import did_you_mean
 
-Figures = Mapping[str, Mapping[str, Any]]
-"""``{"mean", "spread", "values"}`` by the name of the score, as fractions."""
-
-_PLAIN = {"covering_radius": "covering radius", "inter_class_distance": "distance between classes"}
-"""Figures that are no fractions, and what they are called."""
-_HIDDEN = ("inter_class_distance", "queries_without_match")
 CONDITIONS = ("data", "encoder", "protocol", "selection", "seeds", "hardware")
-"""What every figure holds for: in the caption where it is the same for all lines, a column where it is not."""
+"""What every score holds for: in the caption where it is the same for all lines, a column where it is not."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a table."""
+class Entry:
+    """A line before it is put into words."""
 
     title: str
     what: str
-    """Which of the row's figures these are: the best evaluation, the last epoch, or published ones."""
-    figures: Figures
+    """Which of the group's scores these are: the best evaluation, the last epoch, or published ones."""
+    scores: Mapping[str, Statistic]
     runs: int
     conditions: Mapping[str, str]
     group: int
     recipes: tuple[str, ...] = ()
-    published: PublishedFigures | None = None
+    published: PublishedLine | None = None
     published_as: str = ""
-    """The protocol under which papers print such figures; empty where they do not."""
+    """The protocol under which papers print such scores; empty where they do not."""
     test_classes: str = ""
 
 
 @dataclass(frozen=True)
-class ScoreTable:
-    """Lines in the order of the groups, and the names of the scores they show."""
+class ScoreTable(Table):
+    """A table that also says which scores it shows."""
 
-    lines: tuple[Line, ...]
-    metrics: tuple[str, ...]
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def ours(self) -> list[Line]:
-        return [line for line in self.lines if line.published is None]
-
-    @property
-    def varying(self) -> list[str]:
-        """Conditions that need a column."""
-        return [name for name in CONDITIONS if len({line.conditions[name] for line in self.ours}) > 1]
-
-    @property
-    def caption(self) -> str:
-        """What holds for all lines, and how to read them."""
-        first, varying = self.ours[0], self.varying
-        shared = {name: first.conditions[name] for name in CONDITIONS if name not in varying}
-        seeds = shared.get("seeds", "")
-        said = {
-            "data": shared.get("data", ""),
-            "classes": _same([line.test_classes for line in self.ours]),
-            "encoder": shared.get("encoder", ""),
-            "protocol": f"{shared['protocol']} protocol" if "protocol" in shared else "",
-            "selection": shared.get("selection", ""),
-            "seeds": f"{'seeds' if ',' in seeds else 'seed'} {seeds}" if seeds else "",
-            "hardware": shared.get("hardware", ""),
-        }
-        percent = "Scores in per cent" if any(name not in _PLAIN for name in self.metrics) else "Scores"
-        several = any(line.runs > 1 for line in self.ours)
-        over = "repeats" if all(line.conditions["protocol"] == "mlrc" for line in self.ours) else "seeds"
-        spread = f": mean ± sample standard deviation over n {over}" if several else f"; one {over[:-1]}, so no spread"
-        reading = f"{percent}{spread}."
-        best = any(line.what == "best evaluation" for line in self.ours)
-        reading += " The best evaluation was chosen on the test classes themselves, as papers do." if best else ""
-        published = any(line.published for line in self.lines)
-        reading += " Published lines are as printed in the papers, with their own backbone." if published else ""
-        return f"{sentence('; '.join(part for part in said.values() if part))} {reading}"
-
-    @property
-    def kinds(self) -> bool:
-        """Whether there is more than one kind of line, so that each must say what it is."""
-        return len({line.what for line in self.lines}) > 1
-
-    def headings(self) -> list[str]:
-        names = ["", *(["figures"] if self.kinds else []), "n"]
-        return [*names, *(metric_name(name) for name in self.metrics), *self.varying]
-
-    def is_number(self, column: int) -> bool:
-        first = 2 if self.kinds else 1
-        return first <= column <= first + len(self.metrics)
-
-    def cells(self, line: Line, *, first: bool = True) -> list[str]:
-        """The cells of a line; its title only where it is the first of its group."""
-        scores = [cell(line.figures.get(name), name, published=line.published is not None) for name in self.metrics]
-        count = "" if line.published is not None else str(line.runs)
-        names = [line.title if first else "", *([line.what] if self.kinds else []), count]
-        return [*names, *scores, *(line.conditions[name] for name in self.varying)]
-
-    def rows(self) -> list[tuple[Line, list[str]]]:
-        """Every line with its cells."""
-        found, before = [], None
-        for line in self.lines:
-            found.append((line, self.cells(line, first=line.group != before)))
-            before = line.group
-        return found
+    names: tuple[str, ...] = ()
 
 
 def score_table(
@@ -123,134 +55,40 @@ def score_table(
         metrics: names of the scores to show, in this order; default: all that were measured.
         published: put published figures below ours where it is certain that they are of the same thing.
     """
-    lines: list[Line] = []
-    notes = []
-    for place, group in enumerate(groups):
-        begun = [str(run.folder.path) for run in group.runs if not run.folder.is_finished]
-        notes += [f"not finished and not counted: {path}" for path in begun]
-        lines += _lines_of(group, place)
-    if not lines:
+    entries = [entry for place, group in enumerate(groups) for entry in _entries(group, place)]
+    if not entries:
         raise DataError("none of the runs has a score on test classes: they are not finished, or have no test classes")
-    measured = list(dict.fromkeys(name for line in lines for name in line.figures if name not in _HIDDEN))
-    measured.sort(key=lambda name: name in _PLAIN)  # the order of the recipe otherwise
+    measured = [name for name in dict.fromkeys(n for each in entries for n in each.scores) if score_named(name).shown]
+    measured.sort(key=lambda name: not score_named(name).in_percent)  # the order of the recipe otherwise
     for name in metrics or ():
         if name not in measured:
             raise RecipeError(f"the runs have no score {name!r}: {did_you_mean(name, measured)}")
-    chosen = tuple(dict.fromkeys(metrics)) if metrics else tuple(measured)
+    names = tuple(dict.fromkeys(metrics)) if metrics else tuple(measured)
     if published:
-        lines = _with_published(lines, groups, chosen)
-    return ScoreTable(tuple(lines), chosen, tuple(notes))
+        entries = _with_published(entries, groups, names)
+    ours = [entry for entry in entries if entry.published is None]
+    varying = [key for key in CONDITIONS if len({entry.conditions[key] for entry in ours}) > 1]
+    unfinished = [run.folder.path for group in groups for run in group.runs if not run.folder.is_finished]
+    return ScoreTable(
+        "",
+        (_part(entries, names, varying),),
+        (_caption(entries, names, varying),),
+        tuple(f"Not finished and not counted: {path}." for path in unfinished),
+        tuple(_record(entry, names) for entry in entries),
+        names,
+    )
 
 
-def cell(value: Mapping[str, Any] | None, name: str, *, published: bool = False) -> str:
-    """A figure in per cent, with its spread where it has one; published ones with the digits they were printed with.
-
-    >>> cell({"mean": 0.6571, "spread": 0.0042}, "R@1"), cell({"mean": 0.6571, "spread": None}, "R@1")
-    ('65.7 ± 0.4', '65.7')
-    """
-    if value is None:
-        return "–"
-    if published:
-        return str(value["text"])
-    scale, digits = (1, 3) if name in _PLAIN else (100, 1)
-    spread = "" if value["spread"] is None else f" ± {scale * value['spread']:.{digits}f}"
-    return f"{scale * value['mean']:.{digits}f}{spread}"
+def score_text(value: Statistic | None, name: str) -> str:
+    """``mean ± spread`` in the score's unit and digits."""
+    return NOTHING if value is None else score_named(name).text(value.mean, value.spread)
 
 
-def metric_name(name: str) -> str:
-    return _PLAIN.get(name, name)
-
-
-def _lines_of(group: RunGroup, place: int) -> list[Line]:
-    """The reported figures of a group and, where the test classes chose the epoch, those of the last one."""
-    final = [each["final_of"]["run"] for each in group.scores if "final_of" in each]
-    # A final model has no score of its own; it is shown with that of the run whose epoch it took, and says so.
-    scores = [each["final_of"]["scores"] if "final_of" in each else each for each in group.scores]
-    scores = [each for each in scores if each["test"]]
-    if not scores:
-        return []
-    protocol = _same([str(each["protocol"]) for each in scores])
-    selection = _same([str(each["selection"]) for each in scores])
-    if protocol == "mlrc":
-        selection = f"best {select_by(group.recipe.protocol)} on each model's held-out fold"
-    conditions = {
-        "data": group.data + _training_conditions(group),
-        "encoder": encoder_text(group),
-        "protocol": protocol,
-        "selection": selection,
-        "seeds": ", ".join(map(str, sorted({int(each["seed"]) for each in scores}))),
-        "hardware": _same([str(each["hardware"]) for each in scores]),
-    }
-    shared: dict[str, Any] = {
-        "title": f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.title,
-        "group": place,
-        "recipes": tuple(str(each["recipe"]) for each in scores),
-        "test_classes": _same([str(each["test_classes"]) for each in scores]),
-    }
-    figures = figures_of([each["test"] for each in scores])
-    chosen_on_test = protocol in SELECTED_ON_TEST and selection != "last epoch"
-    if protocol == "mlrc" and group.mlrc is not None:
-        return _mlrc_lines(group.mlrc, conditions, shared)
-    what = "best evaluation" if chosen_on_test else "last epoch" if selection == "last epoch" else "chosen epoch"
-    what = f"mean of {len(scores)} models" if protocol == "mlrc" else what
-    lines = [Line(what=what, figures=figures, runs=len(scores), conditions=conditions, **shared)]
-    if chosen_on_test:
-        lines[0] = replace(lines[0], published_as="conventional")
-        last = {name: value for name, value in figures_of([each["last"] for each in scores]).items() if name in figures}
-        lasting = conditions | {"selection": "last epoch"}
-        lines.append(Line(what="last epoch", figures=last, runs=len(scores), conditions=lasting, **shared))
-    return [line for line in lines if line.figures]
-
-
-def _mlrc_lines(mlrc: Mapping[str, Any], conditions: Mapping[str, str], shared: Mapping[str, Any]) -> list[Line]:
-    """The models of the folds one by one, and their embeddings side by side."""
-    lines = []
-    for key, dim, what, published_as in (
-        ("separate", "dim", f"mean of {mlrc['folds']} models", "mlrc-mean"),
-        ("concatenated", "concatenated_dim", f"{mlrc['folds']} models concatenated", "mlrc-ensemble"),
-    ):
-        figures = {SAME_SCORE.get(name, name): value for name, value in mlrc[key].items()}
-        encoder = f"{mlrc['backbone']}, {mlrc[dim]}-d"
-        lines.append(
-            Line(
-                what=f"{what}, {mlrc[dim]}-d",
-                figures=figures,
-                runs=int(mlrc["repeats"]),
-                conditions={**conditions, "encoder": encoder},
-                published_as=published_as,
-                **shared,
-            )
-        )
-    return lines
-
-
-def figures_of(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def statistics_of(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Statistic]:
     """Mean and spread of every score over the runs that have it."""
-    names = dict.fromkeys(name for part in parts for name in part if _is_score(name))
-    found = {name: figure([float(part[name]) for part in parts if part.get(name) is not None]) for name in names}
+    names = dict.fromkeys(name for part in parts for name in part or () if is_score(name))
+    found = {name: Statistic.of_key(parts, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _with_published(lines: Sequence[Line], groups: Sequence[RunGroup], metrics: Sequence[str]) -> list[Line]:
-    """Published lines below all of ours for the same group."""
-    found: list[Line] = []
-    for place, group in enumerate(groups):
-        own = [line for line in lines if line.group == place]
-        found += own
-        for line in own:
-            for each in published_beside(group.recipe, line.published_as) if line.published_as else ():
-                figures = {name: value for name, value in each.figures.items() if name in metrics}
-                if figures:
-                    given = {"data": line.conditions["data"], "encoder": each.encoder, "protocol": each.protocol}
-                    conditions = {name: given.get(name, "as published") for name in CONDITIONS}
-                    found.append(Line(line.title, each.what, figures, 0, conditions, place, published=each))
-    return found
-
-
-def _training_conditions(group: RunGroup) -> str:
-    protocol = group.recipe.protocol
-    share = f", {100 * protocol.train_share:g} % of the training images" if protocol.train_share < 1 else ""
-    return share + (f", {100 * protocol.label_noise:g} % of the labels replaced" if protocol.label_noise else "")
 
 
 def encoder_text(group: RunGroup) -> str:
@@ -259,14 +97,141 @@ def encoder_text(group: RunGroup) -> str:
     return encoder.backbone if encoder.dim is None else f"{encoder.backbone}, {encoder.dim}-d"
 
 
-def _is_score(name: str) -> bool:
-    return "@" in name or name in ("NMI", "F1", *_PLAIN)
+def _part(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]) -> Part:
+    """Every line says what it is where there is more than one kind of them."""
+    kinds = len({entry.what for entry in entries}) > 1
+    lines, before = [], None
+    for entry in entries:
+        first = entry.group != before
+        before = entry.group
+        if entry.published is None:
+            scores = [score_text(entry.scores.get(name), name) for name in names]
+        else:
+            scores = [entry.published.texts.get(name, NOTHING) for name in names]
+        count = str(entry.runs) if entry.published is None else ""
+        words = [entry.title if first else "", *([entry.what] if kinds else [])]
+        cells = (*words, count, *scores, *(entry.conditions[key] for key in varying))
+        lines.append(Line(cells, "published" if entry.published else "", begins_group=first and kinds))
+    headings = ["", *(["scores"] if kinds else []), "n", *(score_named(name).heading for name in names), *varying]
+    return Part(tuple(headings), tuple(lines), texts=2 if kinds else 1, numbers=1 + len(names))
+
+
+def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]) -> str:
+    """What holds for all lines, and how to read them."""
+    ours = [entry for entry in entries if entry.published is None]
+    shared = {key: ours[0].conditions[key] for key in CONDITIONS if key not in varying}
+    seeds = shared.get("seeds", "")
+    said = [
+        shared.get("data", ""),
+        _same([entry.test_classes for entry in ours]),
+        shared.get("encoder", ""),
+        f"{shared['protocol']} protocol" if "protocol" in shared else "",
+        shared.get("selection", ""),
+        f"{'seeds' if ',' in seeds else 'seed'} {seeds}" if seeds else "",
+        shared.get("hardware", ""),
+    ]
+    held = "; ".join(part for part in said if part)
+    over = "repeats" if all(entry.conditions["protocol"] == "mlrc" for entry in ours) else "seeds"
+    several = any(entry.runs > 1 for entry in ours)
+    spread = f": mean ± sample standard deviation over n {over}" if several else f"; one {over[:-1]}, so no spread"
+    reading = f"{'Scores in per cent' if any(score_named(name).in_percent for name in names) else 'Scores'}{spread}."
+    if any(entry.what == "best evaluation" for entry in ours):
+        reading += " The best evaluation was chosen on the test classes themselves, as papers do."
+    if any(entry.published for entry in entries):
+        reading += " Published lines are as printed in the papers, with their own backbone."
+    return f"{held[:1].upper()}{held[1:]}. {reading}"
+
+
+def _entries(group: RunGroup, place: int) -> list[Entry]:
+    """The reported scores of a group and, where the test classes chose the epoch, those of the last one."""
+    final = [each.final_of.run for each in group.scores if each.final_of]
+    # A final model has no score of its own; it is shown with that of the run whose epoch it took, and says so.
+    own = [each.final_of.scores if each.final_of else each for each in group.scores]
+    scores = [each for each in own if each.test]
+    if not scores:
+        return []
+    held = [each.conditions for each in scores]
+    protocol, selection = _same([each.protocol for each in held]), _same([each.selection for each in held])
+    if protocol == "mlrc":
+        selection = f"best {select_by(group.recipe.protocol)} on each model's held-out fold"
+    conditions = {
+        "data": ", ".join(
+            [group.data, *sorted({each.training_conditions for each in held if each.training_conditions})]
+        ),
+        "encoder": encoder_text(group),
+        "protocol": protocol,
+        "selection": selection,
+        "seeds": ", ".join(map(str, sorted({each.seed for each in held}))),
+        "hardware": _same([each.hardware for each in held]),
+    }
+    on_test = scores[0].chosen_on_test
+    entry = Entry(
+        title=f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.title,
+        what="best evaluation" if on_test else "last epoch" if selection == "last epoch" else "chosen epoch",
+        scores=statistics_of([each.test for each in scores]),
+        runs=len(scores),
+        conditions=conditions,
+        group=place,
+        recipes=tuple(each.recipe for each in held),
+        published_as="conventional" if on_test else "",
+        test_classes=_same([each.test_classes for each in held]),
+    )
+    if protocol == "mlrc":
+        models = replace(entry, what=f"mean of {len(scores)} models")
+        return [models] if group.ensemble is None else _ensemble_entries(models, group.ensemble)
+    if not on_test:
+        return [entry]
+    last = {name: value for name, value in statistics_of([s.last for s in scores]).items() if name in entry.scores}
+    lasting = conditions | {"selection": "last epoch"}
+    both = [entry, replace(entry, what="last epoch", scores=last, conditions=lasting, published_as="")]
+    return [each for each in both if each.scores]
+
+
+def _ensemble_entries(entry: Entry, ensemble: EnsembleScores) -> list[Entry]:
+    """The models of the folds one by one, and their embeddings side by side."""
+    found = []
+    for scores, dim, what, published_as in (
+        (ensemble.separate, ensemble.dim, f"mean of {ensemble.folds} models", "mlrc-mean"),
+        (ensemble.concatenated, ensemble.concatenated_dim, f"{ensemble.folds} models concatenated", "mlrc-ensemble"),
+    ):
+        found.append(
+            replace(
+                entry,
+                what=f"{what}, {dim}-d",
+                scores={SAME_SCORE.get(name, name): value for name, value in scores.items()},
+                runs=ensemble.repeats,
+                conditions={**entry.conditions, "encoder": f"{ensemble.backbone}, {dim}-d"},
+                published_as=published_as,
+            )
+        )
+    return found
+
+
+def _with_published(entries: Sequence[Entry], groups: Sequence[RunGroup], names: Sequence[str]) -> list[Entry]:
+    """Published lines below all of ours for the same group."""
+    found: list[Entry] = []
+    for place, group in enumerate(groups):
+        own = [entry for entry in entries if entry.group == place]
+        found += own
+        for entry in own:
+            for line in published_beside(group.recipe, entry.published_as) if entry.published_as else ():
+                scores = {name: value for name, value in line.scores.items() if name in names}
+                if scores:
+                    given = {"data": entry.conditions["data"], "encoder": line.encoder, "protocol": line.protocol}
+                    held = {key: given.get(key, "as published") for key in CONDITIONS}
+                    found.append(Entry(entry.title, line.what, scores, 0, held, place, published=line))
+    return found
+
+
+def _record(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
+    """All conditions, and scores as fractions with all their digits."""
+    record: dict[str, Any] = {"title": entry.title, "figures": entry.what, "n": entry.runs or None}
+    for name in names:
+        value = entry.scores.get(name)
+        record[name] = None if value is None else value.mean
+        record[f"{name} spread"] = None if value is None else value.spread
+    return record | dict(entry.conditions) | {"recipes": " ".join(entry.recipes)}
 
 
 def _same(values: Sequence[str]) -> str:
     return " or ".join(sorted(set(values)))
-
-
-def sentence(text: str) -> str:
-    """With a capital at the start and a full stop at the end."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from nearkin.errors import DataError
 from nearkin.evaluation.statistics import Statistic
 from nearkin.runs.scores import Conditions, Record, known_fields
 
@@ -57,6 +60,17 @@ class EnsembleScores(Record):
     seeds: list[int]
     models: list[FoldModel]
     written: str = ""
+
+    @classmethod
+    def read(cls, folder: str | Path) -> EnsembleScores | None:
+        """What a folder's ``mlrc.json`` holds; None where it has none."""
+        file = Path(folder) / FILE
+        try:
+            return cls.from_record(json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file} cannot be read ({error!r}): nearkin mlrc writes it anew") from error
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EnsembleScores:

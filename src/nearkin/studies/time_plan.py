@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from nearkin.errors import NearkinError
 from nearkin.recipe import Recipe
-from nearkin.runs.folder import RunFolder
-from nearkin.studies.pool import Trainable, share_done
+from nearkin.studies.pool import share_done
+from nearkin.studies.study import PlannedRun
 from nearkin.studies.timed_steps import run_seconds
 from nearkin.training.device import describe_hardware, pick_device
 
@@ -53,7 +52,7 @@ class _Known:
 
 
 def plan_time(
-    runs: Sequence[Trainable],
+    runs: Sequence[PlannedRun],
     *,
     jobs: int = 1,
     anew: Collection[Path] = (),
@@ -120,15 +119,6 @@ def duration(seconds: float) -> str:
     return f"about {round(hours / 24)} days"
 
 
-def side_by_side_of(folder: RunFolder) -> int:
-    """How many runs shared the machine with a run of a study; 1 where nothing is known of others."""
-    try:
-        kept = json.loads((folder.path / "study.json").read_text(encoding="utf-8"))
-        return int(kept.get("side_by_side", 1))
-    except (OSError, ValueError, AttributeError, TypeError):
-        return 1
-
-
 def _budget(recipe: Recipe) -> Hashable:
     """The same for runs that take as long but for their loss and method."""
     training = recipe.training
@@ -136,15 +126,15 @@ def _budget(recipe: Recipe) -> Hashable:
     return recipe.data, recipe.encoder.backbone, length, recipe.protocol.name
 
 
-def _known(run: Trainable) -> _Known | None:
+def _known(run: PlannedRun) -> _Known | None:
     """What a run took, unless it was on other hardware."""
     try:
         scores = run.folder.scores()
         here = describe_hardware(pick_device(run.recipe.training.device))
-        if _without_threads(str(scores["hardware"])) != _without_threads(here):
+        if _without_threads(scores.conditions.hardware) != _without_threads(here):
             return None
-        return _Known(run.recipe, float(scores["seconds"]), side_by_side_of(run.folder))
-    except (NearkinError, ValueError, KeyError, TypeError):
+        return _Known(run.recipe, float(scores.seconds), run.outcome.side_by_side)
+    except (NearkinError, ValueError, TypeError):
         return None
 
 
@@ -154,7 +144,7 @@ def _seconds_of(recipe: Recipe, known: Sequence[_Known], jobs: int) -> float:
     return statistics.fmean(each.seconds / max(jobs, each.side_by_side) for each in alike or known)
 
 
-def _share_done(run: Trainable) -> float:
+def _share_done(run: PlannedRun) -> float:
     try:
         rows = run.folder.evaluations()
     except (NearkinError, ValueError):

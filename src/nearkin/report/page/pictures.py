@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nearkin.evaluation.scores import score_named
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample
 from nearkin.report.page._parts import Payload, Section, counted, details, escape, shot, table
 from nearkin.report.page.retrieved import ClassScore, Retrieved
-from nearkin.report.page.tables import score_text
 from nearkin.report.plots.embedding_map import Map, choose_classes, project, training_map
 
 QUERIES = 8
@@ -216,7 +216,8 @@ def _bars(score: ClassScore | None) -> str:
     if score is None:
         return "<td class=number>–</td><td class=number>–</td>"
     return "".join(
-        f'<td class="number bar" data-value="{value:.6f}" style="--share:{100 * value:.1f}%">{score_text(value)}</td>'
+        f'<td class="number bar" data-value="{value:.6f}" style="--share:{100 * value:.1f}%">'
+        f"{score_named('R@1').text(value)}</td>"
         for value in (score.recall, score.precision)
     )
 

@@ -1,43 +1,32 @@
-"""Sections of figures and words: scores, cost, recipes, environments and commands."""
+"""Sections of numbers and words: scores, cost, recipes, environments and commands."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from nearkin.report.page._parts import Section, code, details, escape, table
+from nearkin.evaluation.scores import score_named
+from nearkin.evaluation.statistics import Statistic
+from nearkin.report.formats import html_table, signed
+from nearkin.report.page._parts import Section, code, details, escape
 from nearkin.report.page.explained import explanation
 from nearkin.report.run_groups import RunGroup
-from nearkin.report.score_tables import Figures, ScoreTable, cell, figures_of, metric_name
-from nearkin.report.tables import baseline_in_words
+from nearkin.report.run_table import baseline_in_words
+from nearkin.report.score_tables import ScoreTable, statistics_of
+from nearkin.report.table import NOTHING, Part
 from nearkin.runs.folder import RunFolder
-from nearkin.studies.study import figure
-from nearkin.studies.time_plan import side_by_side_of
+from nearkin.runs.outcome import Outcome
 
 
 def scores_section(scores: ScoreTable, groups: Sequence[RunGroup]) -> Section:
     """The table of scores with published figures below ours, what they mean, and what they were before training."""
-    rows, before = [], None
-    for line, cells in scores.rows():
-        kinds = ["published"] if line.published else []
-        kinds += ["first"] if line.group != before else []
-        before = line.group
-        content = "".join(
-            f"<td{' class=number' if scores.is_number(place) else ''}>{escape(text)}</td>"
-            for place, text in enumerate(cells[1:], 1)
-        )
-        rows.append(f'<tr class="{" ".join(kinds)}"><th scope="row">{escape(cells[0])}</th>{content}</tr>')
-    body = table(
-        scores.headings(),
-        rows,
-        kind="scores kinds" if scores.kinds else "scores",
-        caption=scores.caption,
-        numbers=scores.is_number,
-    )
+    (part,) = scores.parts
+    kind = "scores kinds" if part.texts > 1 else "scores"
+    body = html_table(part, kind=kind, caption=" ".join(scores.conditions))
     notes = "".join(f"<p class=note>{escape(note)}</p>" for note in scores.notes)
-    return Section("scores", "Scores", body + notes + explanation(scores.metrics) + before_and_after(groups))
+    return Section("scores", "Scores", body + notes + explanation(scores.names) + before_and_after(groups))
 
 
 def before_and_after(groups: Sequence[RunGroup]) -> str:
@@ -52,75 +41,67 @@ def before_and_after(groups: Sequence[RunGroup]) -> str:
         return ""
     alone = len(both) == 1
     headings = ["score", *(("untrained", "trained", "change") if alone else (group.title for group, *_ in both))]
-    rows = []
+    lines = []
     for name in names:
         cells: list[str] = []
         for _, before, after in both:
-            pair = [_mean(each.get(name), name) for each in (before, after)]
-            cells += [*pair, _change(before.get(name), after.get(name), name)] if alone else [" → ".join(pair)]
-        content = "".join(f"<td class=number>{escape(text)}</td>" for text in cells)
-        rows.append(f'<tr><th scope="row">{escape(metric_name(name))}</th>{content}</tr>')
+            was, now = before.get(name), after.get(name)
+            pair = [_mean(each, name) for each in (was, now)]
+            cells += [*pair, _change(was, now, name)] if alone else [" → ".join(pair)]
+        lines.append([score_named(name).heading, *cells])
     means = ", means over the seeds" if any(len(group.scores) > 1 for group, *_ in both) else ""
     what = f"In per cent{means}; the same test images before the first step of training and after it"
-    scored = [each for group, *_ in both for each in group.scores if each.get("untrained")]
+    scored = [each for group, *_ in both for each in group.scores if each.untrained]
     untrained = " or ".join(dict.fromkeys(baseline_in_words(each) for each in scored))
     caption = f"{what}{'.' if alone else ', untrained → trained.'} Untrained: {untrained}."
-    return f"<h3>Before and after training</h3>{table(headings, rows, kind='before', caption=caption)}"
+    return f"<h3>Before and after training</h3>{html_table(Part.of(headings, lines), kind='before', caption=caption)}"
 
 
-def _both_scores(group: RunGroup) -> tuple[Figures, Figures]:
-    done = [each for each in group.scores if each.get("untrained") and each.get("test")]
-    return figures_of([each["untrained"] for each in done]), figures_of([each["test"] for each in done])
+def _both_scores(group: RunGroup) -> tuple[dict[str, Statistic], dict[str, Statistic]]:
+    done = [each for each in group.scores if each.untrained and each.test]
+    return statistics_of([each.untrained for each in done]), statistics_of([each.test for each in done])
 
 
-def _mean(value: Mapping[str, Any] | None, name: str) -> str:
-    return cell(None if value is None else {**value, "spread": None}, name)
+def _mean(value: Statistic | None, name: str) -> str:
+    return NOTHING if value is None else score_named(name).text(value.mean)
 
 
-def _change(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, name: str) -> str:
+def _change(before: Statistic | None, after: Statistic | None, name: str) -> str:
     if before is None or after is None:
-        return "–"
-    text = _mean({"mean": after["mean"] - before["mean"]}, name)
-    return text.replace("-", "−") if text.startswith("-") else f"+{text}"
+        return NOTHING
+    score = score_named(name)
+    return signed((100 if score.in_percent else 1) * (after.mean - before.mean), score.digits)
 
 
 def cost_section(groups: Sequence[RunGroup]) -> Section | None:
     """Time, images per second and memory."""
-    rows = []
+    lines = []
     for group in groups:
         if not group.scores:
             continue
-
-        def mean(*path: str, scores: Sequence[Any] = group.scores) -> dict[str, Any] | None:
-            found = []
-            for each in scores:
-                value: Any = each
-                for key in path:
-                    value = value.get(key) if isinstance(value, dict) else None
-                found += [] if value is None else [float(value)]
-            return figure(found)
-
+        minutes = sum(each.seconds for each in group.scores) >= 600 * len(group.scores)
+        unit = (1 / 60, "min") if minutes else (1, "s")
+        seconds = Statistic.of(each.seconds * unit[0] for each in group.scores)
+        costs = [each.cost.__dict__ for each in group.scores]
         cells = [
-            _figure(mean("epochs"), 1),
-            _figure(mean("steps"), 0),
-            _figure(mean("seconds"), 0, scale=1 / 60 if _is_long(mean("seconds")) else 1)
-            + (" min" if _is_long(mean("seconds")) else " s"),
-            _figure(mean("cost", "step_ms"), 1),
-            _figure(mean("cost", "images_per_second"), 0),
-            _figure(mean("cost", "peak_mib"), 0),
+            _number(Statistic.of(each.epochs for each in group.scores), 1),
+            _number(Statistic.of(each.steps for each in group.scores), 0),
+            f"{_number(seconds, 0)} {unit[1]}",
+            _number(Statistic.of_key(costs, "step_ms"), 1),
+            _number(Statistic.of_key(costs, "images_per_second"), 0),
+            _number(Statistic.of_key(costs, "peak_mib"), 0),
             _parameters(group),
         ]
-        hardware = " or ".join(sorted({str(each["hardware"]) for each in group.scores})) + _shared(group)
-        content = "".join(f"<td class=number>{escape(text)}</td>" for text in cells)
-        rows.append(f'<tr><th scope="row">{escape(group.title)}</th>{content}<td>{escape(hardware)}</td></tr>')
-    if not rows:
+        hardware = " or ".join(sorted({each.conditions.hardware for each in group.scores})) + _shared(group)
+        lines.append([group.title, *cells, hardware])
+    if not lines:
         return None
     headings = ["", "epochs", "steps", "time", "ms per step", "images/s", "peak MiB", "parameters", "hardware"]
     caption = (
         "Means over the seeds. Time is that of the whole run with its evaluations, images per second that of the "
         "training steps alone; memory is the GPU's, or on a CPU the whole process's."
     )
-    return Section("cost", "Cost", table(headings, rows, caption=caption, numbers=lambda column: 0 < column < 8))
+    return Section("cost", "Cost", html_table(Part.of(headings, lines, numbers=7), caption=caption))
 
 
 def reproduce_section(groups: Sequence[RunGroup]) -> Section:
@@ -169,21 +150,13 @@ def _parameters(group: RunGroup) -> str:
 
 def _shared(group: RunGroup) -> str:
     """Times of runs that shared the machine are longer than of those that had it to themselves."""
-    sharing = max((side_by_side_of(run.folder) for run in group.finished), default=1)
+    ended = (Outcome.read(run.name, run.recipe.training.seed, run.folder) for run in group.finished)
+    sharing = max((outcome.side_by_side for outcome in ended), default=1)
     return f", up to {sharing} runs at a time" if sharing > 1 else ""
 
 
-def _is_long(value: dict[str, Any] | None) -> bool:
-    return value is not None and value["mean"] >= 600
-
-
-def _figure(value: dict[str, Any] | None, digits: int, *, scale: float = 1) -> str:
+def _number(value: Statistic | None, digits: int) -> str:
+    """A spread of nothing is not worth the room."""
     if value is None:
-        return "–"
-    spread = f" ± {scale * value['spread']:,.{digits}f}" if value["spread"] else ""
-    return f"{scale * value['mean']:,.{digits}f}{spread}"
-
-
-def score_text(value: float) -> str:
-    """A fraction in per cent."""
-    return cell({"mean": value, "spread": None}, "R@1")
+        return NOTHING
+    return (value if value.spread else Statistic(value.mean)).text(digits)

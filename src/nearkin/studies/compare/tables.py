@@ -10,6 +10,7 @@ from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import Difference, Statistic, rank_correlation
 from nearkin.recipe import Recipe
 from nearkin.report.formats import signed
+from nearkin.report.score_tables import score_text
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.studies.results import RowResult
 from nearkin.studies.study import COMPARED
@@ -190,11 +191,6 @@ def _against_base(results: Results) -> Part:
         if apart
     ]
     return Part(("", "base", *names), tuple(lines), title="Against their base", texts=2)
-
-
-def score_text(value: Statistic | None, name: str) -> str:
-    """``mean ± spread`` in the score's unit and digits."""
-    return NOTHING if value is None else score_named(name).text(value.mean, value.spread)
 
 
 def _points(apart: Difference | None) -> str:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nearkin.studies.mlrc.check import RealityCheck, mlrc, mlrc_models, read_ensemble
+from nearkin.studies.mlrc.check import RealityCheck, mlrc, mlrc_models
 
-__all__ = ["RealityCheck", "mlrc", "mlrc_models", "read_ensemble"]
+__all__ = ["RealityCheck", "mlrc", "mlrc_models"]

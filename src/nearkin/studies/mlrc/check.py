@@ -7,7 +7,6 @@ call goes on, finished models and their embeddings are kept, and more repeats on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,7 +120,10 @@ class RealityCheck(Study):
     @property
     def result(self) -> EnsembleScores:
         """What the folder holds."""
-        return read_ensemble(self.folder)
+        found = EnsembleScores.read(self.folder)
+        if found is None:
+            raise DataError(f"{self.folder} has no {FILE} yet: its models are not all trained")
+        return found
 
     def tables(self) -> list[Table]:
         return [mlrc_table(self.result)]
@@ -134,15 +136,6 @@ class RealityCheck(Study):
         file = self.folder / "mlrc.md"
         write_atomically(file, formats.markdown(mlrc_table(self.result, models=True)).encode())
         return [file, self.folder / FILE]
-
-
-def read_ensemble(folder: str | Path) -> EnsembleScores:
-    """What a folder's ``mlrc.json`` holds."""
-    file = Path(folder) / FILE
-    try:
-        return EnsembleScores.from_record(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} cannot be read ({error}): nearkin mlrc writes it anew") from error
 
 
 def default_mlrc_folder(recipe: Recipe) -> Path:

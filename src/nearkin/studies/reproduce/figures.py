@@ -11,8 +11,8 @@ from nearkin.data.benchmarks import benchmarks
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import FILE, draw_digits, load_moments
 from nearkin.studies.reproduce.papers import PaperTable, text_of
-from nearkin.studies.reproduce.rows import Settings
 from nearkin.studies.reproduce.results import Column, Reproduced, column_named, columns_of
+from nearkin.studies.reproduce.rows import Settings
 from nearkin.studies.reproduce.tables import caption, heading
 
 

@@ -108,7 +108,9 @@ class Reproduction(Study):
         reasons = dict.fromkeys(row.problem for part in self.asked for row in part.rows if row.recipe and row.problem)
         said = [f"Skipped: {reason}" for reason in reasons]
         if runs:
-            said.append(f"Plan: {counted(len(runs), 'run')} for {self.id}, {done} of them finished already, into {self.folder}")
+            said.append(
+                f"Plan: {counted(len(runs), 'run')} for {self.id}, {done} of them finished already, into {self.folder}"
+            )
         return said
 
     def runs(self) -> list[PlannedRun]:

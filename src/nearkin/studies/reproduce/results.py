@@ -7,18 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from nearkin.evaluation.statistics import Statistic
 from nearkin.published.figures import Published
 from nearkin.recipe import Recipe
-from nearkin.evaluation.statistics import Statistic
-from nearkin.runs.ensemble_scores import FILE
+from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.scores import Scores
-from nearkin.studies.mlrc import read_ensemble
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import PlannedRow
 from nearkin.studies.results import RowResult
 from nearkin.studies.study import PlannedRun
 
-PARTS: dict[str, Literal["separate", "concatenated"]] = {"mlrc-mean": "separate", "mlrc-ensemble": "concatenated", "mlrc": "concatenated"}
+PARTS: dict[str, Literal["separate", "concatenated"]] = {
+    "mlrc-mean": "separate",
+    "mlrc-ensemble": "concatenated",
+    "mlrc": "concatenated",
+}
 """Which of the reality check's two results a published figure is: of each model alone, or of all put together."""
 
 OUR_NAMES = {"P@1": "R@1"}
@@ -146,9 +149,9 @@ def _read_scores(found: Reproduced, result: RowResult, columns: Sequence[Column]
 
 
 def _read_ensemble(found: Reproduced, folder: Path, columns: Sequence[Column]) -> None:
-    if not (folder / FILE).exists():
+    ensemble = EnsembleScores.read(folder)
+    if ensemble is None:
         return
-    ensemble = read_ensemble(folder)
     found.folders, found.seeds, found.repeats = [folder], list(ensemble.seeds), ensemble.repeats
     found.status = "finished"
     for column in columns:

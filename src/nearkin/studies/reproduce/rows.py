@@ -90,6 +90,17 @@ class PlannedRow:
         words = command_words(self.definition.recipe, self.known_recipe)
         return " ".join(["nearkin", "mlrc" if self.mlrc else "train", *words])
 
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "name": self.definition.name,
+            "title": self.definition.title,
+            "data": self.data,
+            "command": None if self.recipe is None else self.command,
+            "recipe": None if self.recipe is None else self.recipe.as_mapping(),
+            "published": {f"{each.dim}-d {each.protocol} {each.metric}": each.value for each in self.figures},
+            "problem": self.problem,
+        }
+
 
 def planned_rows(
     table: PaperTable,

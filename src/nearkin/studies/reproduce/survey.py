@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from nearkin.recipe import Recipe
+from nearkin.report.table import NOTHING
 from nearkin.studies.reproduce.papers import Item, merged, rows_on, tables_of
 from nearkin.studies.reproduce.rows import Settings, missing_data, missing_weights
 
@@ -41,6 +43,29 @@ class Standing:
         if self.not_in_nearkin:
             parts.append(f"{self.not_in_nearkin} rows not in nearkin")
         return "; ".join(parts) or "nothing"
+
+    def cells(self) -> list[str]:
+        """A line of the list of all tables."""
+        same = f" (rows of {', '.join(self.item.same_as)})" if self.item.same_as else ""
+        return [
+            self.item.id,
+            self.item.title + same,
+            ", ".join(self.data) or NOTHING,
+            str(self.rows or NOTHING),
+            self.in_the_way,
+        ]
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "table": self.item.id,
+            "title": self.item.title,
+            "data": list(self.data),
+            "rows": self.rows,
+            "missing_data": list(self.missing_data),
+            "missing_weights": list(self.missing_weights),
+            "instead": self.item.instead,
+            "same_as": [f"{self.item.paper}/{key}" for key in self.item.same_as],
+        }
 
 
 def standing_of(item: Item, settings: Settings) -> Standing:

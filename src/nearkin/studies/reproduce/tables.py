@@ -9,7 +9,6 @@ from typing import Any
 
 from nearkin.data.benchmarks import benchmarks
 from nearkin.evaluation.statistics import Statistic
-from nearkin.published.figures import Published
 from nearkin.report.formats import signed
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.studies.reproduce.papers import PaperTable
@@ -128,7 +127,13 @@ def _lines(each: Reproduced, columns: Sequence[Column], reasons: dict[str, int])
     else:
         entries.append((f"{each.status}{number}", "", [NOTHING] * len(columns)))
     if each.published:
-        entries.append(("published", "published", [_published(each.published.get(column)) for column in columns]))
+        entries.append(
+            (
+                "published",
+                "published",
+                [each.published[column].text if column in each.published else NOTHING for column in columns],
+            )
+        )
         if each.finished:
             apart = [each.difference(column) for column in columns]
             cells = [NOTHING if value is None else signed(value) for value in apart]
@@ -194,18 +199,3 @@ def _said(lines: Sequence[Reproduced], key: str) -> list[str]:
 
 def _ours(value: Statistic | None) -> str:
     return NOTHING if value is None else value.text()
-
-
-def _published(figure: Published | None) -> str:
-    if figure is None:
-        return NOTHING
-    return printed(figure.value) + ("" if figure.spread is None else f" ± {figure.spread:g}")
-
-
-def printed(value: float) -> str:
-    """A published figure with the digits that papers print: one, or two where it has two.
-
-    >>> printed(78.0), printed(71.04)
-    ('78.0', '71.04')
-    """
-    return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"

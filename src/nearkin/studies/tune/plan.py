@@ -41,9 +41,7 @@ class Plan:
     """Models per trial, with the recipe's seed and those after it; their mean is the trial's score."""
 
     @classmethod
-    def of(
-        cls, recipe: Recipe, space: Space, sampler: Sampler, pruner: Pruner | None, seed: int, seeds: int
-    ) -> Plan:
+    def of(cls, recipe: Recipe, space: Space, sampler: Sampler, pruner: Pruner | None, seed: int, seeds: int) -> Plan:
         """Without a pruner named, a grid is gone through whole, and others give up trials below the median."""
         return cls(recipe, space, sampler, pruner or ("none" if sampler == "grid" else "median"), seed, seeds)
 

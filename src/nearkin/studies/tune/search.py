@@ -10,7 +10,15 @@ from typing import Any
 from rich.console import Console
 
 from nearkin.disk import write_atomically
-from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, RecipeError, TrainingError, require
+from nearkin.errors import (
+    DataError,
+    InterruptedRunError,
+    MissingExtraError,
+    NearkinError,
+    RecipeError,
+    TrainingError,
+    require,
+)
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import Recipe
 from nearkin.report import formats

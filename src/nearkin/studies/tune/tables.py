@@ -79,7 +79,8 @@ def conditions_of(tuning: Tuning) -> list[str]:
     limit = "" if training.max_steps is None else f", at most {training.max_steps} steps"
     seeds = [str(seed) for seed in range(training.seed, training.seed + plan.seeds)]
     parts = [
-        f"{counted(len(tuning.trials), 'trial')}: " + ", ".join(f"{number} {status}" for status, number in count.items()),
+        f"{counted(len(tuning.trials), 'trial')}: "
+        + ", ".join(f"{number} {status}" for status, number in count.items()),
         f"{plan.sampler} sampler, seed {plan.seed}, "
         + ("no pruner" if plan.pruner == "none" else f"{plan.pruner} pruner"),
         f"{plan.recipe.protocol.name} protocol, {tuning.conditions['selection']}",

@@ -28,7 +28,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.runs.scores import Scores
-from nearkin.studies.study import Row, PlannedRun
+from nearkin.studies.study import PlannedRun, Row
 from nearkin.studies.tune.plan import Plan, check_plan, plan_file
 from nearkin.studies.tune.space import shown, with_values
 from nearkin.training.observers import ConsoleObserver, Observers
