@@ -11,7 +11,7 @@ import pytest
 
 from nearkin.errors import BusyError, RecipeError
 from nearkin.recipe import Recipe
-from nearkin.recipe.identity import INDIFFERENT, located
+from nearkin.recipe.identity import INDIFFERENT, LATER, flat, located
 from nearkin.runs.default_folders import default_folder
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
@@ -46,6 +46,12 @@ def changed(**options):
 def old_hash(recipe):
     """As earlier versions made it: of everything in the recipe."""
     return hashlib.sha256(json.dumps(recipe.as_mapping(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def test_keys_that_came_later_leave_the_hash_as_it_was_by_their_defaults():
+    defaults = flat(Recipe().as_mapping())
+    assert {key: defaults[key] for key in LATER} == LATER
+    assert "protocol.scores" in LATER
 
 
 @pytest.mark.parametrize("key", INDIFFERENT)

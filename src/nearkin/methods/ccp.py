@@ -23,6 +23,9 @@ from nearkin.training.state import Method, TrainingState
 
 __all__ = ["Ccp"]
 
+_KEPT = ["events", "problem", "problem_began", "problem_best", "overall_best", "without_improvement", "without_best"]
+"""Attributes that a resumed run takes over as they are."""
+
 
 class Ccp(Method):
     r"""Chance-constrained alternating proxy problems (CCP, algorithm 1).
@@ -262,13 +265,7 @@ class Ccp(Method):
             "reference": self._reference.state_dict(),
             "best_weights": self._best_weights,
             "anchor_rows": torch.from_numpy(self._anchor_rows),
-            "events": self.events,
-            "problem": self.problem,
-            "problem_began": self.problem_began,
-            "without_improvement": self.without_improvement,
-            "without_best": self.without_best,
-            "problem_best": self.problem_best,
-            "overall_best": self.overall_best,
+            **{name: getattr(self, name) for name in _KEPT},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -279,13 +276,5 @@ class Ccp(Method):
         weights = state["best_weights"]
         self._best_weights = None if weights is None else [w.to(device) for w in weights]
         self._anchor_rows = state["anchor_rows"].numpy()
-        for name in (
-            "events",
-            "problem",
-            "problem_began",
-            "without_improvement",
-            "without_best",
-            "problem_best",
-            "overall_best",
-        ):
+        for name in _KEPT:
             setattr(self, name, state[name])
