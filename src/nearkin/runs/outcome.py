@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -40,10 +41,8 @@ class Outcome:
     def read(cls, row: str, seed: int, folder: RunFolder) -> Outcome:
         """Of a run that may have ended, been begun, or neither."""
         kept = cls(row, seed, "unfinished", "begun, not finished" if folder.is_begun else "not run yet")
-        try:
+        with contextlib.suppress(OSError, ValueError, TypeError):  # damaged, it is as good as none
             kept = cls(**json.loads((folder.path / FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):  # damaged, it is as good as none: the folder says the rest
-            pass
         if folder.is_finished:
             return cls(row, seed, "finished", side_by_side=kept.side_by_side)
         return kept

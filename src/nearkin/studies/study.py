@@ -11,6 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from nearkin.runs.outcome import FILE, Outcome
 from nearkin.runs.run import run
 from nearkin.studies.pool import Job, run_side_by_side, training_job
 from nearkin.suggest import did_you_mean
-from nearkin.training.loop import Observer
 from nearkin.training.observers import ConsoleObserver
+from nearkin.training.state import Observer
 
 COMPARED = ("R@1", "MAP@R")
 """The scores by which a row is held against its base, and that are said of a run when it ends."""
@@ -238,9 +239,15 @@ def _run_here(planned: PlannedRun, console: Console) -> None:
             watched = planned.row.watched_by
             observer = bar if watched is None else watched(planned.folder, bar)
             # What a special observer has seen is not in a checkpoint, so such a run begins anew.
-            begun = planned.folder.is_begun
-            resume = {"overwrite": begun} if watched is not None else {"resume": begun}
-            run(planned.recipe, planned.folder, observer, progress=bar.decoding, **resume)
+            begun, anew = planned.folder.is_begun, watched is not None
+            run(
+                planned.recipe,
+                planned.folder,
+                observer,
+                resume=begun and not anew,
+                overwrite=begun and anew,
+                progress=bar.decoding,
+            )
     except (InterruptedRunError, BusyError):
         raise
     except NearkinError as error:
@@ -265,9 +272,7 @@ def _run_elsewhere(
             except BusyError as error:
                 busy[planned.folder.path] = _left_to_other(planned, str(error), console)
                 continue
-            yield training_job(
-                planned.label, planned.recipe, planned.folder, lambda code, said, mine=planned: ended(mine, code, said)
-            )
+            yield training_job(planned.label, planned.recipe, planned.folder, partial(ended, planned))
 
     def ended(planned: PlannedRun, code: int, said: str) -> None:
         if code == BusyError.exit_code:

@@ -258,7 +258,7 @@ def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
     if paper.method.name == "ccp":
         copied.append("proxy_multiplier")
     ours["training"] |= {key: theirs["training"][key] for key in copied}
-    ranks = ("recall_at", "precision_at", "map_at", "ndcg_at", "clustering", "train_share", "label_noise")
+    ranks = ("recall_at", "precision_at", "map_at", "ndcg_at", "scores", "clustering", "train_share", "label_noise")
     ours["protocol"] |= {key: theirs["protocol"][key] for key in ranks}
     if paper.protocol.name in ("mlrc", "in-distribution"):
         ours["protocol"] |= {key: theirs["protocol"][key] for key in ("name", "folds", "fold", "select_by")}

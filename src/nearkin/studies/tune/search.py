@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +221,12 @@ def _side_by_side(plan: Plan, folder: Path, wanted: int, jobs: int, console: Con
                 label_of(plan, study, number),
                 ["-m", "nearkin.studies.tune.worker", str(folder), str(number)],
                 trial_folder(folder, number) / LOG,
-                is_done=lambda number=number: number not in unfinished(study),
-                ended=lambda code, said, number=number: ended(number, code, said),
+                is_done=partial(is_done, number),
+                ended=partial(ended, number),
             )
+
+    def is_done(number: int) -> bool:
+        return number not in unfinished(study)
 
     def ended(number: int, code: int, said: str) -> None:
         if number in unfinished(study):

@@ -42,7 +42,8 @@ def best_recipe(tuning: Tuning) -> str:
     best, recipe = tuning.ranking[0], tuning.plan.recipe
     method = "" if recipe.method.name == "plain" else f" and {recipe.method.name}"
     what = f"{tuning.conditions['data']} with {recipe.objective.name}{method}"
-    found = f"best of {counted(len(tuning.trials), 'trial')}, {tuning.select_by} {100 * (best.score or 0.0):.1f} % on validation"
+    trials, score = counted(len(tuning.trials), "trial"), 100 * (best.score or 0.0)
+    found = f"best of {trials}, {tuning.select_by} {score:.1f} % on validation"
     head = f"# {what}: {found} classes\n# nearkin train {_quoted(tuning.folder / 'best.yaml')}\n"
     return head + tuning.recipe_of(best).to_yaml()
 
