@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nearkin.studies.reproduce import PlannedRow, Settings
-    from nearkin.studies.reproduce.papers import TableDefinition
+    from nearkin.studies.reproduce.papers import PaperTable
     from nearkin.studies.study import Outcome, StudyRun
 
 __all__ = ["reproduce"]
@@ -164,7 +164,7 @@ def reproduce(
 
 
 def _run(
-    table: TableDefinition,
+    table: PaperTable,
     planned: Sequence[PlannedRow],
     data: Sequence[str],
     settings: Settings,
@@ -207,7 +207,7 @@ def _run(
 
 
 def _planned(
-    table: TableDefinition, asked: Sequence[str] | None, data: Sequence[str], settings: Settings, **options: Any
+    table: PaperTable, asked: Sequence[str] | None, data: Sequence[str], settings: Settings, **options: Any
 ) -> list[PlannedRow]:
     from nearkin.studies.reproduce import planned_rows
     from nearkin.studies.reproduce.papers import chosen_rows
@@ -267,7 +267,7 @@ def _print_items(paper: str | None, settings: Settings, as_json: bool) -> None:
     console.print("Run one: nearkin reproduce TABLE. See its rows: nearkin reproduce TABLE --list", soft_wrap=True)
 
 
-def _print_rows(table: TableDefinition, planned: Sequence[PlannedRow], as_json: bool) -> None:
+def _print_rows(table: PaperTable, planned: Sequence[PlannedRow], as_json: bool) -> None:
     from nearkin.studies.reproduce.survey import DIGITS
     from nearkin.studies.reproduce.tables import heading, printed
 

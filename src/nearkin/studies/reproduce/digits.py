@@ -22,7 +22,7 @@ from nearkin.numerics import normalise
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder, write_atomically
 from nearkin.runs.run import run
-from nearkin.studies.reproduce.papers import TableDefinition
+from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data
 from nearkin.studies.reproduce.survey import DIGITS
 from nearkin.training.state import Observer, TrainingState
@@ -51,7 +51,7 @@ def write_digits(folder: str | Path, *, drawings: int = 8, size: int = 28, stren
 
 
 def with_digits(
-    table: TableDefinition, settings: Settings, folder: str | Path, *, say: Callable[[str], None] = print
+    table: PaperTable, settings: Settings, folder: str | Path, *, say: Callable[[str], None] = print
 ) -> Settings:
     """Settings in which drawn digits stand in for MNIST where that is not there; others are left as they are."""
     if table.draw.kind != "digits" or missing_data("mnist", settings.root) is None:

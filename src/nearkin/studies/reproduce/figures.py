@@ -10,13 +10,13 @@ from typing import Any
 from nearkin.data.benchmarks import benchmarks
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import FILE, draw_digits, load_moments
-from nearkin.studies.reproduce.papers import TableDefinition, text_of
+from nearkin.studies.reproduce.papers import PaperTable, text_of
 from nearkin.studies.reproduce.rows import Settings
 from nearkin.studies.reproduce.runs import Column, Line, columns_of
 from nearkin.studies.reproduce.tables import caption, column_named, heading
 
 
-def draw_table(table: TableDefinition, lines: Sequence[Line], settings: Settings, folder: str | Path) -> list[Path]:
+def draw_table(table: PaperTable, lines: Sequence[Line], settings: Settings, folder: str | Path) -> list[Path]:
     """Draw a table or figure as ``<table>.png``; nothing where no run has finished."""
     done = [line for line in lines if line.finished]
     if not done:
@@ -46,7 +46,7 @@ def draw_table(table: TableDefinition, lines: Sequence[Line], settings: Settings
     return [file]
 
 
-def _draw_panel(axis: Any, table: TableDefinition, lines: Sequence[Line], x: str) -> None:
+def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Line], x: str) -> None:
     # The reality check is about MAP@R.
     metric = "MAP@R" if table.mlrc else table.draw.metric
     column = column_named(columns_of(table, [line.row for line in lines])[lines[0].row.data], metric)
@@ -64,7 +64,7 @@ def _draw_panel(axis: Any, table: TableDefinition, lines: Sequence[Line], x: str
         _draw_scores(axis, lines, column)
 
 
-def _draw_lines(axis: Any, table: TableDefinition, lines: Sequence[Line], x: str, column: Column) -> None:
+def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Line], x: str, column: Column) -> None:
     """A line for each series over the varied value; a row that does not vary it is a dashed line across."""
     from nearkin.report.plots._page import RUN_COLOURS
 
@@ -112,7 +112,7 @@ def _value(line: Line, symbol: str) -> float:
     return float(line.row.definition.at[symbol])
 
 
-def _draw_plane(axis: Any, table: TableDefinition, lines: Sequence[Line], column: Column) -> None:
+def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Line], column: Column) -> None:
     """Two varied values as a grid, the score as colour and number."""
     import numpy as np
 
@@ -194,7 +194,7 @@ def _steps_of(line: Line) -> list[int]:
     return [int(event["steps_before"]) for event in events if event["kind"] == "problem" and event["number"] > 1]
 
 
-def _draw_digits(table: TableDefinition, done: Sequence[Line], settings: Settings, folder: Path) -> list[Path]:
+def _draw_digits(table: PaperTable, done: Sequence[Line], settings: Settings, folder: Path) -> list[Path]:
     files = []
     for line in done:
         for seed, path in zip(line.seeds, line.folders, strict=False):

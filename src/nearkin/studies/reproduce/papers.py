@@ -45,7 +45,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class RowDefinition:
+class TableRow:
     """A line of a table before a data set is chosen."""
 
     name: str
@@ -71,7 +71,7 @@ class RowDefinition:
 
 
 @dataclass(frozen=True)
-class Draw:
+class Drawing:
     """How a figure is drawn."""
 
     kind: Kind = "scores"
@@ -86,12 +86,12 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class TableDefinition:
+class PaperTable:
     """A table or figure that can be run."""
 
     item: Item
     data: tuple[str, ...]
-    rows: tuple[RowDefinition, ...]
+    rows: tuple[TableRow, ...]
     published: str | None = None
     """Its name in the list of published figures."""
     mlrc: bool = False
@@ -101,7 +101,7 @@ class TableDefinition:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Sections of a recipe that are put on top of every row."""
     changes_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    draw: Draw = field(default_factory=Draw)
+    draw: Drawing = field(default_factory=Drawing)
 
 
 def papers() -> list[str]:
@@ -150,7 +150,7 @@ def find_item(given: str) -> Item:
     return known[given]
 
 
-def tables_of(item: Item) -> list[TableDefinition]:
+def tables_of(item: Item) -> list[PaperTable]:
     """The tables to run for an item: its own, those it repeats, or none where there is nothing to run.
 
     >>> [table.item.id for table in tables_of(find_item("ccp/table-2"))]
@@ -167,20 +167,20 @@ def rows_file(item: Item) -> Path:
     return recipes_folder() / item.paper / f"{item.key}{ENDING}"
 
 
-def read_table(item: Item, file: str | Path) -> TableDefinition:
+def read_table(item: Item, file: str | Path) -> PaperTable:
     """The rows and settings that a file gives for a table."""
     content = _load(Path(file))
     known = {"published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "rows"}
     try:
         _check_keys(content, known)
         symbols = {str(name): str(key) for name, key in content.get("symbols", {}).items()}
-        rows: list[RowDefinition] = []
+        rows: list[TableRow] = []
         for name, row in content["rows"].items():
             try:
                 rows += _expand(str(name), row, item.paper, symbols)
             except RecipeError as error:
                 raise RecipeError(f"row {name!r}: {error}") from error
-        return TableDefinition(
+        return PaperTable(
             item=item,
             data=tuple(content["data"]),
             rows=tuple(rows),
@@ -195,13 +195,13 @@ def read_table(item: Item, file: str | Path) -> TableDefinition:
         raise RecipeError(f"{Path(file).name}: {error}") from error
 
 
-def _draw(given: Mapping[str, Any]) -> Draw:
+def _draw(given: Mapping[str, Any]) -> Drawing:
     _check_keys(given, {"kind", "x", "y", "series", "metric", "even"})
     kind = given.get("kind", "scores")
     if kind not in get_args(Kind):
         raise RecipeError(f"unknown kind of figure {kind!r}: {did_you_mean(str(kind), get_args(Kind))}")
     x = given.get("x", ())
-    return Draw(
+    return Drawing(
         kind=kind,
         x=(x,) if isinstance(x, str) else tuple(x),
         y=given.get("y"),
@@ -221,7 +221,7 @@ def data_changes(paper: str, data: str, recipe: str) -> list[Mapping[str, Any]]:
     return [known[key] for key in ("all", recipe.rpartition("/")[2]) if key in known]
 
 
-def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iterator[RowDefinition]:
+def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iterator[TableRow]:
     """A row of the file, or one for every point where it varies something."""
     own = {"title", "series", "published", "recipe", "at", "vary", "points", "only", "by_data", "missing"}
     _check_keys(row, own | set(SECTIONS))
@@ -238,7 +238,7 @@ def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iter
         "missing": row.get("missing"),
     }
     if "vary" not in row and "points" not in row:
-        yield RowDefinition(name, title, published=published, changes=changes, at=dict(row.get("at", {})), **shared)
+        yield TableRow(name, title, published=published, changes=changes, at=dict(row.get("at", {})), **shared)
         return
     for point in _points(row, symbols):
         parts = [f"{symbols[symbol].rpartition('.')[2]}-{text_of(value)}" for symbol, value in point.items()]
@@ -249,7 +249,7 @@ def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iter
             named = None if published is None else str(published)
             for symbol, value in point.items():
                 named = None if named is None else named.replace(f"{{{symbol}}}", text_of(value))
-        yield RowDefinition(
+        yield TableRow(
             "-".join([name, *parts]),
             f"{title}, {where}",
             published=named,
@@ -344,12 +344,12 @@ def _load(file: Path) -> dict[str, Any]:
     return content
 
 
-def definitions_on(table: TableDefinition, data: str) -> list[RowDefinition]:
+def rows_on(table: PaperTable, data: str) -> list[TableRow]:
     """The rows that a table has for a data set; data that are not the paper's have all of them."""
     return [row for row in table.rows if row.only is None or data in row.only or data not in table.data]
 
 
-def chosen_rows(rows: Sequence[RowDefinition], asked: Sequence[str] | None) -> list[RowDefinition]:
+def chosen_rows(rows: Sequence[TableRow], asked: Sequence[str] | None) -> list[TableRow]:
     """The rows asked for by name; the name of a varied row stands for all its points.
 
     >>> table = tables_of(find_item("mpa/table-7"))[0]

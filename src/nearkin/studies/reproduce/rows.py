@@ -19,11 +19,11 @@ from nearkin.recipe import Recipe
 from nearkin.recipe.identity import INDIFFERENT
 from nearkin.studies.compare import base_recipe
 from nearkin.studies.reproduce.papers import (
-    RowDefinition,
-    TableDefinition,
+    PaperTable,
+    TableRow,
     data_changes,
-    definitions_on,
     merged,
+    rows_on,
     text_of,
 )
 
@@ -54,7 +54,7 @@ class Settings:
 class PlannedRow:
     """A line of a table on one data set."""
 
-    definition: RowDefinition
+    definition: TableRow
     data: str
     recipe: Recipe | None
     """None where nearkin does not have the method."""
@@ -88,8 +88,8 @@ class PlannedRow:
 
 
 def planned_rows(
-    table: TableDefinition,
-    definitions: Sequence[RowDefinition],
+    table: PaperTable,
+    definitions: Sequence[TableRow],
     data: Iterable[str],
     settings: Settings,
     *,
@@ -117,7 +117,7 @@ def planned_rows(
     rows = []
     for source in data:
         absent = missing_data(settings.stand_ins.get(source, source), settings.root)
-        there = definitions_on(table, source)
+        there = rows_on(table, source)
         for definition in definitions:
             if definition not in there:
                 continue
@@ -135,7 +135,7 @@ def planned_rows(
 
 
 def recipe_of(
-    table: TableDefinition, row: RowDefinition, data: str, settings: Settings, *, say: Callable[[str], None] = print
+    table: PaperTable, row: TableRow, data: str, settings: Settings, *, say: Callable[[str], None] = print
 ) -> Recipe:
     """The whole recipe of a row on a data set."""
     known = data in table.data
@@ -162,7 +162,7 @@ def recipe_of(
     return Recipe.from_mapping(_on_other_data(paper, suited), [*own, *overrides])
 
 
-def published_figures(table: TableDefinition, row: RowDefinition, data: str) -> list[Published]:
+def published_figures(table: PaperTable, row: TableRow, data: str) -> list[Published]:
     """What the paper reports for a row on a data set."""
     if table.published is None or row.published is None or data not in table.data:
         return []

@@ -16,7 +16,7 @@ from nearkin.published.figures import Published
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import run_digits
-from nearkin.studies.reproduce.papers import TableDefinition
+from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import PlannedRow
 from nearkin.studies.study import Outcome, Row, StudyRun, figure, outcome_of, planned_runs, run_study
 from nearkin.training.observers import ConsoleObserver
@@ -79,7 +79,7 @@ class Line:
         return float(self.ours[column]["mean"]) - self.published[column].value
 
 
-def columns_of(table: TableDefinition, rows: Sequence[PlannedRow]) -> dict[str, list[Column]]:
+def columns_of(table: PaperTable, rows: Sequence[PlannedRow]) -> dict[str, list[Column]]:
     """The columns for every data set: what is published there, or the scores that the table names.
 
     >>> from nearkin.studies.reproduce.papers import find_item, tables_of
@@ -111,7 +111,7 @@ def column_of(figure: Published, mlrc: bool) -> Column:
 
 
 def carry_out(
-    table: TableDefinition,
+    table: PaperTable,
     asked: Sequence[PlannedRow],
     folder: str | Path,
     seeds: Sequence[int],
@@ -144,9 +144,7 @@ def carry_out(
     return run_study(_study_rows(runnable), where, seeds, jobs=jobs, console=console)
 
 
-def runs_of(
-    table: TableDefinition, asked: Sequence[PlannedRow], folder: str | Path, seeds: Sequence[int]
-) -> list[StudyRun]:
+def runs_of(table: PaperTable, asked: Sequence[PlannedRow], folder: str | Path, seeds: Sequence[int]) -> list[StudyRun]:
     """Every run of the rows that can be run, finished or not, those of the reality check one for each fold."""
     from nearkin.studies.mlrc import mlrc_models
 
@@ -158,17 +156,13 @@ def runs_of(
     return planned_runs(_study_rows(runnable), where, seeds) if runnable else []
 
 
-def lines_of(
-    table: TableDefinition, rows: Sequence[PlannedRow], folder: str | Path, seeds: Sequence[int]
-) -> list[Line]:
+def lines_of(table: PaperTable, rows: Sequence[PlannedRow], folder: str | Path, seeds: Sequence[int]) -> list[Line]:
     """Every row with its published figures and with what the folder holds of it."""
     columns = columns_of(table, rows)
     return [_line(table, row, Path(folder) / "runs", seeds, columns[row.data]) for row in rows]
 
 
-def _line(
-    table: TableDefinition, row: PlannedRow, folder: Path, seeds: Sequence[int], columns: Sequence[Column]
-) -> Line:
+def _line(table: PaperTable, row: PlannedRow, folder: Path, seeds: Sequence[int], columns: Sequence[Column]) -> Line:
     published = {column_of(each, table.mlrc): each for each in row.figures}
     line = Line(row, {column: each for column, each in published.items() if column in columns}, problem=row.problem)
     if row.recipe is None:
@@ -286,7 +280,7 @@ def _read_mlrc(line: Line, folder: Path, columns: Sequence[Column]) -> None:
     }
 
 
-def _without_published(table: TableDefinition, row: PlannedRow) -> list[Column]:
+def _without_published(table: PaperTable, row: PlannedRow) -> list[Column]:
     metrics = table.metrics or ("R@1", "MAP@R")
     if not table.mlrc:
         return [Column(metric) for metric in metrics]

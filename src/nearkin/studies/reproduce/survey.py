@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from nearkin.recipe import Recipe
-from nearkin.studies.reproduce.papers import Item, definitions_on, merged, tables_of
+from nearkin.studies.reproduce.papers import Item, merged, rows_on, tables_of
 from nearkin.studies.reproduce.rows import Settings, missing_data, missing_weights
 
 DIGITS = "the ten digits of Glyphs take its place"
@@ -59,7 +59,7 @@ def standing_of(item: Item, settings: Settings) -> Standing:
         if table.draw.kind == "digits":
             stand_in = DIGITS
         data += table.data
-        lines = [row for name in table.data for row in definitions_on(table, name)]
+        lines = [row for name in table.data for row in rows_on(table, name)]
         rows += len(lines)
         absent += sum(row.missing is not None for row in lines)
         for row in lines:

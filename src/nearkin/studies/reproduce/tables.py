@@ -17,14 +17,14 @@ from nearkin.data.benchmarks import benchmarks
 from nearkin.published.figures import Published
 from nearkin.report.formats import csv_text, markdown_table
 from nearkin.runs.folder import write_atomically
-from nearkin.studies.reproduce.papers import TableDefinition
+from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import NO_WEIGHTS, Settings
 from nearkin.studies.reproduce.runs import Column, Line, columns_of
 
 BACKBONES = {"bninception": "BN-Inception", "resnet50": "ResNet-50", "googlenet": "GoogLeNet"}
 
 
-def reproduction_table(table: TableDefinition, lines: Sequence[Line], settings: Settings) -> Group:
+def reproduction_table(table: PaperTable, lines: Sequence[Line], settings: Settings) -> Group:
     """The table for a terminal, narrow enough for eighty columns where there are few scores."""
     parts: list[Any] = [Text(heading(table), style="bold")]
     for data, (head, *rows) in cells(table, lines).items():
@@ -41,7 +41,7 @@ def reproduction_table(table: TableDefinition, lines: Sequence[Line], settings: 
     return Group(*parts)
 
 
-def reproduction_markdown(table: TableDefinition, lines: Sequence[Line], settings: Settings) -> str:
+def reproduction_markdown(table: PaperTable, lines: Sequence[Line], settings: Settings) -> str:
     """The table as Markdown."""
     text = [f"# {heading(table)}", "", *caption(table, lines, settings)]
     for data, rows in cells(table, lines).items():
@@ -51,12 +51,12 @@ def reproduction_markdown(table: TableDefinition, lines: Sequence[Line], setting
     return "\n".join(text) + "\n"
 
 
-def reproduction_csv(table: TableDefinition, lines: Sequence[Line]) -> str:
+def reproduction_csv(table: PaperTable, lines: Sequence[Line]) -> str:
     """One line per row, data set and score, figures with all their digits."""
     return csv_text(_records(table, lines))
 
 
-def reproduction_json(table: TableDefinition, lines: Sequence[Line], settings: Settings) -> dict[str, Any]:
+def reproduction_json(table: PaperTable, lines: Sequence[Line], settings: Settings) -> dict[str, Any]:
     """Everything that is known, for programs."""
     return {
         "table": table.item.id,
@@ -81,7 +81,7 @@ def reproduction_json(table: TableDefinition, lines: Sequence[Line], settings: S
     }
 
 
-def write_tables(table: TableDefinition, lines: Sequence[Line], settings: Settings, folder: str | Path) -> list[Path]:
+def write_tables(table: PaperTable, lines: Sequence[Line], settings: Settings, folder: str | Path) -> list[Path]:
     """Write ``<table>.md``, ``.csv`` and ``.json`` into a folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def write_tables(table: TableDefinition, lines: Sequence[Line], settings: Settin
     return [folder / name for name in contents]
 
 
-def cells(table: TableDefinition, lines: Sequence[Line]) -> dict[str, list[list[str]]]:
+def cells(table: PaperTable, lines: Sequence[Line]) -> dict[str, list[list[str]]]:
     """For every data set a heading and rows of cells: ours, the last epoch's, the published one and the difference."""
     columns = columns_of(table, [line.row for line in lines])
     reasons = _numbered(lines)
@@ -120,7 +120,7 @@ def cells(table: TableDefinition, lines: Sequence[Line]) -> dict[str, list[list[
     return found
 
 
-def heading(table: TableDefinition) -> str:
+def heading(table: PaperTable) -> str:
     kind, _, number = table.item.key.partition("-")
     place = f"{kind} {number}".strip()
     return f"{table.item.paper.upper()}, {place}: {table.item.title}"
@@ -132,7 +132,7 @@ def data_title(data: str, settings: Settings) -> str:
     return f"{Path(settings.stand_ins[data]).name} in the place of {title}" if data in settings.stand_ins else title
 
 
-def caption(table: TableDefinition, lines: Sequence[Line], settings: Settings) -> list[str]:
+def caption(table: PaperTable, lines: Sequence[Line], settings: Settings) -> list[str]:
     """What the figures hold for: protocol, selection, seeds, hardware and backbone, ours and the published ones."""
     done = [line for line in lines if line.finished]
     texts = []
@@ -178,7 +178,7 @@ def notes(lines: Sequence[Line]) -> list[str]:
     return texts
 
 
-def _records(table: TableDefinition, lines: Sequence[Line]) -> list[dict[str, Any]]:
+def _records(table: PaperTable, lines: Sequence[Line]) -> list[dict[str, Any]]:
     columns = columns_of(table, [line.row for line in lines])
     records = []
     for line in lines:
@@ -213,7 +213,7 @@ def _records(table: TableDefinition, lines: Sequence[Line]) -> list[dict[str, An
     return records
 
 
-def _seeds_text(table: TableDefinition, done: Sequence[Line]) -> str:
+def _seeds_text(table: PaperTable, done: Sequence[Line]) -> str:
     counts = sorted({line.repeats for line in done})
     if table.mlrc:
         return f"{' or '.join(map(str, counts))} {'repeat' if counts == [1] else 'repeats'} of all folds"
