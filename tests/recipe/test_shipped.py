@@ -1,11 +1,7 @@
-from pathlib import Path
-
 import pytest
 
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe, find_recipe, recipes_folder, shipped_recipes
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -55,10 +51,3 @@ def test_siblings_do_not_repeat_their_base():
         if base is not None:
             shared = set(find_recipe(base, beside=file.parent).read_text().splitlines()) - {"training:", "objective:"}
             assert not shared & {line for line in lines if not line.startswith("base: ")}, file
-
-
-def test_the_wheel_takes_the_folder_of_recipes_as_it_is():
-    import tomllib
-
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    assert build["wheel"]["force-include"] == {"recipes": "nearkin/recipes"}

@@ -20,13 +20,13 @@ def find_recipe(path: str | Path, *, beside: Path | None = None) -> Path:
         beside: a folder in which it is looked for first, also without its ending.
     """
     shipped = recipes_folder()
-    own = (Path(path),) if beside is None else (beside / path, beside / f"{path}.yaml")
-    named = (folder / name for folder in (shipped, shipped / PAPERS) for name in (path, f"{path}.yaml"))
-    for candidate in (*own, *named):
+    names = (str(path), f"{path}.yaml")
+    own = [Path(path)] if beside is None else [beside / name for name in names]
+    for candidate in (*own, *(folder / name for folder in (shipped, shipped / PAPERS) for name in names)):
         if candidate.is_file():
             return candidate
-    names = shipped_recipes()
-    raise RecipeError(f"no recipe {str(path)!r}, neither as a file nor by name: {did_you_mean(str(path), names)}")
+    known = shipped_recipes()
+    raise RecipeError(f"no recipe {str(path)!r}, neither as a file nor by name: {did_you_mean(str(path), known)}")
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -58,6 +58,7 @@ def test_scores_are_those_of_the_row_that_is_the_recipe(listed, name, wanted, ro
     assert listed[name].row == f"nearkin reproduce {row} --data cub"
 
 
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="a source distribution has no result files")
 @pytest.mark.parametrize("name", sorted({line["recipe"] for line in lines_of("measured.csv")}))
 def test_measured_scores_are_in_the_result_files(name):
     recipe = Recipe.load(name)
