@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
+from nearkin.report.formats import markdown_table
 from nearkin.studies.reproduce.papers import PaperTable, TableRow, items, paper_titles, papers, rows_on, tables_of
 from nearkin.studies.reproduce.rows import Settings, published_figures, recipe_of
 from nearkin.training.time_estimate import in_words
@@ -98,17 +99,12 @@ def recipes_page(listed: Sequence[ListedRecipe]) -> str:
     titles = paper_titles()
     for folder, members in itertools.groupby(listed, key=lambda each: each.name.partition("/")[0]):
         title = f"{folder}: {titles[folder]}" if folder in titles else folder
-        lines += ["", f"## {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        rows = [head]
         for each in members:
             times = {time.device: str(time) for time in each.run_times}
-            cells = [
-                f"`{each.name}`",
-                each.summary.replace("|", "\\|"),
-                _in_words(each),
-                *(times.get(device, "–") for device in devices),
-                f"`{each.row}`" if each.row else "–",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+            row = f"`{each.row}`" if each.row else "–"
+            rows.append([f"`{each.name}`", each.summary, _in_words(each), *(times.get(d, "–") for d in devices), row])
+        lines += ["", f"## {title}", "", markdown_table(rows)]
     return "\n".join(lines) + "\n"
 
 
