@@ -1,7 +1,7 @@
 """How long the papers' recipes would take on this machine, from a few of their steps.
 
     python benchmarks/run_times.py                       # a table
-    python benchmarks/run_times.py --write               # also into the recipes, beside the times of other machines
+    python benchmarks/run_times.py --write               # also into recipes/run_times.csv
 
 A step is the encoder's forward and backward pass and the optimiser's, on random images of the recipe's size and batch;
 an evaluation is the encoder's forward pass over as many images as the protocol scores. The losses' own time and the
@@ -12,23 +12,22 @@ data sets have their published sizes.
 from __future__ import annotations
 
 import argparse
-import re
+import csv
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from nearkin.data.transforms import transform_from
 from nearkin.encoders import Encoder, build_encoder
-from nearkin.recipe import Recipe, recipes_folder
+from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.studies.reproduce.papers import papers
 from nearkin.training.device import autocast, autocast_dtype, describe_hardware, pick_device
+from nearkin.training.time_estimate import in_words
 
 SIZES = {"cub": (5_864, 5_924), "mnist": (60_000, 10_000)}
 """Training and test images."""
-LINE = re.compile(r"(; run time: )(.*)$", re.MULTILINE)
 
 
 def timed(device: torch.device, rounds: int, work: Callable[[], None]) -> float:
@@ -95,30 +94,19 @@ def seconds_of(recipe: Recipe, training: float, evaluation: float) -> float:
     return steps * options.batch_size * training + (1 + steps // every) * scored * evaluation
 
 
-def in_words(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> in_words(50), in_words(4000), in_words(400_000)
-    ('1 min', '1.1 h', '4.6 days')
-    """
-    minutes = max(1, round(seconds / 60))
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 2 * 86_400 else f"{seconds / 86_400:.2g} days"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="put the times into the recipes")
+    parser.add_argument("--write", action="store_true", help="put the times into recipes/run_times.csv")
     given = parser.parse_args()
     device = pick_device(given.device)
     where = describe_hardware(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU cores"
     print(f"{where}; torch {torch.__version__}")
     known: dict[tuple[object, ...], tuple[float, float]] = {}
-    for file in sorted(file for paper in papers() for file in (recipes_folder() / paper).glob("*.yaml")):
-        recipe = Recipe.load(file)
+    times: dict[str, float] = {}
+    for name in (name for name in shipped_recipes() if name.partition("/")[0] in papers()):
+        recipe = Recipe.load(name)
         # The time per image hardly depends on the batch on a CPU, and does on a GPU.
         batch = min(recipe.training.batch_size, 16) if device.type == "cpu" else recipe.training.batch_size
         encoder = recipe.encoder
@@ -128,28 +116,24 @@ def main() -> None:
             print(
                 f"  {encoder.backbone}: {1 / known[key][0]:.0f} images/s in training, {1 / known[key][1]:.0f} evaluated"
             )
-        told = in_words(seconds_of(recipe, *known[key]))
-        print(f"{file.parent.name}/{file.stem}: {told}", flush=True)
-        if given.write:
-            put_into(file, told, where)
+        times[name] = seconds_of(recipe, *known[key])
+        print(f"{name}: {in_words(times[name])}", flush=True)
+    if given.write:
+        keep(times, where)
 
 
-def put_into(file: Path, told: str, where: str) -> None:
-    """Add this machine's time to those that the recipe names, or replace it there."""
-    content = file.read_text(encoding="utf-8")
-    file.write_text(LINE.sub(lambda found: found[1] + merged(found[2], told, where), content, count=1), "utf-8")
-
-
-def merged(line: str, told: str, where: str) -> str:
-    """What a recipe says of run times, with this one first and those of other machines behind it.
-
-    >>> merged("28 h with 2 CPU cores (estimated from its first steps)", "15 min", "NVIDIA H200")
-    '15 min with NVIDIA H200, 28 h with 2 CPU cores (estimated from its first steps)'
-    >>> merged("15 min with NVIDIA H200, 28 h with 2 CPU cores (estimated from its first steps)", "9 h", "2 CPU cores")
-    '9 h with 2 CPU cores, 15 min with NVIDIA H200 (estimated from its first steps)'
-    """
-    others = [part for part in line.split(" (")[0].split(", ") if part and not part.endswith(f" with {where}")]
-    return f"{', '.join([f'{told} with {where}', *others])} (estimated from its first steps)"
+def keep(times: dict[str, float], where: str) -> None:
+    """Put this machine's times into the file of run times, in the place of its own and beside those of others."""
+    file = recipes_folder() / "run_times.csv"
+    with file.open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    lines = [line for line in lines if line["device"] != where or line["recipe"] not in times]
+    for name, seconds in times.items():
+        lines.append({"recipe": name, "device": where, "seconds": str(round(seconds)), "how": "estimated"})
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, ["recipe", "device", "seconds", "how"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(lines, key=lambda line: (line["recipe"], line["device"])))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_every_row_takes_its_first_steps(compare, tmp_path):
     assert code == 0, err
     assert [line.split(":")[0] for line in err.splitlines()[:3]] == [
         "Plan",
-        "Rows of glyphs.rows.yml on the recipe tiny.yaml",
+        "Rows of glyphs.compare.yml on the recipe tiny.yaml",
         "Time",
     ]
     assert err.count("48 images of 6 classes") == 1, "said once for all runs"

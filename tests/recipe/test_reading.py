@@ -3,20 +3,7 @@ import dataclasses
 import pytest
 
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe, find_recipe, recipes_folder
-
-SHIPPED = sorted(str(p.relative_to(recipes_folder()).with_suffix("")) for p in recipes_folder().rglob("*.yaml"))
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_recipe_loads_and_survives_a_round_trip(name, tmp_path):
-    recipe = Recipe.load(name)
-    saved = tmp_path / "recipe.yaml"
-    saved.write_text(recipe.to_yaml())
-    assert Recipe.load(saved) == recipe
-    first, second = find_recipe(name).read_text().splitlines()[:2]
-    assert first.startswith("# ")
-    assert second.startswith("# nearkin train"), "a recipe opens with the command that runs it"
+from nearkin.recipe import Recipe
 
 
 def test_overrides_reach_every_section():
@@ -92,18 +79,13 @@ def test_mistakes_are_named_before_any_work(mapping, overrides, said):
         Recipe.from_mapping(mapping, overrides)
 
 
-def test_a_missing_recipe_suggests_the_nearest():
-    with pytest.raises(RecipeError, match="did you mean 'glyphs/demo'"):
-        Recipe.load("glyphs/dmo")
-
-
 def test_a_broken_file_is_named(tmp_path):
     file = tmp_path / "bad.yaml"
     file.write_text("data: [unclosed")
     with pytest.raises(RecipeError, match=r"bad\.yaml is not valid YAML"):
         Recipe.load(file)
     file.write_text("- just\n- a list\n")
-    with pytest.raises(RecipeError, match="must hold sections"):
+    with pytest.raises(RecipeError, match="must hold keys and values"):
         Recipe.load(file)
 
 

@@ -51,7 +51,7 @@ BASES = {
 def test_the_rows_that_come_with_nearkin(kind):
     data, overrides = BASES[kind]
     base = base_recipe(data, overrides=overrides)
-    assert rows_file(base).name == f"{kind}.rows.yml"
+    assert rows_file(base).name == f"{kind}.compare.yml"
     rows = comparison_rows(base)
     assert {row.name: (row.recipe.objective.name, row.recipe.method.name, row.base) for row in rows} == ASKED_FOR
     by_name = {row.name: row for row in rows}
@@ -88,7 +88,7 @@ def test_a_base_recipe_suits_the_data():
     assert base_recipe("omniglot").encoder.backbone == "small"
     photos = base_recipe("my photos/2024", say=lambda _: None)
     assert (photos.data.source, photos.protocol.name) == ("my photos/2024", "validation")
-    assert rows_file(photos).name == "photos.rows.yml"
+    assert rows_file(photos).name == "photos.compare.yml"
     named = base_recipe("other photos", "cub/proxy_anchor", ["training.epochs=3"])
     assert (named.data.source, named.training.epochs, named.protocol.name) == ("other photos", 3, "validation")
     assert base_recipe(None, "cub/proxy_anchor", ["protocol.name=conventional"]).protocol.name == "conventional"

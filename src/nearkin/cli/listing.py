@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,8 @@ from rich.table import Table
 from nearkin.cli._app import DataRoot, Json, app
 
 __all__ = ["datasets", "losses", "recipes", "scores"]
+
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 
 
 @app.command()
@@ -39,10 +42,7 @@ def datasets(data_root: DataRoot = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def losses(
-    as_json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-) -> None:
+def losses(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the losses, with their options and defaults: names for a recipe's objective.name."""
     from nearkin.report.tables import loss_rows, losses_page
 
@@ -64,10 +64,7 @@ def losses(
 
 
 @app.command()
-def scores(
-    as_json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-) -> None:
+def scores(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the scores and what they mean: names for a recipe's protocol.scores and protocol.select_by."""
     from nearkin.evaluation.scores import catalogue
     from nearkin.report.formats import markdown_table
@@ -102,17 +99,22 @@ def scores(
 
 
 @app.command()
-def recipes() -> None:
-    """List the recipes that come with nearkin."""
-    from nearkin.recipe import recipes_folder
+def recipes(as_json: Json = False, markdown: Markdown = False) -> None:
+    """List the recipes that come with nearkin; as Markdown or JSON with the scores to expect and the run times."""
+    from nearkin.studies.reproduce.expected import listed_recipes, recipes_page
 
-    folder = recipes_folder()
+    listed = listed_recipes()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in listed]))
+        return
+    if markdown:
+        print(recipes_page(listed), end="")
+        return
     table = Table(title="Recipes", title_justify="left")
     table.add_column("name", overflow="fold")
     table.add_column("what it does", overflow="fold")
-    for file in sorted(folder.rglob("*.yaml")):
-        first = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        table.add_row(str(file.relative_to(folder).with_suffix("")), first)
+    for each in listed:
+        table.add_row(each.name, each.summary)
     Console().print(table)
 
 

@@ -2,7 +2,7 @@
 
 from nearkin.recipe.recipe import Recipe
 from nearkin.recipe.sections import DataSection, EncoderSection, PartSection, ProtocolSection, TrainingSection
-from nearkin.recipe.shipped import find_recipe, recipes_folder
+from nearkin.recipe.shipped import find_recipe, recipes_folder, shipped_recipes
 
 __all__ = [
     "DataSection",
@@ -13,4 +13,5 @@ __all__ = [
     "TrainingSection",
     "find_recipe",
     "recipes_folder",
+    "shipped_recipes",
 ]

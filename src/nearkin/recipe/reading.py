@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from nearkin import losses, methods
 from nearkin.catalogue import keyword_options
 from nearkin.errors import RecipeError
 from nearkin.recipe.coerce import coerce, coerce_fields, parse_override
+from nearkin.recipe.layers import read_layers
 from nearkin.recipe.recipe import Recipe
 from nearkin.recipe.rules import check_values
 from nearkin.recipe.sections import DataSection, EncoderSection, PartSection, ProtocolSection, TrainingSection
@@ -50,14 +49,9 @@ def read_mapping(mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> R
 def read_file(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from a file, or by the name of one that comes with nearkin."""
     file = find_recipe(path)
+    content = read_layers(file)
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{file} is not valid YAML: {error}") from error
-    if content is not None and not isinstance(content, dict):
-        raise RecipeError(f"{file} must hold sections (data, encoder, …), got {type(content).__name__}")
-    try:
-        return read_mapping(content or {}, overrides)
+        return read_mapping(content, overrides)
     except RecipeError as error:
         raise RecipeError(f"{file.name}: {error}") from error
 

@@ -49,7 +49,7 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-        """Read a recipe file, or one of the recipes that come with nearkin by its name (``glyphs/proxy_anchor``)."""
+        """Read a recipe file, or one of the recipes that come with nearkin by its name (``glyphs/demo``)."""
         from nearkin.recipe.reading import read_file
 
         return read_file(path, overrides)

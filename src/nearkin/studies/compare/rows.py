@@ -17,8 +17,8 @@ from nearkin.runs.own_photos import own_photos_name
 from nearkin.studies.study import Row, chosen_names
 from nearkin.suggest import did_you_mean
 
-ENDING = ".rows.yml"
-"""Unlike a recipe, which ends in ``.yaml`` and can be trained."""
+ENDING = ".compare.yml"
+"""Of those that come with nearkin; a file given by its path may end as it likes."""
 
 SETTABLE = (
     "objective",
@@ -111,7 +111,7 @@ def rows_file(base: Recipe, given: str | Path | None = None) -> Path:
     """The file with the rows for a recipe: as given by path or name, or by what is trained on what.
 
     >>> rows_file(Recipe.load("glyphs/demo")).name
-    'glyphs.rows.yml'
+    'glyphs.compare.yml'
     """
     if given is not None:
         return named_rows(given)
@@ -125,7 +125,7 @@ def named_rows(given: str | Path) -> Path:
     """A file with rows, by its path or by the name of one that comes with nearkin.
 
     >>> named_rows("cub-ccp").name
-    'cub-ccp.rows.yml'
+    'cub-ccp.compare.yml'
     """
     names = _shipped_rows()
     if Path(given).is_file():

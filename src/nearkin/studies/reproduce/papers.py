@@ -1,7 +1,7 @@
-"""What the papers contain: every table and figure, and for those that can be run the rows, as files in ``recipes/``.
+"""What the papers contain: every table and figure, and for those that can be run the rows.
 
-``recipes/<paper>/paper.yml`` lists the tables and figures, ``<table>.rows.yml`` holds the rows of one, a recipe beside
-them is a method with the paper's hyper-parameters for CUB, and ``data.yml`` says what other data sets change in it.
+In ``recipes/papers/<paper>/`` the file ``paper.yml`` lists the tables and figures, ``<table>.table.yml`` holds the rows
+of one, a recipe is a method with the paper's hyper-parameters for CUB, and ``data.yml`` what other data sets change.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from nearkin.errors import RecipeError
 from nearkin.recipe import recipes_folder
+from nearkin.recipe.layers import read_yaml
+from nearkin.recipe.shipped import PAPERS
 from nearkin.suggest import did_you_mean
 
-ENDING = ".rows.yml"
+ENDING = ".table.yml"
 SECTIONS = ("data", "encoder", "objective", "method", "training", "protocol")
 
 Value = float | int | str
@@ -110,7 +110,11 @@ def papers() -> list[str]:
     >>> papers()
     ['ccp', 'isa', 'mpa', 'profs', 'vcpa']
     """
-    return sorted(file.parent.name for file in recipes_folder().glob("*/paper.yml"))
+    return sorted(file.parent.name for file in recipes_folder().glob(f"{PAPERS}/*/paper.yml"))
+
+
+def paper_folder(paper: str) -> Path:
+    return recipes_folder() / PAPERS / paper
 
 
 def items(paper: str | None = None) -> list[Item]:
@@ -123,7 +127,7 @@ def items(paper: str | None = None) -> list[Item]:
         raise RecipeError(f"no paper {paper!r}: {did_you_mean(paper, papers())}")
     found = []
     for name in papers() if paper is None else [paper]:
-        for key, entry in _load(recipes_folder() / name / "paper.yml")["items"].items():
+        for key, entry in _load(paper_folder(name) / "paper.yml")["items"].items():
             same_as = tuple(entry.get("same_as", ()))
             found.append(Item(name, str(key), entry["title"], entry.get("instead"), same_as))
     return found
@@ -131,7 +135,7 @@ def items(paper: str | None = None) -> list[Item]:
 
 def paper_titles() -> dict[str, str]:
     """The papers' own titles by key."""
-    return {name: str(_load(recipes_folder() / name / "paper.yml")["title"]) for name in papers()}
+    return {name: str(_load(paper_folder(name) / "paper.yml")["title"]) for name in papers()}
 
 
 def find_item(given: str) -> Item:
@@ -164,7 +168,7 @@ def tables_of(item: Item) -> list[PaperTable]:
 
 
 def rows_file(item: Item) -> Path:
-    return recipes_folder() / item.paper / f"{item.key}{ENDING}"
+    return paper_folder(item.paper) / f"{item.key}{ENDING}"
 
 
 def read_table(item: Item, file: str | Path) -> PaperTable:
@@ -217,7 +221,7 @@ def data_changes(paper: str, data: str, recipe: str) -> list[Mapping[str, Any]]:
     >>> data_changes("mpa", "cars", "mpa/mpa")
     [{'data': {'source': 'cars'}, 'training': {'batch_size': 64}}]
     """
-    known = _load(recipes_folder() / paper / "data.yml").get(data, {})
+    known = _load(paper_folder(paper) / "data.yml").get(data, {})
     return [known[key] for key in ("all", recipe.rpartition("/")[2]) if key in known]
 
 
@@ -335,13 +339,7 @@ def _check_keys(given: Any, known: set[str]) -> None:
 @functools.cache
 def _load(file: Path) -> dict[str, Any]:
     """Kept once read: a list of all tables would read a paper's files hundreds of times."""
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{file} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise RecipeError(f"{file} must hold keys and values, got {content!r}")
-    return content
+    return read_yaml(file)
 
 
 def rows_on(table: PaperTable, data: str) -> list[TableRow]:

@@ -1,0 +1,141 @@
+"""What to expect of the recipes that come with nearkin: scores as published or measured, and run times."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
+from nearkin.report.formats import markdown_table
+from nearkin.studies.reproduce.papers import PaperTable, TableRow, items, paper_titles, papers, rows_on, tables_of
+from nearkin.studies.reproduce.rows import Settings, published_figures, recipe_of
+from nearkin.training.time_estimate import in_words
+
+
+@dataclass(frozen=True)
+class ExpectedScore:
+    metric: str
+    value: float
+    """In per cent."""
+    spread: float | None
+    dim: int
+    """Dimensions that it is measured with: those of all models put together, where a paper does that."""
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.value:g}" + ("" if self.spread is None else f" ± {self.spread:g}")
+
+
+@dataclass(frozen=True)
+class RunTime:
+    device: str
+    seconds: int
+    how: str
+    """``estimated`` from the first steps by ``benchmarks/run_times.py``, or ``measured``."""
+
+    def __str__(self) -> str:
+        return in_words(self.seconds) + ("" if self.how == "estimated" else f" ({self.how})")
+
+
+@dataclass(frozen=True)
+class ListedRecipe:
+    """A recipe with what to expect of it."""
+
+    name: str
+    summary: str
+    command: str
+    """How it is trained."""
+    scores: tuple[ExpectedScore, ...]
+    source: str | None
+    """Where the scores are from: ``published``, or ``measured`` with the number of seeds."""
+    row: str | None
+    """The command that runs it as a row of its paper's table."""
+    run_times: tuple[RunTime, ...]
+
+
+def listed_recipes() -> list[ListedRecipe]:
+    """Every recipe that comes with nearkin.
+
+    >>> [str(score) for score in next(each for each in listed_recipes() if each.name == "vcpa/vcpa").scores]
+    ['R@1 69.9', 'R@2 79', 'R@4 86.9', 'R@8 92.2']
+    """
+    times, measured = _by_recipe("run_times.csv"), _by_recipe("measured.csv")
+    listed = []
+    for name, file in shipped_recipes().items():
+        summary, command = (line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines()[:2])
+        recipe = Recipe.load(file)
+        scores: list[ExpectedScore] = []
+        source = row = None
+        if name in measured:
+            dim = recipe.encoder.dim or 0
+            for line in measured[name]:
+                spread = float(line["spread"]) if line["spread"] else None
+                scores.append(ExpectedScore(line["metric"], float(line["value"]), spread, dim))
+            source = f"measured, mean of {measured[name][0]['seeds']} seeds"
+        elif found := _row_of(name, recipe):
+            table, published = found
+            row = f"nearkin reproduce {table.item.id} --rows {published.name} --data {recipe.data.source}"
+            figures = published_figures(table, published, recipe.data.source)
+            scores = [ExpectedScore(each.metric, each.value, each.spread, each.dim) for each in figures]
+            source = "published" if scores else None
+        run_times = (RunTime(line["device"], int(line["seconds"]), line["how"]) for line in times.get(name, ()))
+        listed.append(ListedRecipe(name, summary, command, tuple(scores), source, row, tuple(run_times)))
+    return listed
+
+
+def recipes_page(listed: Sequence[ListedRecipe]) -> str:
+    """The recipes as Markdown: what ``docs/recipes.md`` holds."""
+    devices = list(dict.fromkeys(time.device for each in listed for time in each.run_times))
+    head = ["name", "what it is", "expected (%)", *devices, "as a row"]
+    lines = [
+        "# Recipes",
+        "",
+        "Read off the files in `recipes/` by `nearkin recipes --markdown > docs/recipes.md`. `nearkin train NAME`",
+        "trains one; the second line of its file is the whole command. Expected is what the paper prints for the row",
+        "that is this recipe, or what we measured (`results/`). Run times are estimated from a few steps",
+        "(`benchmarks/run_times.py`) where they are not measured.",
+    ]
+    titles = paper_titles()
+    for folder, members in itertools.groupby(listed, key=lambda each: each.name.partition("/")[0]):
+        title = f"{folder}: {titles[folder]}" if folder in titles else folder
+        rows = [head]
+        for each in members:
+            times = {time.device: str(time) for time in each.run_times}
+            row = f"`{each.row}`" if each.row else "–"
+            rows.append([f"`{each.name}`", each.summary, _in_words(each), *(times.get(d, "–") for d in devices), row])
+        lines += ["", f"## {title}", "", markdown_table(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _in_words(listed: ListedRecipe) -> str:
+    if listed.source is None:
+        return "–"
+    dims = sorted({score.dim for score in listed.scores})
+    texts = [
+        (f"{dim}-d " if len(dims) > 1 else "") + ", ".join(str(score) for score in listed.scores if score.dim == dim)
+        for dim in dims
+    ]
+    return f"{'; '.join(texts)} ({listed.source})"
+
+
+def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, TableRow] | None:
+    """The first row of its paper that is the recipe unchanged, if possible one with published figures."""
+    paper, source = name.partition("/")[0], recipe.data.source
+    unpublished = None
+    for item in items(paper) if paper in papers() else ():
+        for table in () if item.same_as else tables_of(item):
+            for row in rows_on(table, source) if source in table.data else ():
+                if row.recipe == name and recipe_of(table, row, source, Settings()) == recipe:
+                    if published_figures(table, row, source):
+                        return table, row
+                    unpublished = unpublished or (table, row)
+    return unpublished
+
+
+def _by_recipe(file: str) -> dict[str, list[dict[str, str]]]:
+    with (recipes_folder() / file).open(encoding="utf-8", newline="") as stream:
+        found: dict[str, list[dict[str, str]]] = {}
+        for line in csv.DictReader(stream):
+            found.setdefault(line["recipe"], []).append(line)
+    return found
