@@ -72,15 +72,19 @@ def test_links_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_table_of_losses_is_the_catalogue():
-    from nearkin.report.tables import loss_rows, losses_page
-
-    page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
-    assert page == losses_page(loss_rows()), "run: nearkin losses --markdown > docs/losses.md"
-
-
-def test_the_page_of_recipes_is_what_the_command_prints(nearkin):
-    code, out, err = nearkin("recipes", "--markdown")
+@pytest.mark.parametrize(
+    ("command", "page"),
+    [
+        ("losses", "losses"),
+        ("methods", "methods"),
+        ("backbones", "backbones"),
+        ("scores", "scores"),
+        ("recipes", "recipes"),
+        ("study", "studies"),
+    ],
+)
+def test_pages_that_are_read_off_the_files_are_what_the_command_prints(nearkin, command, page):
+    code, out, err = nearkin(command, "--markdown")
     assert code == 0, err
-    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert page == out, "run: nearkin recipes --markdown > docs/recipes.md"
+    held = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert held == out, f"run: nearkin {command} --markdown > docs/{page}.md"

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from nearkin.runs.folder import RunFolder as RunFolder
     from nearkin.runs.run import load_run as load_run
     from nearkin.runs.run import run as run
+    from nearkin.studies.compare import compare as compare
+    from nearkin.studies.mlrc import mlrc as mlrc
+    from nearkin.studies.reproduce import reproduce as reproduce
+    from nearkin.studies.tune import tune as tune
     from nearkin.training.embedding import embed_images as embed_images
 
 __version__ = "0.1.0"
@@ -46,18 +50,22 @@ _HOMES = {
     "Recipe": "recipe",
     "RunFolder": "runs.folder",
     "build_encoder": "encoders",
+    "compare": "studies.compare",
     "clustering_scores": "evaluation",
     "embed_images": "training.embedding",
     "evaluate_backbone": "runs.backbone_score",
     "evaluate_run": "runs.evaluate",
     "load_run": "runs.run",
+    "mlrc": "studies.mlrc",
     "ranking_scores": "evaluation",
     "read_folder": "data.folder",
     "read_manifest": "data.manifest",
     "read_source": "data.source",
+    "reproduce": "studies.reproduce",
     "retrieval_scores": "evaluation",
     "run": "runs.run",
     "train_final": "runs.final",
+    "tune": "studies.tune",
 }
 _PACKAGES = ("evaluation", "losses", "methods", "proxies", "samplers")
 

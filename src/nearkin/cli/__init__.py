@@ -16,8 +16,9 @@ from nearkin.cli.compare import compare  # isort: skip
 from nearkin.cli.mlrc import mlrc  # isort: skip
 from nearkin.cli.reproduce import reproduce  # isort: skip
 from nearkin.cli.tune import tune  # isort: skip
+from nearkin.cli.study import study  # isort: skip
 from nearkin.cli.report import report, table  # isort: skip
-from nearkin.cli.listing import datasets, losses, recipes  # isort: skip
+from nearkin.cli.listing import backbones, datasets, losses, methods, recipes, scores  # isort: skip
 from nearkin.cli.cache import cache  # isort: skip
 from nearkin.disk import REFUSED, output_error
 from nearkin.errors import NearkinError
@@ -25,6 +26,7 @@ from nearkin.notices import notices_told_to
 
 __all__ = [
     "app",
+    "backbones",
     "cache",
     "compare",
     "datasets",
@@ -32,11 +34,14 @@ __all__ = [
     "evaluate",
     "losses",
     "main",
+    "methods",
     "mlrc",
     "plot",
     "recipes",
     "report",
     "reproduce",
+    "scores",
+    "study",
     "table",
     "train",
     "tune",

@@ -91,7 +91,7 @@ def reproduce(
 
     How long it will take is said first; beyond a quarter of an hour you are asked.
 
-    A row is a recipe in recipes/<paper>/ with the paper's hyper-parameters. What is finished is kept, what was
+    A row is a recipe in recipes/papers/<paper>/ with the paper's hyper-parameters. What is finished is kept, what was
     interrupted goes on with the same command, and a row whose data or weights are not here is skipped and says so.
     The folder gets the table as Markdown, CSV and JSON, and a picture; tables of one paper share their runs.
     """

@@ -162,8 +162,8 @@ def _rich(part: Part) -> RichTable:
     shown = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, name in enumerate(part.columns):
         number = part.is_number(place)
-        justify, overflow = ("right", "fold") if number else ("left", "fold")
-        shown.add_column(name.replace(" ", "\n"), justify=justify, overflow=overflow, no_wrap=number)  # type: ignore[arg-type]
+        heading = name.replace(" ", "\n") if number else name
+        shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for line in part.lines:
         texts = [Text(cell.replace(" ± ", "±"), style=_style(cell)) for cell in line.cells]
         shown.add_row(*texts, style=_STYLES.get(line.kind))

@@ -76,7 +76,10 @@ def mlrc(
 
 
 class RealityCheck(Study):
-    """One model per class fold, with repeats; the arguments are those of :func:`mlrc`."""
+    """The metric-learning reality check: one model per class fold, with repeats.
+
+    The arguments are those of :func:`mlrc`.
+    """
 
     def __init__(self, recipe: Recipe, repeats: int = 1, folder: str | Path | None = None) -> None:
         if repeats < 1:

@@ -71,7 +71,11 @@ class _Asked:
 
 
 class Reproduction(Study):
-    """The arguments are those of :func:`reproduce`; ``say`` is told what takes the place of data that are missing."""
+    """A published table or figure, row by row, ours beside what is printed.
+
+    The arguments are those of :func:`reproduce`; ``say`` is told what takes the place of data that are missing, and a
+    study that is only ``listed`` draws none.
+    """
 
     def __init__(
         self,

@@ -95,7 +95,10 @@ def tune(
 
 
 class Search(Study):
-    """A plan, carried out until it has ``trials`` trials, those from before included."""
+    """A search for better hyper-parameters, by the scores of validation classes alone.
+
+    Its plan is carried out until it has ``trials`` trials, those from before included.
+    """
 
     def __init__(self, plan: Plan, trials: int | None = None, folder: str | Path | None = None) -> None:
         require("optuna", "tune")

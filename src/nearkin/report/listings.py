@@ -1,0 +1,177 @@
+"""What there is to choose from, read off the files: losses, methods, scores, backbones, benchmarks, plots.
+
+Each list is a table for the terminal, records for programs, and a page of ``docs/``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearkin import losses, methods
+from nearkin.data.benchmarks import survey
+from nearkin.encoders.architectures import backbones, families
+from nearkin.evaluation import scores
+from nearkin.report.formats import markdown_table
+from nearkin.report.table import NOTHING, Part, Table
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Records with a heading; ``shown`` are the keys that have a column."""
+
+    title: str
+    intro: str
+    """Opens the page, and says how it is written."""
+    shown: tuple[str, ...]
+    records: tuple[Mapping[str, Any], ...]
+
+    def table(self) -> Table:
+        cells = [[_cell(record[key]) for key in self.shown] for record in self.records]
+        return Table(self.title, (Part.of(self.shown, cells, texts=len(self.shown)),), records=self.records)
+
+    def page(self) -> str:
+        """As Markdown; names and options are code."""
+        code = ("name", "class", "command", "options")
+        rows = [[_cell(record[key], code=key in code) for key in self.shown] for record in self.records]
+        return f"# {self.title}\n\n{self.intro}\n\n{markdown_table([self.shown, *rows])}\n"
+
+
+def list_losses() -> Listing:
+    """
+    >>> next(each["class"] for each in list_losses().records if each["name"] == "proxy_anchor")
+    'ProxyAnchor'
+    """
+    intro = (
+        "Read off the files in `src/nearkin/losses/` by `nearkin losses --markdown > docs/losses.md`. Proxy\n"
+        "losses are `Loss(num_classes, dim, *, …)`, called `loss(embeddings, labels)`; pair losses are\n"
+        "`Loss(*, …)`, called `loss(embeddings, labels, references=None, reference_labels=None)`; a wrapper\n"
+        "takes a pair loss. The name is that of a recipe's `objective.name`."
+    )
+    records = (
+        {
+            "name": name,
+            "class": loss.__name__,
+            "kind": losses.kind(loss),
+            "summary": summary_of(loss),
+            "options": option_texts(losses.options(loss)),
+        }
+        for name, loss in losses.catalogue().items()
+    )
+    return Listing("Losses", intro, ("name", "class", "kind", "summary", "options"), tuple(records))
+
+
+def list_methods() -> Listing:
+    """
+    >>> [each["name"] for each in list_methods().records][:2]
+    ['ccp', 'momentum']
+    """
+    intro = (
+        "Read off the files in `src/nearkin/methods/` by `nearkin methods --markdown > docs/methods.md`: what\n"
+        "changes the one training loop through its hooks. The name is that of a recipe's `method.name`; every\n"
+        "method goes with the losses that its check admits."
+    )
+    records = (
+        {
+            "name": name,
+            "class": method.__name__,
+            "summary": summary_of(method),
+            "options": option_texts(methods.options(method)),
+        }
+        for name, method in methods.catalogue().items()
+    )
+    return Listing("Methods", intro, ("name", "class", "summary", "options"), tuple(records))
+
+
+def list_scores() -> Listing:
+    """
+    >>> [each["name"] for each in list_scores().records if each["better"] == "lower"]
+    ['covering_radius']
+    """
+    intro = (
+        "Read off the files in `src/nearkin/evaluation/scores/` by `nearkin scores --markdown >\n"
+        "docs/scores.md`. Each, with a number for k, is a name for `protocol.scores`, which measures it\n"
+        "besides what the other keys of the protocol ask for."
+    )
+    records = (
+        {
+            "name": name,
+            "file": file,
+            "unit": "%" if score.in_percent else "as it is",
+            "digits": score.digits,
+            "better": "higher" if score.higher_is_better else "lower",
+            "measured": "every evaluation" if score.every_evaluation else "at the end",
+            "meaning": meaning,
+        }
+        for file, score in scores.catalogue().items()
+        for name, meaning in score.meanings.items()
+    )
+    return Listing("Scores", intro, ("name", "unit", "better", "measured", "meaning"), tuple(records))
+
+
+def list_backbones() -> Listing:
+    """
+    >>> [each["name"] for each in list_backbones().records][-2:]
+    ['hf:<model>', 'timm:<model>']
+    """
+    intro = (
+        "Read off the files in `src/nearkin/encoders/architectures/` by `nearkin backbones --markdown >\n"
+        "docs/backbones.md`. The name is that of a recipe's `encoder.backbone`, the options go under\n"
+        "`encoder.options`."
+    )
+    builders: dict[str, Callable[..., Any]] = {
+        **dict(sorted(backbones().items())),
+        **{f"{prefix}:<model>": builder for prefix, builder in sorted(families().items())},
+    }
+    records = (
+        {"name": name, "summary": summary_of(builder), "options": option_texts(_keywords(builder))}
+        for name, builder in builders.items()
+    )
+    return Listing("Backbones", intro, ("name", "summary", "options"), tuple(records))
+
+
+def list_datasets(root: Path | None) -> Listing:
+    """The benchmarks, and what is found of them below ``root``."""
+    records = []
+    for found in survey(root or Path("data")):
+        benchmark = found.benchmark
+        place = "comes with nearkin" if benchmark.embedded else (str(found.path) if found.path else None)
+        counts = {split: list(pair) for split, pair in benchmark.counts.items()}
+        records.append(
+            {
+                "name": benchmark.name,
+                "title": benchmark.title,
+                "counts": counts,
+                "images (classes)": ", ".join(f"{split} {n:,} ({c:,})" for split, (n, c) in counts.items()),
+                "home": benchmark.home,
+                "found": place,
+                "here": found.problem or place,
+                "problem": found.problem,
+            }
+        )
+    where = f"under {root}" if root else "(no data root given)"
+    return Listing(f"Benchmarks {where}", "", ("name", "title", "images (classes)", "here"), tuple(records))
+
+
+def summary_of(part: Any) -> str:
+    """The first line of its docstring."""
+    return (inspect.getdoc(part) or "").partition("\n")[0]
+
+
+def _keywords(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(builder).parameters.values()
+    return {each.name: each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def option_texts(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
+    return {key: "required" if each.default is each.empty else str(each.default) for key, each in parameters.items()}
+
+
+def _cell(value: Any, *, code: bool = False) -> str:
+    quote = "`" if code else ""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{quote}{key}={each}{quote}" for key, each in value.items()) or NOTHING
+    return NOTHING if value is None else f"{quote}{value}{quote}"
