@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
-from nearkin import losses
 from nearkin.cli import app
 from nearkin.recipe import Recipe
 
@@ -29,24 +27,6 @@ def test_python_blocks_run(code):
     names: dict[str, object] = {}
     exec(compile(textwrap.dedent(code), "<documentation>", "exec"), names)
     assert names
-
-
-def test_the_loss_of_contributing_is_found_and_trains_like_any_other(tmp_path, monkeypatch, nearkin, photos):
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (code,) = (code for code in re.findall(r"```python\n(.*?)^ *```", page, flags=re.S | re.M) if "Hinge" in code)
-    (tmp_path / "hinge.py").write_text(textwrap.dedent(code))
-    monkeypatch.setattr(losses, "__path__", [*losses.__path__, str(tmp_path)])
-    losses.catalogue.cache_clear()
-    try:
-        assert losses.Hinge is losses.catalogue()["hinge"]
-        assert "hinge" in nearkin("losses")[1]
-        tiny = [f"data.source={photos}", "objective.name=hinge", "objective.margin=0.1", "training.max_steps=3"]
-        code, out, err = nearkin("train", "own_photos/small", *tiny, "--no-picture", "-o", tmp_path / "run")
-        assert code == 0, err
-        assert "R@1" in out
-    finally:
-        losses.catalogue.cache_clear()
-        sys.modules.pop("nearkin.losses.hinge", None)
 
 
 def commands():

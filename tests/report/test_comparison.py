@@ -6,9 +6,6 @@ import json
 
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
-
-from nearkin.report import comparison
 from nearkin.report.comparison import (
     base_lines,
     chosen_lines,
@@ -22,6 +19,9 @@ from nearkin.report.comparison import (
     warnings_of,
     write_comparison,
 )
+from rich.console import Console
+
+from nearkin.report import comparison
 
 
 def figure(*values, spread=None):

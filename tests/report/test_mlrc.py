@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
-
 from nearkin.report.mlrc import mlrc_markdown, mlrc_table, write_mlrc
+from rich.console import Console
 
 
 def result(repeats=1, **changes):

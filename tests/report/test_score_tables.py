@@ -8,13 +8,13 @@ import json
 import re
 
 import pytest
+from nearkin.report.table_formats import table_csv, table_latex, table_markdown
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.published.matching import published_beside, published_names
 from nearkin.recipe import Recipe
 from nearkin.report.run_groups import gather_runs
 from nearkin.report.score_tables import score_table
-from nearkin.report.table_formats import table_csv, table_latex, table_markdown
 
 CUB = (
     "data.source=cub",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 
 import pytest
+from nearkin.report.tables import score_table, verdict
 from rich.console import Console
 
 from nearkin.recipe import Recipe
-from nearkin.report.tables import score_table, verdict
 
 PRETRAINED = Recipe.from_mapping(
     {"data": {"source": "my photos"}, "encoder": {"backbone": "efficientnet_lite0", "weights": "imagenet"}}

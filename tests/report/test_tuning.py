@@ -5,9 +5,6 @@ import io
 
 import numpy as np
 import pytest
-from rich.console import Console
-
-from nearkin.recipe import Recipe
 from nearkin.report.tuning import (
     best_recipe,
     remarks,
@@ -18,6 +15,9 @@ from nearkin.report.tuning import (
     write_tuning,
 )
 from nearkin.report.tuning_pictures import fit_surface
+from rich.console import Console
+
+from nearkin.recipe import Recipe
 from nearkin.studies.tune import Plan, Trial, Tuning, read_space
 
 PLANE = ("method.pull=1e-6..1:log", "method.proxies_per_class=1..7")

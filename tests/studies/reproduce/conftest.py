@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from nearkin.studies.reproduce.runs import Line, column_of, columns_of
 
 from nearkin.recipe import Recipe
 from nearkin.studies.reproduce.papers import chosen_rows, find_item, tables_of
 from nearkin.studies.reproduce.rows import PlannedRow, Settings, planned_rows
-from nearkin.studies.reproduce.runs import Line, column_of, columns_of
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},

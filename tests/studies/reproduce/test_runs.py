@@ -7,11 +7,11 @@ import sys
 import types
 
 import pytest
+from nearkin.studies.reproduce.runs import Column, carry_out, columns_of, lines_of, measured
 
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
 from nearkin.studies import study
-from nearkin.studies.reproduce.runs import Column, carry_out, columns_of, lines_of, measured
 
 
 def test_rows_are_run_once_and_stand_beside_the_published_figures(tiny_rows, tmp_path, monkeypatch):

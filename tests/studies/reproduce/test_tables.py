@@ -7,10 +7,10 @@ import io
 import json
 
 import pytest
+from nearkin.studies.reproduce.runs import Column
 from rich.console import Console
 
 from nearkin.studies.reproduce.rows import Settings
-from nearkin.studies.reproduce.runs import Column
 from nearkin.studies.reproduce.tables import (
     caption,
     cells,

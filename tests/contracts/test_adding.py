@@ -1,0 +1,120 @@
+"""Adding a part is adding a file: the examples of CONTRIBUTING.md, each put into its package, found and used."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def example(name):
+    """The one block of CONTRIBUTING.md that defines ``name``."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"```python\n(.*?)^ *```", page, flags=re.S | re.M) if name in code)
+    return textwrap.dedent(code)
+
+
+@pytest.fixture
+def add(tmp_path, monkeypatch):
+    """Put an example into a package as a file of its own; afterwards the package is as it was."""
+    added = []
+
+    def put(package, file, name, *caches):
+        folder = tmp_path / package.replace(".", "-")
+        folder.mkdir()
+        (folder / f"{file}.py").write_text(example(name))
+        module = importlib.import_module(package)
+        monkeypatch.setattr(module, "__path__", [*module.__path__, str(folder)])
+        added.append((f"{package}.{file}", caches))
+        for cache in caches:
+            cache.cache_clear()
+
+    yield put
+    monkeypatch.undo()
+    for module, caches in added:
+        sys.modules.pop(module, None)
+        for cache in caches:
+            cache.cache_clear()
+
+
+@pytest.fixture
+def train(nearkin, photos, tmp_path):
+    """Three steps of training, as the command line does it."""
+
+    def run(*changes, data=photos):
+        tiny = [f"data.source={json.dumps(str(data))}", "training.max_steps=3", "training.device=cpu", *changes]
+        code, out, err = nearkin("train", "own_photos/small", *tiny, "--no-picture", "-o", tmp_path / "run")
+        assert code == 0, err
+        assert "R@1" in out
+        return json.loads((tmp_path / "run" / "scores.json").read_text())
+
+    return run
+
+
+def test_a_loss(add, nearkin, train):
+    from nearkin import losses
+
+    add("nearkin.losses", "hinge", "class Hinge", losses.catalogue)
+    assert losses.Hinge is losses.catalogue()["hinge"]
+    assert "hinge" in nearkin("losses")[1]
+    assert "| `hinge` | `Hinge` | proxy |" in nearkin("losses", "--markdown")[1]
+    assert train("objective.name=hinge", "objective.margin=0.1")["objective"] == "hinge"
+
+
+def test_a_method(add, nearkin, train):
+    from nearkin import methods
+
+    add("nearkin.methods", "damped", "class Damped", methods.catalogue)
+    assert methods.catalogue()["damped"].__name__ == "Damped"
+    assert "damped" in nearkin("methods")[1]
+    assert "| `damped` | `Damped` | The network learns more slowly" in nearkin("methods", "--markdown")[1]
+    assert train("method.name=damped", "method.factor=0.0")["method"] == "damped"
+
+
+def test_a_backbone(add, nearkin, train):
+    from nearkin.encoders import architectures
+
+    add("nearkin.encoders.architectures", "tiny", "class Tiny", architectures._found)
+    assert "tiny" in architectures.backbones()
+    assert "tiny" in nearkin("backbones")[1]
+    assert "| `tiny` | One convolution, for images of any size. | `width=8` |" in nearkin("backbones", "--markdown")[1]
+    train("encoder.backbone=tiny", "encoder.options={width: 4}")
+
+
+def test_a_data_set(add, nearkin, train, photos, tmp_path):
+    from nearkin.data import benchmarks
+
+    (tmp_path / "root" / "shells").mkdir(parents=True)
+    (tmp_path / "root" / "shells" / "photos").symlink_to(photos)
+    add("nearkin.data.benchmarks", "shells", 'name="shells"', benchmarks._catalogue)
+    assert benchmarks.benchmarks()["shells"].title == "Shells of the seven seas"
+    listed = json.loads(nearkin("datasets", "--json", "--data-root", tmp_path / "root")[1])
+    assert next(each["found"] for each in listed if each["name"] == "shells") == str(tmp_path / "root" / "shells")
+    assert "shells" in nearkin("datasets")[1]
+    scores = train(f"data.root={json.dumps(str(tmp_path / 'root'))}", data="shells")
+    assert scores["data"] == "shells"
+
+
+def test_a_planner(add, nearkin, photos, tmp_path):
+    from nearkin import studies
+
+    add("nearkin.studies", "fewer", "class Fewer", studies.catalogue)
+    assert studies.catalogue()["fewer"].__name__ == "Fewer"
+    assert "nearkin study fewer" in nearkin("study")[1]
+    assert "| `fewer` | `nearkin study fewer` |" in nearkin("study", "--markdown")[1]
+    tiny = ["own_photos/small", f"data.source={json.dumps(str(photos))}", "training.max_steps=2", "training.device=cpu"]
+    command = ["study", "fewer", *tiny, "--set", "share=0.6", "--seeds", "1", "-o", tmp_path / "study", "--yes"]
+    code, out, err = nearkin(*command)
+    assert code == 0, err
+    assert "60% of them" in out
+    assert "Against their base" in out
+    rows = json.loads((tmp_path / "study" / "comparison.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["all", "some"]
+    assert rows[1]["training_conditions"] == ["60 % of the training images of each class"]
