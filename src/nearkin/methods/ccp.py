@@ -19,7 +19,7 @@ from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank, greedy_k_center
 from nearkin.recipe import Recipe
 from nearkin.samplers.stream import generator
-from nearkin.training.state import Method, TrainingState
+from nearkin.training.state import Event, Method, TrainingState
 
 __all__ = ["Ccp"]
 
@@ -94,7 +94,7 @@ class Ccp(Method):
         self.warmup_steps = warmup_steps
         self.anchors = anchors
         self.as_released = as_released
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self.problem = 0
         self.problem_began = 0
         self.without_improvement = 0

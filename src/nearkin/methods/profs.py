@@ -17,7 +17,7 @@ from nearkin.numerics import full_precision
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.samplers.class_representatives import ClassRepresentativeSampler
-from nearkin.training.state import Method, TrainingState
+from nearkin.training.state import Event, Method, TrainingState
 
 __all__ = ["Profs", "representative_loss"]
 
@@ -74,7 +74,7 @@ class Profs(Method):
         self.pull = pull
         self.hard_negative_classes = hard_negative_classes
         self.hard_pairs = hard_pairs
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         """The last draws of representatives: the step, how many, and their training rows unless they are very many."""
         self._reference = ProximalPull()
         self._batches: ClassRepresentativeSampler | None = None
@@ -146,7 +146,7 @@ class Profs(Method):
     def _begin_projection(self, state: TrainingState) -> None:
         self._reference.remember(state.weights)
         classes = len(self.batches.rows)
-        event: dict[str, Any] = {"step": state.step, "kind": "representatives", "count": classes}
+        event: Event = {"step": state.step, "kind": "representatives", "count": classes}
         if classes <= _ROWS_LISTED:
             projection = self.batches.projection_of(state.step)
             event["rows"] = self.batches.representatives(projection).tolist()

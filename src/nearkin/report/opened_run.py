@@ -29,6 +29,7 @@ from nearkin.runs.folder import INDIFFERENT, RunFolder
 from nearkin.runs.run import Progress, TrainedRun, load_run
 from nearkin.training.checkpoint import best_file, read
 from nearkin.training.objective import build_objective
+from nearkin.training.state import Event
 
 IMAGE_LIMIT = 3000
 """A picture need not show a whole large data set; beyond this many images some whole classes stand for it."""
@@ -122,7 +123,7 @@ class OpenedRun:
         return rows
 
     @cached_property
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         try:
             return self.folder.events()
         except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -26,6 +26,7 @@ from nearkin.recipe import Recipe
 from nearkin.recipe.identity import INDIFFERENT as INDIFFERENT
 from nearkin.recipe.identity import LOCATIONS, deciding, differences, located
 from nearkin.runs.scores import Scores
+from nearkin.training.state import Evaluation, Event
 
 PICTURES = (
     "certainty",
@@ -194,21 +195,22 @@ class RunFolder:
         except (DataError, KeyError):
             return None
 
-    def write_evaluations(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def write_evaluations(self, history: Sequence[Evaluation]) -> None:
         """Every evaluation so far, one row each; written whole, so an interrupted run leaves no row twice."""
-        columns = list(dict.fromkeys(key for row in history for key in row))
+        first = ("epoch", "step", "loss", "lr")
+        columns = list(dict.fromkeys([*first, *(key for row in history for key in row)]))
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns)
         writer.writeheader()
         writer.writerows(history)
         write_atomically(self.evaluations_file, text.getvalue().encode())
 
-    def write_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def write_events(self, events: Sequence[Event]) -> None:
         """What the method did and when, such as CCP's new sub-problems; nothing for a method without events."""
         if events:
             write_atomically(self.events_file, json.dumps(events).encode())
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         return self._read(self.events_file, lambda text: _whole(json.loads(text), list), [])
 
     def environment(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nearkin.evaluation.protocol import SELECTED_ON_TEST
+from nearkin.training.state import Evaluation
 
 
 class Record(Mapping[str, Any]):
@@ -24,10 +25,6 @@ class Record(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.as_record())
-
-
-Evaluation = Mapping[str, Any]
-"""A row of ``evaluations.csv``: epoch, step, seconds and rate, and the scores by their names."""
 
 
 @dataclass(frozen=True)

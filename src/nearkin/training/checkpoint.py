@@ -55,7 +55,7 @@ def save_last(state: TrainingState, folder: RunFolder) -> None:
     _write(folder.last_checkpoint, content)
     folder.write_events(state.method.events)
     for file in folder.checkpoints.glob("best-*.pt"):
-        if state.best is None or file != best_file(folder, state.best["step"]):
+        if state.best is None or file != best_file(folder, int(state.best["step"])):
             file.unlink()
 
 
@@ -94,7 +94,7 @@ def load_last(state: TrainingState, folder: RunFolder) -> None:
 def load_best(state: TrainingState, folder: RunFolder) -> None:
     """Put the encoder and objective back to the best evaluation."""
     if state.best is not None:
-        file = best_file(folder, state.best["step"])
+        file = best_file(folder, int(state.best["step"]))
         content = read(file)
         _check_own(content, folder, file)
         with _fitting(file):
@@ -106,7 +106,7 @@ def check_best(state: TrainingState, folder: RunFolder) -> None:
     """Find out before training goes on, not at its end, that the best weights so far are gone."""
     if state.best is None or state.protocol.selects_on == "last":
         return
-    file = best_file(folder, state.best["step"])
+    file = best_file(folder, int(state.best["step"]))
     try:
         _check_own(read(file), folder, file)
     except DataError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from nearkin.training.device import autocast
 from nearkin.training.health import HealthCheck
 from nearkin.training.interrupt import StopRequest
 from nearkin.training.optimisation import clip_gradients
-from nearkin.training.state import Observer, TrainingState
+from nearkin.training.state import Evaluation, Observer, TrainingState
 
 
 def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
@@ -117,7 +116,9 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
 def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> bool:
     """Score the selection classes, keep the best, write the table; True when the method says to stop."""
     part = state.protocol.selection_set()
-    row: dict[str, Any] = {"epoch": round(state.epoch, 4), "step": state.step, "loss": _recent(state)}
+    row: Evaluation = {"epoch": round(state.epoch, 4), "step": state.step}
+    if losses := state.recent_losses:
+        row["loss"] = round(math.fsum(losses) / len(losses), 6)
     row["lr"] = state.optimiser.param_groups[0]["lr"]
     scores = state.score(part, baseline=not state.step) if part is not None else {}
     if not state.step and part is not None and part is state.protocol.test:
@@ -163,8 +164,3 @@ def _set_warmup(state: TrainingState) -> None:
 
 def _evaluation_due(state: TrainingState) -> bool:
     return state.step == state.total_steps or state.step % state.evaluation_interval == 0
-
-
-def _recent(state: TrainingState) -> float | None:
-    losses = state.recent_losses
-    return round(math.fsum(losses) / len(losses), 6) if losses else None

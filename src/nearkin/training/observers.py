@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from nearkin.errors import require
 from nearkin.runs.folder import RunFolder
-from nearkin.training.state import EVALUATING, TrainingState
+from nearkin.training.state import EVALUATING, Evaluation, TrainingState
 from nearkin.training.time_estimate import Estimate, Estimator, in_words
 
 SHOWN = ("R@1", "MAP@R")
@@ -76,7 +76,7 @@ class ConsoleObserver:
             note += f"  about {in_words(estimate.left)} left"
         self._show("training", state.step, state.total_steps, note)
 
-    def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
+    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         parts = [f"epoch {row['epoch']:>5g}"]
         if row.get("loss") is not None:
             parts.append(f"loss {row['loss']:.3f}")
@@ -122,7 +122,7 @@ class TensorBoardObserver:
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
         self.writer.add_scalar("loss", loss, state.step)
 
-    def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
+    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         for name, value in row.items():
             if isinstance(value, float):
                 self.writer.add_scalar(f"evaluation/{name}", value, state.step)
@@ -139,7 +139,7 @@ class Observers:
         for observer in self.observers:
             observer.on_step(state, loss, images)
 
-    def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
+    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         for observer in self.observers:
             observer.on_evaluation(state, row)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -27,8 +27,21 @@ from nearkin.training.optimisation import Scheduler
 from nearkin.training.run_time import RunTime
 
 EVALUATING = "evaluating"
+Evaluation = dict[str, float]
+"""A row of ``evaluations.csv``: epoch, step, loss, learning rate, seconds, and the scores by their names."""
 Watch = Callable[[str, int, int], None]
 """Is told what is being scored, how many of its images are embedded, and how many there are."""
+
+
+class Event(typing.TypedDict, total=False):
+    """What a method did at a step."""
+
+    step: int
+    kind: str
+    number: int
+    steps_before: int
+    count: int
+    rows: list[int]
 
 
 @dataclass
@@ -55,8 +68,8 @@ class TrainingState:
     """Scores of the test classes before the first step, by the baseline."""
     baseline: Literal["backbone", "random head"] = "backbone"
     """What the untrained scores are of. Runs begun by early versions scored the backbone behind a random head."""
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Any] | None = None
+    history: list[Evaluation] = field(default_factory=list)
+    best: Evaluation | None = None
     ended: bool = False
     """Whether the method has ended the training before its last step."""
     time: RunTime = field(default_factory=RunTime)
@@ -141,7 +154,7 @@ class TrainingState:
         self.time.images_scored += len(part.rows)
         return scores
 
-    def is_below_baseline(self, row: Mapping[str, Any]) -> bool:
+    def is_below_baseline(self, row: Evaluation) -> bool:
         """Whether an evaluation's score, the one that chooses the epoch, is below that of the untrained backbone."""
         first = self.history[0] if self.history and not self.history[0]["step"] else {}
         name = self.protocol.select_by
@@ -199,7 +212,7 @@ class Method:
     {}
     """
 
-    events: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Event] = ()
     """What the method did and when; left in the run folder as ``events.json``."""
 
     @classmethod
@@ -247,7 +260,7 @@ class Observer(typing.Protocol):
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None: ...
 
-    def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None: ...
+    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None: ...
 
 
 class Silent:
@@ -256,5 +269,5 @@ class Silent:
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
         """Nothing."""
 
-    def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
+    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         """Nothing."""

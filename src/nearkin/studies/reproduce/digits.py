@@ -23,7 +23,7 @@ from nearkin.runs.folder import RunFolder, write_atomically
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data
 from nearkin.studies.reproduce.survey import DIGITS
-from nearkin.training.state import Observer, TrainingState
+from nearkin.training.state import Evaluation, Observer, TrainingState
 
 FILE = "moments.npz"
 _SHOWN = 1500
@@ -98,7 +98,7 @@ class MomentRecorder:
         self._before, self._now = self._now, _proxies(state)
         self.then.on_step(state, loss, images)
 
-    def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
+    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         test = state.protocol.test
         if test is not None:
             embeddings = state.embed(test.query).float().cpu()

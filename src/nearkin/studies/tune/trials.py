@@ -32,7 +32,7 @@ from nearkin.studies.study import PlannedRun, Row
 from nearkin.studies.tune.plan import Plan, check_plan, plan_file
 from nearkin.studies.tune.space import shown, with_values
 from nearkin.training.observers import ConsoleObserver, Observers
-from nearkin.training.state import TrainingState
+from nearkin.training.state import Evaluation, TrainingState
 
 Status = Literal["finished", "pruned", "diverged", "failed", "unfinished"]
 
@@ -266,7 +266,7 @@ class _Pruning:
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None: ...
 
-    def on_evaluation(self, state: TrainingState, row: dict[str, Any]) -> None:
+    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         score = row.get(state.protocol.select_by, math.nan)
         if state.step == 0 or math.isnan(score):
             return
