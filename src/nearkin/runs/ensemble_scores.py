@@ -43,7 +43,7 @@ class FoldModel:
     scores: Mapping[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EnsembleScores(Record):
     """``separate``: the mean of a repeat's models; ``concatenated``: their embeddings side by side, scored as one."""
 

@@ -12,7 +12,7 @@ from nearkin.training.state import Evaluation
 
 
 class Record(Mapping[str, Any]):
-    """A frozen dataclass that can also be read as the JSON it is written as."""
+    """A frozen dataclass that can also be read as the JSON it is written as, and is equal to it."""
 
     def as_record(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class FinalOf:
     scores: Scores
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scores(Record):
     """A run's result. Also a mapping with the keys of ``scores.json``, so ``scores["test"]["R@1"]`` reads as the file.
 
@@ -125,7 +125,7 @@ class Scores(Record):
         return self.best or {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluated(Record):
     """Scores of an encoder on images that need not be its own: of a run, or of a backbone without any training."""
 
