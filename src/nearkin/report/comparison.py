@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nearkin.report.formats import csv_text, markdown_table
-from nearkin.report.plots._page import end_at_all
+from nearkin.report.plots._style import end_at_all
 from nearkin.runs.folder import write_atomically
 from nearkin.studies.study import rank_correlation
 

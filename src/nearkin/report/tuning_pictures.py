@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.report.plots._page import GREY, RUN_COLOURS, STYLE
+from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE
 from nearkin.studies.tune.space import Dimension, shown
 from nearkin.studies.tune.trials import Trial, Tuning
 

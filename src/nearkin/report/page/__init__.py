@@ -28,16 +28,18 @@ from nearkin.report.page.pictures import (
     training_map_chart,
     worst_section,
 )
-from nearkin.report.page.retrieved import Retrieved, retrieve
 from nearkin.report.page.tables import cost_section, reproduce_section, scores_section
-from nearkin.report.plots._page import CLASS_COLOURS, RUN_COLOURS
-from nearkin.report.plots.embedding_map import without_tsne
+from nearkin.report.plots._maps import without_tsne
+from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
+from nearkin.report.retrieved import Retrieved, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.runs.run import Progress
 
 __all__ = ["WrittenReport", "default_report_file", "write_report"]
 
+SCORED_LIMIT = 15_000
+"""Test images of a run that are embedded; beyond that some whole classes stand for all."""
 MOST_LOOKED_AT = 8
 """Groups whose weights are loaded for maps and neighbours; more would make the page long and not clearer."""
 
@@ -168,7 +170,9 @@ class _Page:
         found = []
         for group in groups:
             try:
-                found.append((group.title, retrieve(group.runs[0])))
+                run = group.runs[0]
+                _ = run.trained  # first: without weights there is no need to read the images
+                found.append((group.title, retrieve(run, run.sample(run.test_rows, SCORED_LIMIT))))
             except NearkinError as error:
                 self._miss(f"neighbours, classes and test map of {group.title}", error)
         return found

@@ -11,13 +11,14 @@ from nearkin.errors import NearkinError
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, Section, counted, details, escape, legend, rounded, table
 from nearkin.report.page.pairs import examples
-from nearkin.report.plots.certainty import CLASSES_SHOWN, closeness
+from nearkin.report.plots.certainty import extremes
+from nearkin.report.plots.covering import MOST_BOUNDARIES, is_measured
 from nearkin.report.plots.curves import Group, percent, score_columns
-from nearkin.report.plots.sub_problems import boundaries, problem_steps
+from nearkin.report.plots.problems import boundaries, problem_steps
+from nearkin.report.plots.uncertainty import closeness, correlation_words
 from nearkin.report.run_groups import RunGroup
 
 _EXAMPLES = 5
-_MOST_RULES = 60
 _EVALUATED_ON = {"validation": "validation classes", "mlrc": "validation classes", "in-distribution": "test images"}
 
 
@@ -47,11 +48,7 @@ def curves_section(groups: Sequence[RunGroup], payload: Payload) -> Section | No
 
 def covering_section(groups: Sequence[RunGroup], payload: Payload) -> Section | None:
     """Covering radius and distance between classes over the steps, new sub-problems as dashed lines; steps of each."""
-    measured = [
-        (place, group)
-        for place, group in _evaluated(groups)
-        if any(row.get("covering_radius") is not None for run in group.runs for row in run.evaluations)
-    ]
+    measured = [(place, group) for place, group in _evaluated(groups) if any(is_measured(run) for run in group.runs)]
     charts = []
     names = {"covering_radius": "Covering radius", "inter_class_distance": "Distance between classes"}
     for column, name in names.items():
@@ -167,7 +164,7 @@ def _has_evaluations(run: OpenedRun) -> bool:
 
 def _rules(run: OpenedRun) -> list[int]:
     steps = boundaries(run)
-    return steps if len(steps) <= _MOST_RULES else []
+    return steps if len(steps) <= MOST_BOUNDARIES else []
 
 
 def _problem_bars(run: OpenedRun) -> list[dict[str, Any]]:
@@ -186,18 +183,14 @@ def _uncertainty(run: OpenedRun, payload: Payload) -> str:
         for x, y, label in zip(similar, sigma, classes.tolist(), strict=True)
     ]
     spec = {"kind": "scatter", "x": "median similarity of a class's images to its proxy", "y": "σ̄", "points": points}
-    caption = counted(len(classes), "training class", "training classes")
-    if len(classes) > 2 and similar.std() > 0 and sigma.std() > 0:
-        caption += f", correlation {float(np.corrcoef(similar, sigma)[0, 1]):.2f}".replace("-", "−")
+    caption = counted(len(classes), "training class", "training classes") + correlation_words(similar, sigma)
     chart = payload.chart(spec, caption=caption, label="Uncertainty of each class against how close its images lie")
-    order = np.argsort(every, kind="stable")
-    shown = min(CLASSES_SHOWN, max(1, len(order) // 2))
-    extremes = ""
-    for title, places in (("Most certain", order[:shown]), ("Least certain", order[: -shown - 1 : -1])):
+    columns = ""
+    for title, places in zip(("Most certain", "Least certain"), extremes(every), strict=True):
         rows = ""
         for place in places.tolist():
             label = int(run.training_classes[place])
             rows += f'<div class="row"><p class="row-name">{escape(names[label])}, σ̄ = {every[place]:.3g}</p>'
             rows += f"{examples(run, label, _EXAMPLES, payload)}</div>"
-        extremes += f"<h4>{title}</h4>{rows}"
-    return f"<div class=charts>{chart}<div>{extremes}</div></div>"
+        columns += f"<h4>{title}</h4>{rows}"
+    return f"<div class=charts>{chart}<div>{columns}</div></div>"

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.errors import NearkinError
 from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._page import Drawing, NotDrawn, Picture, end_at_all, head, run_colour, shared_title
+from nearkin.report.plots._runs import Drawing, run_colour, shared_title, together
+from nearkin.report.plots._style import end_at_all, head, new_figure
+
+__all__ = ["draw"]
 
 MOST_SCORES = 3
 
@@ -45,16 +47,8 @@ class Group:
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
-    """``curves``: all runs on the same axes, the evaluation that the protocol chooses marked with a star."""
-    present = []
-    for run in runs:
-        try:
-            _ = run.evaluations
-            present.append(run)
-        except NearkinError as error:
-            yield NotDrawn("curves", str(error), run)
-    if present:
-        yield Picture("curves", _figure(present))
+    """All runs on the same axes, the evaluation that the protocol chooses marked with a star."""
+    return together(runs, _evaluated, _figure)
 
 
 def seed_groups(runs: Sequence[OpenedRun]) -> list[Group]:
@@ -72,6 +66,13 @@ def seed_groups(runs: Sequence[OpenedRun]) -> list[Group]:
             label += f", {members[0].recipe.protocol.name} protocol"
         groups.append(Group(label, members))
     return groups
+
+
+def scored_on(runs: Sequence[OpenedRun]) -> str:
+    """Which classes the evaluations are of."""
+    return " or ".join(
+        dict.fromkeys("test" if run.recipe.protocol.name in SELECTED_ON_TEST else "validation" for run in runs)
+    )
 
 
 def percent(column: str) -> float:
@@ -98,15 +99,19 @@ def score_columns(runs: Sequence[OpenedRun]) -> list[str]:
     return [key for key in dict.fromkeys(wanted) if key in measured][:MOST_SCORES]
 
 
+def _evaluated(run: OpenedRun) -> OpenedRun:
+    _ = run.evaluations  # raises where there is none
+    return run
+
+
 def _figure(runs: Sequence[OpenedRun]) -> Any:
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     groups, scores = seed_groups(runs), score_columns(runs)
     panels = 1 + len(scores)
     columns = min(2, panels)
     rows = -(-panels // columns)
-    figure = Figure(figsize=(4.0 * columns, 2.6 * rows + 0.9), layout="constrained")
+    figure = new_figure(4.0 * columns, 2.6 * rows + 0.9)
     figure.set_layout_engine("constrained", w_pad=0.12)
     head(figure, "Loss and scores over the epochs", shared_title(runs))
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
@@ -147,8 +152,7 @@ def _draw_stars(axis: Any, runs: Sequence[OpenedRun], column: str) -> bool:
 def _panel_title(runs: Sequence[OpenedRun], column: str) -> str:
     if column == "loss":
         return "Loss, mean since the last evaluation"
-    parts = dict.fromkeys("test" if run.recipe.protocol.name in SELECTED_ON_TEST else "validation" for run in runs)
-    return f"{column} on the {' or '.join(parts)} classes"
+    return f"{column} on the {scored_on(runs)} classes"
 
 
 def _fit_loss_scale(axis: Any) -> None:
