@@ -13,13 +13,12 @@ from nearkin.report.page._parts import Payload, Section, counted, details, escap
 from nearkin.report.page.pairs import examples
 from nearkin.report.plots.certainty import extremes
 from nearkin.report.plots.covering import MOST_BOUNDARIES, is_measured
-from nearkin.report.plots.curves import Group, percent, score_columns
+from nearkin.report.plots.curves import Group, evaluated_on, in_percent, score_columns
 from nearkin.report.plots.problems import boundaries, problem_steps
 from nearkin.report.plots.uncertainty import closeness, correlation_words
 from nearkin.report.run_groups import RunGroup
 
 _EXAMPLES = 5
-_EVALUATED_ON = {"validation": "validation classes", "mlrc": "validation classes", "in-distribution": "test images"}
 
 
 def curves_section(groups: Sequence[RunGroup], payload: Payload) -> Section | None:
@@ -98,23 +97,18 @@ def line_chart(groups: Sequence[tuple[int, Group]], column: str, *, over: str, s
         at, values = group.curve(column, over)
         if not values.size:
             continue
-        values = values * percent(column)
         spread = values.std(0, ddof=1) if len(values) > 1 else np.full(len(at), np.nan)
         points = [
             [rounded(x), rounded(mean), rounded(deviation)]
             for x, mean, deviation in zip(at, values.mean(0), spread, strict=True)
         ]
         points = [point for point in points if point[1] is not None]
-        found = []
-        for run in group.runs if stars else ():
-            best = run.best_evaluation
-            if best is not None and (value := best.get(column)) is not None:
-                found.append([rounded(best[over]), rounded(percent(column) * value)])
+        found = [[rounded(x), rounded(y)] for x, y in group.best(column, over)] if stars else []
         if points:
             series.append({"name": group.label, "series": place, "points": points, "stars": found})
     everything = [point[1] for each in series for point in each["points"] if point[1] is not None]
     log = column == "loss" and bool(everything) and min(everything) > 0 and max(everything) > 20 * min(everything)
-    top = {"most": 100} if "@" in column else {}
+    top = {"most": 100} if in_percent(column) else {}
     return {"kind": "lines", "x": over, "series": series, "log": log, **top}
 
 
@@ -125,19 +119,13 @@ def values_table(groups: Sequence[tuple[int, Group]], columns: Sequence[str]) ->
         tracks = {}
         for column in columns:
             at, values = group.curve(column, "epoch")
-            for x, each in zip(at.tolist(), (values * percent(column)).T, strict=True):
+            for x, each in zip(at.tolist(), values.T, strict=True):
                 spread = f" ± {each.std(ddof=1):.4g}" if len(each) > 1 else ""
                 tracks[column, x] = f"{each.mean():.4g}{spread}"
         for x in sorted({x for _, x in tracks}):
             cells = "".join(f"<td class=number>{tracks.get((column, x), '–')}</td>" for column in columns)
             rows.append(f'<tr><th scope="row">{escape(group.label)}</th><td class=number>{x:g}</td>{cells}</tr>')
     return table(["", "epoch", *columns], rows)
-
-
-def evaluated_on(runs: Sequence[OpenedRun]) -> str:
-    """What the evaluations of the curves were on, in words."""
-    found = dict.fromkeys(_EVALUATED_ON.get(run.recipe.protocol.name, "test classes") for run in runs)
-    return " or ".join(found)
 
 
 def _evaluated(groups: Sequence[RunGroup]) -> list[tuple[int, Group]]:

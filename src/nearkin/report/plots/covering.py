@@ -8,7 +8,7 @@ from typing import Any
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
 from nearkin.report.plots._runs import Drawing, run_colour, shared_title, together
 from nearkin.report.plots._style import GREY, head, new_figure
-from nearkin.report.plots.curves import group_legend, scored_on, seed_groups
+from nearkin.report.plots.curves import evaluated_on, group_legend, seed_groups
 from nearkin.report.plots.problems import boundaries
 
 __all__ = ["draw"]
@@ -52,7 +52,7 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
                 dashed |= bool(lines)
         axis.set_ylabel(name)
         axis.grid(True, axis="y")
-    axes[0].set_title(f"on the {scored_on(runs)} classes", loc="left")
+    axes[0].set_title(f"on the {evaluated_on(runs)}", loc="left")
     axes[-1].set_xlabel("step (dashed: a new sub-problem begins)" if dashed else "step")
     if len(runs) > 1:
         group_legend(figure, groups)
