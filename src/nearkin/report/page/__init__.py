@@ -115,11 +115,11 @@ class _Page:
         self._add("cost", lambda: cost_section(groups))
         self._add("recipes", lambda: reproduce_section(groups))
         script, style = _asset("page.js"), _colours() + _asset("page.css")
-        mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         missing = "".join(f"<li>{escape(line)}</li>" for line in self.missing)
         return Template(_asset("page.html")).substitute(
             title=escape(title),
-            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{mark}'",
+            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
             style=style,
             subtitle=escape(self._subtitle()),
             links="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in self.sections),
@@ -148,20 +148,16 @@ class _Page:
             )
         looked = groups[:MOST_LOOKED_AT]
         found = self._retrieved(looked)
-        # Images are handed out in this order: should they become too many, the maps go without.
-        held: list[Section] = []
-        for name, make in (
-            ("neighbours", lambda: neighbours_section(found, self.payload)),
-            ("classes", lambda: classes_section(found)),
-            ("worst", lambda: worst_section(found, self.payload)),
-        ):
-            if found:
-                before = len(self.sections)
-                add(name, make)
-                held += self.sections[before:]
-                del self.sections[before:]
+        place = len(self.sections)
+        if found:
+            add("neighbours", lambda: neighbours_section(found, self.payload))
+            add("classes", lambda: classes_section(found))
+            add("worst", lambda: worst_section(found, self.payload))
+        # The maps come before, but get their images last: should these become too many, the maps go without.
+        after = self.sections[place:]
+        del self.sections[place:]
         add("map", lambda: map_section(self._maps(looked, found)))
-        self.sections += held
+        self.sections += after
         add("pairs", lambda: pairs_section(looked, self.payload, self._miss))
         add("covering", lambda: covering_section(groups, self.payload))
         add("uncertainty", lambda: uncertainty_section(looked, self.payload))
