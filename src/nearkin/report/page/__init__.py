@@ -69,7 +69,7 @@ def write_report(
         output: the file; default: ``report.html`` in the folder when there is one, else in the working directory.
         title: the page's heading; default: the data and the methods.
         look: which weights, classes and device to use for maps and neighbours.
-        progress: told how far the decoding of images has come.
+        progress: called as the decoding of images goes on.
     """
     file = default_report_file(paths) if output is None else Path(output)
     if file.is_dir():

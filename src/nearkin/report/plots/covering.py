@@ -14,7 +14,7 @@ from nearkin.report.plots.problems import boundaries
 __all__ = ["draw"]
 
 MOST_BOUNDARIES = 60
-"""More sub-problems than this are not told apart by lines."""
+"""More sub-problems than this are not kept apart by lines."""
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
