@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def parts_of(package: str, path: Iterable[str]) -> dict[str, type]:
@@ -32,3 +33,16 @@ def keyword_options(part: type) -> dict[str, inspect.Parameter]:
     """
     parameters = inspect.signature(part, eval_str=True).parameters
     return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+PLOT_FORMATS = ("png", "pdf", "svg")
+
+
+def plot_names() -> list[str]:
+    """What ``nearkin plot`` can draw, a file of ``report/plots`` each; they are not imported, only looked for.
+
+    >>> plot_names()[:2]
+    ['certainty', 'covering']
+    """
+    folder = Path(__file__).parent / "report" / "plots"
+    return sorted(file.stem.replace("_", "-") for file in folder.glob("[!_]*.py"))

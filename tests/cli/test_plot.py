@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import nearkin as package
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
@@ -114,7 +118,7 @@ def test_a_run_whose_data_is_gone_still_has_its_curves(nearkin, copied):
     assert code == 0, err
     assert {line.rsplit("/")[-1] for line in out.splitlines()} == {"curves.png", "covering.png", "problems.png"}
     (line,) = [line for line in err.splitlines() if "map-train" in line]
-    assert line.startswith("not drawn: map-train, map-test, ")
+    assert line.startswith("not drawn: certainty, map-test, map-train, ")
     assert "/moved'" in line
     assert "--data" in line
     assert "curves, covering radius and sub-problems" in line, "what can still be drawn"
@@ -190,3 +194,49 @@ def test_the_same_run_twice_is_one_run(nearkin, copied, monkeypatch):
     code, out, err = nearkin("plot", "ccp", "./ccp", "--only", "problems")
     assert code == 0, err
     assert out.split() == ["ccp/plots/problems.png"]
+
+
+ADDED = '''
+"""How long a run's recipe is."""
+
+from nearkin.report.plots._runs import one_by_one
+from nearkin.report.plots._style import new_figure
+
+__all__ = ["draw"]
+
+
+def draw(runs):
+    return one_by_one(runs, lambda run: new_figure(1 + len(run.recipe.to_yaml()) / 1e4, 1))
+'''
+
+
+CALLED = """
+import contextlib, os, sys
+from nearkin import cli
+from nearkin.runs.folder import RunFolder
+for arguments in ("plot --help", "plot vcpa --only recipe-length --format svg"):
+    sys.argv = ["nearkin", *arguments.split()]
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    print("---", flush=True)
+print(sorted(os.listdir("vcpa/plots")), "---", sep="\\n")
+RunFolder("vcpa").clear()
+print(sorted(os.listdir("vcpa/plots")))
+"""
+
+
+def test_a_picture_is_added_by_its_file_alone(copied):
+    """It is offered, drawn, and cleared away with its run; what else lies beside it stays."""
+    shutil.copytree(Path(package.__file__).parent, copied / "nearkin", ignore=shutil.ignore_patterns("__pycache__"))
+    (copied / "nearkin" / "report" / "plots" / "recipe_length.py").write_text(ADDED)
+    plots = copied / "vcpa" / "plots"
+    plots.mkdir()
+    (plots / "recipe-length-old.svg").write_text("mine")
+    environment = os.environ | {"PYTHONPATH": str(copied), "COLUMNS": "500"}
+    started = [sys.executable, "-c", CALLED]
+    done = subprocess.run(started, env=environment, cwd=copied, capture_output=True, text=True, check=True)
+    offered, drawn, before, after = done.stdout.strip().split("\n---\n")
+    assert "recipe-length" in offered
+    assert drawn == "vcpa/plots/recipe-length.svg"
+    assert before == "['recipe-length-old.svg', 'recipe-length.svg']"
+    assert after == "['recipe-length-old.svg']"

@@ -227,34 +227,6 @@ def test_same_generator_same_crop_in_any_thread():
         np.testing.assert_array_equal(got[seed], crop)
 
 
-def test_jitter_moves_and_turns_and_fills_with_the_border():
-    image = np.full((48, 48, 3), 240, dtype=np.uint8)
-    image[20:28, 8:40] = 10
-    still = transform_from("glyphs", train_crop="none")
-    np.testing.assert_array_equal(still.train(image, np.random.default_rng(0)), image)
-
-    def centre(crop):
-        return np.argwhere(crop[:, :, 0] < 120).mean(axis=0)
-
-    def slope(crop):
-        rows, columns = np.argwhere(crop[:, :, 0] < 120).T
-        return math.degrees(math.atan(np.polyfit(columns, rows, 1)[0]))
-
-    rng = np.random.default_rng(0)
-    shifted = [dataclasses.replace(still, shift=0.1).train(image, rng) for _ in range(60)]
-    offsets = np.array([centre(crop) - centre(image) for crop in shifted])
-    assert np.abs(offsets).max() <= 0.1 * 48 + 1
-    assert offsets.max() > 3
-    assert offsets.min() < -3
-    turned = [dataclasses.replace(still, rotation=20.0).train(image, rng) for _ in range(60)]
-    angles = np.array([slope(crop) for crop in turned])
-    assert np.abs(angles).max() < 23
-    assert angles.max() > 12
-    assert angles.min() < -12
-    for crop in shifted + turned:
-        assert (crop[[0, 0, -1, -1], [0, -1, 0, -1]] == 240).all()
-
-
 def test_presets_are_the_published_ones():
     standard = PRESETS["standard"]
     assert (standard.size, standard.resize, standard.scale, standard.flip) == (224, 256, (0.08, 1.0), 0.5)
@@ -300,10 +272,7 @@ def test_overrides():
         ("standard", {"scale": 0.5}, "scale must be two numbers"),
         ("standard", {"ratio": (1, 2, 3)}, "ratio must be two numbers"),
         ("standard", {"ratio": (0, 2)}, "ratio must be"),
-        ("standard", {"rotation": 400}, "rotation must be"),
-        ("standard", {"shift": 1.0}, "shift must be"),
         ("standard", {"train_crop": "center"}, "train_crop must be one of"),
-        ("standard", {"interpolation": "cubic"}, "interpolation must be one of"),
     ],
 )
 def test_mistakes_are_named(name, overrides, message):

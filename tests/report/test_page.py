@@ -20,7 +20,6 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.report import page
 from nearkin.report.opened_run import Look, OpenedRun
 from nearkin.report.page import _parts, write_report
-from nearkin.report.page.retrieved import retrieve
 
 CPU = Look(device="cpu", classes=4)
 
@@ -106,8 +105,8 @@ def test_nothing_is_fetched(whole):
 def test_only_the_page_s_own_script_may_run(whole):
     _, _, read = whole
     (policy,) = [each["content"] for each in read.all("meta") if "http-equiv" in each]
-    mark = base64.b64encode(hashlib.sha256(read.scripts[1].encode()).digest()).decode()
-    assert f"script-src 'sha256-{mark}'" in policy
+    script_hash = base64.b64encode(hashlib.sha256(read.scripts[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{script_hash}'" in policy
     assert policy.startswith("default-src 'none'")
 
 
@@ -161,36 +160,6 @@ def test_maps_have_a_mark_for_every_image_and_proxy(whole):
     assert [len(chart["proxies"]) for chart in maps] == [4, 0, 4, 0, 8, 0]
     for chart in maps:
         assert all(0 <= image < len(read.payload["images"]) for *_, image in chart["points"])
-
-
-def test_scores_by_query_agree_with_what_the_run_reported(four_runs):
-    for path in four_runs[1:]:
-        found = retrieve(OpenedRun(path, CPU))
-        reported = json.loads((path / "scores.json").read_text())["test"]
-        assert found.recall.mean() == pytest.approx(reported["R@1"])
-        assert found.precision.mean() == pytest.approx(reported["MAP@R"])
-        by_class = found.classes()
-        assert [score.queries for score in by_class] == [5, 5, 5, 5]
-        assert np.mean([score.precision for score in by_class]) == pytest.approx(reported["MAP@R"])
-
-
-def test_worst_queries_and_where_the_first_right_one_is(four_runs):
-    found = retrieve(OpenedRun(four_runs[0], CPU))
-    vectors = found.queries.embeddings.double().numpy()
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    similar = vectors @ vectors.T
-    np.fill_diagonal(similar, -np.inf)
-    order = np.argsort(-similar, axis=1, kind="stable")
-    same = found.queries.labels[order] == found.queries.labels[:, None]
-    worst = found.worst(3)
-    assert worst
-    assert len({int(found.queries.labels[query]) for query in worst}) == len(worst)
-    for query in worst:
-        assert not same[query, 0]
-        rank = int(np.flatnonzero(same[query])[0])
-        assert found.first_right(query) == (int(order[query, rank]), rank + 1)
-    assert found.precision[worst[0]] == found.precision[found.recall == 0].min()
-    assert found.found[:, :8].tolist() == order[:, :8].tolist()
 
 
 def test_right_and_wrong_are_marked_by_a_sign_as_well(whole):

@@ -11,13 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.errors import MissingExtraError
+from nearkin.errors import MissingExtraError, NearkinError
 from nearkin.recipe import Recipe
-from nearkin.report import opened_run
-from nearkin.report.neighbours import RIGHT, WRONG, choose_queries, show_image
+from nearkin.report import draw_neighbours, opened_run
 from nearkin.report.opened_run import Look, OpenedRun, open_runs
-from nearkin.report.plots import certainty, class_pairs, curves, embedding_map, neighbour_rows, similarity, sub_problems
-from nearkin.report.plots._page import NotDrawn, Picture
+from nearkin.report.plots import (
+    _maps,
+    certainty,
+    covering,
+    curves,
+    map_test,
+    map_train,
+    neighbours,
+    pairs,
+    problems,
+    similarity,
+    uncertainty,
+)
+from nearkin.report.plots._style import RIGHT, WRONG, show_image
+from nearkin.report.retrieved import retrieve
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.state import Silent
@@ -38,11 +50,15 @@ def row(step, loss, score, **more):
 
 
 def shown(drawing):
-    return {item.name: item for item in drawing if isinstance(item, Picture)}
+    """The only figure that is drawn."""
+    (figure,) = [figure for _, figure in drawing if not isinstance(figure, NearkinError)]
+    return figure
 
 
-def reasons(drawing):
-    return {item.name: item.reason for item in drawing if isinstance(item, NotDrawn)}
+def reason(drawing):
+    """The only reason that is given for a figure that is not drawn."""
+    (error,) = [error for _, error in drawing if isinstance(error, NearkinError)]
+    return str(error)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +102,7 @@ class TestCurves:
         groups = curves.seed_groups(runs)
         assert [len(group.runs) for group in groups] == [2, 1]
         assert groups[0].label.endswith("mean ± std of 2 seeds")
-        figure = shown(curves.draw(runs))["curves"].figure
+        figure = shown(curves.draw(runs))
         loss, score, *_ = figure.axes
         assert loss.lines[0].get_ydata().tolist() == [5.0, 3.0]
         assert np.allclose(score.lines[0].get_xydata(), [[0, 20], [1, 45], [2, 50]])
@@ -109,11 +125,11 @@ class TestCurves:
         assert opened.best_evaluation["step"] == 10
 
     def test_a_run_that_was_not_evaluated_has_no_curves(self, tmp_path):
-        assert "no evaluation yet" in reasons(curves.draw([OpenedRun(written(tmp_path / "a"))]))["curves"]
+        assert "no evaluation yet" in reason(curves.draw([OpenedRun(written(tmp_path / "a"))]))
 
     def test_scores_do_not_go_beyond_all_and_epochs_are_whole(self, tmp_path):
         opened = OpenedRun(written(tmp_path / "a", [row(0, None, 0.5), row(10, 1.0, 0.5)]))
-        figure = shown(curves.draw([opened]))["curves"].figure
+        figure = shown(curves.draw([opened]))
         figure.draw_without_rendering()
         recall = next(axis for axis in figure.axes if axis.get_ylabel() == "R@1 (%)")
         assert recall.get_ylim()[1] < 102
@@ -136,7 +152,7 @@ class TestCurves:
         small = written(tmp_path / "a", [row(10, 0.1, 0.1), row(20, 0.05, 0.2)], learning_rate=0.1)
         large = written(tmp_path / "b", [row(10, 20.0, 0.3), row(20, 10.0, 0.2)])
         for paths, scale in (([small, large], "log"), ([large], "linear")):
-            assert shown(curves.draw(open_runs(paths)))["curves"].figure.axes[0].get_yscale() == scale
+            assert shown(curves.draw(open_runs(paths))).axes[0].get_yscale() == scale
 
 
 class TestSubProblems:
@@ -147,38 +163,38 @@ class TestSubProblems:
 
     def test_steps_per_problem_the_last_cut_short(self, tmp_path):
         opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1), row(20, 1.0, 0.1)], self.EVENTS))
-        assert sub_problems.problem_steps(opened) == [(1, 12, True), (2, 5, True), (3, 3, False)]
-        axis = shown(sub_problems.draw_steps([opened]))["problems"].figure.axes[0]
+        assert problems.problem_steps(opened) == [(1, 12, True), (2, 5, True), (3, 3, False)]
+        axis = shown(problems.draw([opened])).axes[0]
         assert [bar.get_height() for bar in axis.patches] == [12, 5, 3]
 
     def test_a_problem_begun_at_the_very_end_has_no_bar(self, tmp_path):
         opened = OpenedRun(written(tmp_path / "a", [row(17, 1.0, 0.1)], self.EVENTS))
-        assert sub_problems.problem_steps(opened) == [(1, 12, True), (2, 5, True)]
+        assert problems.problem_steps(opened) == [(1, 12, True), (2, 5, True)]
 
     def test_covering_radius_with_the_boundaries(self, tmp_path):
         rows = [row(step, 1.0, 0.1, covering_radius=0.5 - step / 100, inter_class_distance=1.0) for step in (0, 10, 20)]
         opened = OpenedRun(written(tmp_path / "a", rows, self.EVENTS))
-        score, radius, distance = shown(sub_problems.draw_covering([opened]))["covering"].figure.axes
+        score, radius, distance = shown(covering.draw([opened])).axes
         assert np.allclose(radius.lines[0].get_xydata(), [[0, 0.5], [10, 0.4], [20, 0.3]])
         for axis in (score, radius, distance):
             assert [line[0][0] for line in axis.collections[0].get_segments()] == [12, 17]
 
     def test_reasons(self, tmp_path):
         plain = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)]))
-        assert "protocol.covering=true" in reasons(sub_problems.draw_covering([plain]))["covering"]
-        assert "the method is plain; only ccp" in reasons(sub_problems.draw_steps([plain]))["problems"]
+        assert "protocol.covering=true" in reason(covering.draw([plain]))
+        assert "the method is plain; only ccp" in reason(problems.draw([plain]))
 
     def test_problems_that_began_after_a_warm_up(self, tmp_path):
         events = [event | {"step": event["step"] + 30} for event in self.EVENTS]
         opened = OpenedRun(written(tmp_path / "a", [row(40, 1.0, 0.1), row(50, 1.0, 0.1)], events))
-        assert sub_problems.problem_steps(opened) == [(1, 12, True), (2, 5, True), (3, 3, False)]
-        axis = shown(sub_problems.draw_steps([opened]))["problems"].figure.axes[0]
+        assert problems.problem_steps(opened) == [(1, 12, True), (2, 5, True), (3, 3, False)]
+        axis = shown(problems.draw([opened])).axes[0]
         assert axis.get_xlabel() == "number of the sub-problem, counted from step 30"
 
     def test_a_run_that_ended_within_its_warm_up_has_none(self, tmp_path):
         opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)]))
         opened.recipe = opened.recipe.replace(method=dataclasses.replace(opened.recipe.method, name="ccp"))
-        assert "ended within the warm-up" in reasons(sub_problems.draw_steps([opened]))["problems"]
+        assert "ended within the warm-up" in reason(problems.draw([opened]))
 
 
 class TestMap:
@@ -186,21 +202,21 @@ class TestMap:
         def missing(module, extra):
             raise MissingExtraError(module)
 
-        monkeypatch.setattr(embedding_map, "require", missing)
+        monkeypatch.setattr(_maps, "require", missing)
         rng = np.random.default_rng(0)
         flat = rng.normal(size=(20, 2)) @ np.linalg.qr(rng.normal(size=(6, 2)))[0].T + 3.0
-        points, how = embedding_map.project(torch.from_numpy(flat), seed=0)
+        points, how = _maps.project(torch.from_numpy(flat), seed=0)
         assert how == "by principal components", "what was computed, and no more"
-        assert embedding_map.without_tsne() == "sklearn.manifold"
+        assert _maps.without_tsne() == "sklearn.manifold"
         assert np.allclose(distances(points), distances(flat))
 
     def test_t_sne_keeps_clusters_apart_and_gives_the_same_map_again(self):
         rng = np.random.default_rng(0)
         centres = 10 * np.eye(3, 8)
         vectors = torch.from_numpy(np.repeat(centres, 12, 0) + rng.normal(0, 0.1, (36, 8)))
-        points, how = embedding_map.project(vectors, seed=3)
+        points, how = _maps.project(vectors, seed=3)
         assert how == "by t-SNE"
-        assert np.array_equal(points, embedding_map.project(vectors, seed=3)[0])
+        assert np.array_equal(points, _maps.project(vectors, seed=3)[0])
         groups = points.reshape(3, 12, 2)
         within = max(np.linalg.norm(group - group.mean(0), axis=1).max() for group in groups)
         apart = distances(groups.mean(1))[np.triu_indices(3, 1)].min()
@@ -208,12 +224,11 @@ class TestMap:
 
     def test_images_and_proxies_of_the_same_classes_and_none_for_the_test_classes(self, glyphs):
         opened = OpenedRun(glyphs, Look(classes=4))
-        found = embedding_map.training_map(opened)
+        found = _maps.training_map(opened)
         assert found.points.shape == (20, 2)
         assert found.proxies.shape == (4, 1, 2)
         assert set(found.classes.tolist()) <= set(opened.training_classes.tolist())
-        pictures = shown(embedding_map.draw([opened]))
-        train, test = pictures["map-train"].figure, pictures["map-test"].figure
+        train, test = shown(map_train.draw([opened])), shown(map_test.draw([opened]))
         names = {text.get_text() for text in train.legends[0].get_texts()}
         assert names == {f"kind {opened.data.table.class_names[c][5:]}" for c in found.classes.tolist()} | {"proxy"}
         assert "proxy" not in {text.get_text() for text in test.legends[0].get_texts()}
@@ -221,7 +236,7 @@ class TestMap:
         assert "never seen" in test.get_suptitle()
 
     def test_two_dimensions_are_drawn_as_they_are(self):
-        points, how = embedding_map.project(torch.tensor([[0.6, 0.8], [-1.0, 0.0], [0.0, 1.0]]), seed=0)
+        points, how = _maps.project(torch.tensor([[0.6, 0.8], [-1.0, 0.0], [0.0, 1.0]]), seed=0)
         assert how == "the embedding itself"
         assert np.allclose(points, [[0.6, 0.8], [-1.0, 0.0], [0.0, 1.0]])
 
@@ -229,8 +244,8 @@ class TestMap:
 class TestCertainty:
     def test_circles_have_radii_of_one_two_and_three_sigma(self, glyphs):
         opened = OpenedRun(glyphs, Look(classes=3))
-        figure = shown(certainty.draw_circles([opened]))["uncertainty"].figure
-        found = embedding_map.training_map(opened)
+        figure = shown(uncertainty.draw([opened]))
+        found = _maps.training_map(opened)
         columns = [opened.training_classes.tolist().index(label) for label in found.classes.tolist()]
         bank = opened.bank
         noise = torch.randn(4000, *bank.vectors.shape, generator=torch.Generator().manual_seed(1))
@@ -247,30 +262,29 @@ class TestCertainty:
         def missing(module, extra):
             raise MissingExtraError(module)
 
-        monkeypatch.setattr(embedding_map, "require", missing)
+        monkeypatch.setattr(_maps, "require", missing)
         opened = OpenedRun(glyphs, Look(classes=3))
-        for drawing in (certainty.draw_circles([opened]), embedding_map.draw([opened])):
-            for picture in shown(drawing).values():
-                figure = picture.figure
-                figure.draw_without_rendering()
-                assert "by principal components" in figure.get_suptitle().replace("\n", " ")
-                assert "t-SNE" not in figure.get_suptitle()
-                titles = [figure._suptitle, *(axis.title for axis in figure.axes if axis.get_title())]
-                for title in titles:
-                    box = title.get_window_extent()
-                    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, title.get_text()
+        for plot in (uncertainty, map_train, map_test):
+            figure = shown(plot.draw([opened]))
+            figure.draw_without_rendering()
+            assert "by principal components" in figure.get_suptitle().replace("\n", " ")
+            assert "t-SNE" not in figure.get_suptitle()
+            titles = [figure._suptitle, *(axis.title for axis in figure.axes if axis.get_title())]
+            for title in titles:
+                box = title.get_window_extent()
+                assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, title.get_text()
 
     def test_the_middle_class_has_half_of_its_images_within_two_sigma(self):
         points = np.array([[-2.0, 0], [2, 0], [0, 2], [0, -2], [9, 1], [9, -1], [9, 1], [9, -1]])
         found = SimpleNamespace(classes=np.array([3, 5]), labels=np.repeat([3, 5], 4), points=points)
-        assert certainty.circle_scale(found, np.array([[0.5], [0.25]])) == pytest.approx(2.0)
+        assert uncertainty.circle_scale(found, np.array([[0.5], [0.25]])) == pytest.approx(2.0)
 
     def test_most_and_least_certain_classes_in_order(self, glyphs):
         opened = OpenedRun(glyphs)
         values = torch.tensor([0.5, 0.1, 0.9, 0.4, 0.2, 0.7, 0.3])[:, None]
         opened.__dict__["uncertainty"] = values
         names = [opened.data.table.class_names[label] for label in opened.training_classes.tolist()]
-        figure = shown(certainty.draw_extremes([opened]))["certainty"].figure
+        figure = shown(certainty.draw([opened]))
         labels = [axis.get_ylabel().split("\n") for axis in figure.axes if axis.get_ylabel()]
         assert [name for name, _ in labels] == [names[place] for place in (1, 4, 6, 2, 5, 0)]
         assert [value for _, value in labels] == [f"σ̄ = {value}" for value in (0.1, 0.2, 0.3, 0.9, 0.7, 0.5)]
@@ -278,39 +292,39 @@ class TestCertainty:
 
 class TestPairs:
     def test_extreme_pairs_are_those_of_the_whole_matrix(self, monkeypatch):
-        monkeypatch.setattr(class_pairs, "_BLOCK", 3)
+        monkeypatch.setattr(pairs, "_BLOCK", 3)
         vectors = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
         unit = vectors.numpy() / np.linalg.norm(vectors.numpy(), axis=1, keepdims=True)
         every = sorted((float(unit[i] @ unit[j]), i, j) for i in range(11) for j in range(i + 1, 11))
-        closest, farthest = class_pairs.extreme_pairs(vectors, 4)
+        closest, farthest = pairs.extreme_pairs(vectors, 4)
         assert [pair[:2] for pair in farthest] == [(i, j) for _, i, j in every[:4]]
         assert [pair[:2] for pair in closest] == [(i, j) for _, i, j in every[:-5:-1]]
         assert [cosine for *_, cosine in farthest] == pytest.approx([cosine for cosine, *_ in every[:4]], abs=1e-6)
 
     def test_two_classes_make_one_pair(self):
-        closest, farthest = class_pairs.extreme_pairs(torch.eye(2), 3)
+        closest, farthest = pairs.extreme_pairs(torch.eye(2), 3)
         assert closest == farthest == [(0, 1, 0.0)]
 
     def test_the_mean_embeddings_are_compared_also_where_there_are_proxies(self, glyphs):
         opened = OpenedRun(glyphs)
         assert opened.proxies is not None
-        classes, vectors, what = class_pairs.class_vectors(opened)
+        classes, vectors, what = pairs.class_vectors(opened)
         sample = opened.training_sample
         assert what == "mean embeddings"
         own = sample.embeddings[torch.from_numpy(sample.labels == classes[2])].numpy()
         own = own / np.linalg.norm(own, axis=1, keepdims=True)
         assert np.allclose(vectors[2], own.mean(0), atol=1e-6)
-        assert "of their mean embeddings" in shown(class_pairs.draw([opened]))["pairs"].figure.get_suptitle()
+        assert "of their mean embeddings" in shown(pairs.draw([opened])).get_suptitle()
 
     def test_proxies_are_compared_when_asked_for(self, glyphs):
         opened = OpenedRun(glyphs, Look(classes_by="proxies"))
-        classes, vectors, what = class_pairs.class_vectors(opened)
+        classes, vectors, what = pairs.class_vectors(opened)
         assert what == "proxies"
         assert classes.tolist() == opened.training_classes.tolist()
         assert torch.equal(vectors, opened.proxies.vectors[:, 0])
-        assert "of their proxies" in shown(class_pairs.draw([opened]))["pairs"].figure.get_suptitle()
+        assert "of their proxies" in shown(pairs.draw([opened])).get_suptitle()
         opened.__dict__["proxies"] = None
-        assert "vcpa has no proxies" in reasons(class_pairs.draw([opened]))["pairs"]
+        assert "vcpa has no proxies" in reason(pairs.draw([opened]))
 
     def test_of_many_images_every_class_has_some(self, glyphs, monkeypatch):
         monkeypatch.setattr(opened_run, "IMAGE_LIMIT", 16)
@@ -318,7 +332,7 @@ class TestPairs:
         embedded = []
         genuine = opened.embed
         opened.embed = lambda rows: embedded.extend(rows.tolist()) or genuine(rows)
-        classes, *_ = class_pairs.class_vectors(opened)
+        classes, *_ = pairs.class_vectors(opened)
         assert classes.tolist() == opened.training_classes.tolist()
         assert len(embedded) == 14, "two of each of seven classes"
 
@@ -340,25 +354,29 @@ class TestSimilarity:
     def test_no_proxies_is_a_reason(self, glyphs):
         opened = OpenedRun(glyphs)
         opened.__dict__["proxies"] = None
-        assert reasons(similarity.draw([opened])) == {"similarity": "vcpa has no proxies"}
+        assert reason(similarity.draw([opened])) == "vcpa has no proxies"
 
 
 class TestNeighbours:
+    @staticmethod
+    def frames(figure):
+        return [matplotlib.colors.to_hex(axis.spines["left"].get_edgecolor()) for axis in figure.axes]
+
     def test_right_and_wrong_are_framed_by_the_nearest_of_each_run(self, glyphs):
         runs = open_runs([glyphs])
-        figure = shown(neighbour_rows.draw(runs))["neighbours"].figure
+        figure = shown(neighbours.draw(runs))
         sample = runs[0].test_sample
-        places = choose_queries(sample.labels, neighbour_rows.QUERIES, runs[0].random())
+        places = retrieve(runs[0], sample).choose_queries(neighbours.QUERIES)
+        assert len(set(sample.labels[places].tolist())) == len(places) == 4, "one of each test class"
         apart = distances(sample.embeddings.double().numpy())
         np.fill_diagonal(apart, np.inf)
         count = 4  # of a class of five
         expected = [
             RIGHT if sample.labels[other] == sample.labels[place] else WRONG
-            for place in places.tolist()
+            for place in places
             for other in np.argsort(apart[place], kind="stable")[:count].tolist()
         ]
-        frames = [matplotlib.colors.to_hex(axis.spines["left"].get_edgecolor()) for axis in figure.axes]
-        assert frames[len(places) :] == expected
+        assert self.frames(figure)[len(places) :] == expected
         crossed = [any(text.get_text() == "×" for text in axis.texts) for axis in figure.axes]
         assert crossed[len(places) :] == [colour == WRONG for colour in expected]
 
@@ -367,9 +385,36 @@ class TestNeighbours:
         mapping["protocol"]["split_seed"] = 5
         mapping["training"]["max_steps"] = 1
         run(Recipe.from_mapping(mapping), RunFolder(tmp_path / "other"), Silent())
-        drawing = list(neighbour_rows.draw(open_runs([glyphs, tmp_path / "other"])))
-        assert "its test classes are not those of vcpa" in reasons(drawing)["neighbours"]
-        assert "neighbours" in shown(drawing)
+        drawing = list(neighbours.draw(open_runs([glyphs, tmp_path / "other"])))
+        assert "its test classes are not those of vcpa" in reason(drawing)
+        assert shown(drawing) is not None
+
+    def test_after_training_there_is_what_was_found_before_it_too(self, glyphs, monkeypatch):
+        kept, genuine = [], neighbours.save_figure
+
+        def save(figure, file, **options):
+            kept.append(figure)
+            genuine(figure, file, **options)
+
+        monkeypatch.setattr(neighbours, "save_figure", save)
+        file = draw_neighbours(RunFolder(glyphs))
+        assert file == glyphs / "neighbours.png"
+        assert file.read_bytes().startswith(b"\x89PNG")
+        headings = [axis.get_title(loc) for axis in kept[0].axes for loc in ("center", "left") if axis.get_title(loc)]
+        assert headings == ["query", "before training", "after training"]
+        assert "classes never seen in training" in kept[0].get_suptitle()
+        after = self.frames(shown(neighbours.draw(open_runs([glyphs]))))
+        assert len(after) == 4 + 16
+        assert len(self.frames(kept[0])) == 4 + 2 * 16
+        assert self.frames(kept[0])[-16:] == after[-16:]
+
+    def test_without_test_classes_there_is_no_picture(self, glyphs, tmp_path):
+        mapping = RunFolder(glyphs).recipe().as_mapping()
+        mapping["protocol"]["test_share"] = 0.0
+        mapping["training"]["max_steps"] = 1
+        assert run(Recipe.from_mapping(mapping), RunFolder(tmp_path / "run"), Silent())["test"] is None
+        assert draw_neighbours(RunFolder(tmp_path / "run")) is None
+        assert not (tmp_path / "run" / "neighbours.png").exists()
 
 
 def test_high_and_wide_images_have_frames_of_one_size():
@@ -394,4 +439,4 @@ def test_broken_events_are_named(tmp_path):
     opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)], [{"step": 0}]))
     assert json.loads(opened.folder.events_file.read_text()) == [{"step": 0}]
     opened.folder.events_file.write_text("[")
-    assert "events.json cannot be read" in reasons(sub_problems.draw_steps([opened]))["problems"]
+    assert "events.json cannot be read" in reason(problems.draw([opened]))

@@ -5,6 +5,9 @@ import io
 
 import numpy as np
 import pytest
+from rich.console import Console
+
+from nearkin.recipe import Recipe
 from nearkin.report.tuning import (
     best_recipe,
     remarks,
@@ -14,10 +17,6 @@ from nearkin.report.tuning import (
     tuning_table,
     write_tuning,
 )
-from nearkin.report.tuning_pictures import fit_surface
-from rich.console import Console
-
-from nearkin.recipe import Recipe
 from nearkin.studies.tune import Plan, Trial, Tuning, read_space
 
 PLANE = ("method.pull=1e-6..1:log", "method.proxies_per_class=1..7")
@@ -138,46 +137,3 @@ def test_written_files(make, case, pictures):
         assert file.stat().st_size > 0
         if file.suffix == ".png":
             assert file.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_plane_shows_score_as_colour(make):
-    """The cell or the surface near the best point is the brightest."""
-    from nearkin.report import tuning_pictures
-
-    lists = ("method.pull=0,1e-4,1e-2", "method.proxies_per_class=1,2")
-    points = [(pull, k) for pull in (0.0, 1e-4, 1e-2) for k in (1, 2)][:5]
-    grid = make([("finished", 0.1 * n, *point) for n, point in enumerate(points, 1)], lists, sampler="grid")
-    (cells,) = tuning_pictures._plane(grid).axes[0].collections
-    shown = cells.get_array().filled(np.nan)
-    np.testing.assert_allclose(shown, [[10, 30, 50], [20, 40, np.nan]])
-    ints = make([("finished", 0.3, 16, 2)], ("training.epochs=15..17", "method.proxies_per_class=1..4"), sampler="grid")
-    axis = tuning_pictures._plane(ints).axes[0]
-    assert (axis.get_xlim(), axis.get_ylim()) == ((14.5, 17.5), (0.5, 4.5)), "whole cells"
-    dots = tuning_pictures._plane(many(make)).axes[0].collections[-1]
-    assert dots.get_array().max() == pytest.approx(100 * many(make).ranking[0].score)
-
-
-def test_the_surface_is_as_near_the_truth_as_that_of_scikit_learn():
-    """Over several draws, as a single one may be unlucky for any fit."""
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import RBF, WhiteKernel
-
-    def truth(where):
-        return 50 - 40 * (where[:, 0] - 0.3) ** 2 - 10 * (where[:, 1] - 0.6) ** 2
-
-    def off(fitted):
-        return np.sqrt(np.mean((fitted - truth(at)) ** 2))
-
-    exact, ours, theirs = [], [], []
-    for seed in range(8):
-        rng = np.random.default_rng(seed)
-        points, at = rng.uniform(0, 1, (40, 2)), rng.uniform(0.1, 0.9, (200, 2))
-        noisy = truth(points) + rng.normal(0, 2, 40)
-        peer = GaussianProcessRegressor(1.0 * RBF([0.5, 0.5]) + WhiteKernel(0.1), normalize_y=True, random_state=0)
-        exact.append(off(fit_surface(points, truth(points), at)) / np.ptp(truth(at)))
-        ours.append(off(fit_surface(points, noisy, at)))
-        theirs.append(off(peer.fit(points, noisy).predict(at)))
-    assert max(exact) < 0.02, "without noise, as a share of the truth's range"
-    assert np.mean(ours) < 1.1 * np.mean(theirs)
-    assert np.mean(ours) < 2, "nearer than the noise itself"
-    assert fit_surface(points, np.full(40, 7.0), at) == pytest.approx(7.0)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 
-import nearkin.report.plots as plots
-from nearkin.runs.folder import PICTURES, RunFolder
+from nearkin.runs.folder import RunFolder
 
 QUICK = ["encoder.backbone=small", "encoder.weights=null", "encoder.dim=4", "data.image_size=16", "training.device=cpu"]
 
@@ -52,9 +49,3 @@ def test_a_run_begun_anew_does_not_show_pictures_of_the_one_before(nearkin, trai
     code, _, err = nearkin("train", "--data", photos, "-o", trained, "--overwrite", "--no-picture", *QUICK)
     assert code == 0, err
     assert not {"neighbours.png", "report.html", "plots/curves.png"} & files(trained)
-
-
-def test_every_picture_that_can_be_drawn_is_known():
-    source = "".join(path.read_text() for path in Path(plots.__file__).parent.glob("*.py"))
-    named = set(re.findall(r"""(?:Picture|one_by_one)\(\s*"([^"]+)\"""", source))
-    assert named == set(PICTURES)

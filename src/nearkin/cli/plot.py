@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from nearkin.catalogue import plot_names
 from nearkin.cli._app import Data, DataRoot, Device, Json, Verbose, app, escape, progress_console
 from nearkin.errors import DataError
 
@@ -22,8 +23,7 @@ def plot(
         str | None,
         typer.Option(
             "--only",
-            help="Pictures to draw, with commas between: curves, map, uncertainty, certainty, pairs, covering, "
-            "problems, similarity, neighbours. Default: all.",
+            help=f"Pictures to draw, with commas between: {', '.join(plot_names())}; map for both maps. Default: all.",
         ),
     ] = None,
     output: Annotated[
@@ -59,25 +59,14 @@ def plot(
 
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
     look = Look(
-        checkpoint=checkpoint,
-        classes=classes,
-        seed=seed,
-        device=device,
-        data_root=data_root,
-        data=data,
-        classes_by=by,
+        checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root, data=data, classes_by=by
     )
     console, errors = Console(), Console(stderr=True)
     written: list[str] = []
     missing: dict[tuple[str | None, str], list[str]] = {}
     with ConsoleObserver(progress_console(verbose)) as observer:
         for drawn in draw_plots(
-            runs,
-            only=names,
-            output=output,
-            file_format=file_format,
-            look=look,
-            progress=observer.decoding,
+            runs, only=names, output=output, file_format=file_format, look=look, progress=observer.decoding
         ):
             if isinstance(drawn, Written):
                 written.append(str(drawn.file))

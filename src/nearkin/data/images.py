@@ -172,7 +172,7 @@ def resized_shape(height: int, width: int, shorter_side: int) -> tuple[int, int]
 
 def _shrunk(image: Image.Image, shorter_side: int) -> Image.Image:
     """Bilinear, with the filter widened by the reduction so that every source pixel counts: this is the resize behind
-    the published figures, and having no negative lobes it adds no halos to edges that are stored as uint8."""
+    the published scores, and having no negative lobes it adds no halos to edges that are stored as uint8."""
     if min(image.size) <= shorter_side:
         return image
     height, width = resized_shape(image.height, image.width, shorter_side)

@@ -17,16 +17,9 @@ from nearkin.errors import RecipeError
 from nearkin.suggest import did_you_mean
 
 TrainCrop = Literal["random-resized", "random", "centre", "none"]
-Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Box = tuple[float, float, float, float]
 
 _TRIES = 10
-_RESAMPLING: Mapping[Interpolation, Image.Resampling] = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +36,7 @@ class Transform:
     - ``centre``: as in evaluation.
     - ``none``: the whole image, scaled to ``size`` × ``size``.
 
-    Then it is mirrored with probability ``flip``, and turned by up to ``rotation`` degrees and moved by up to the share
-    ``shift`` of its side, either way; what this uncovers takes the colour of the border.
+    Then it is mirrored with probability ``flip``. Scaling is bilinear.
 
     >>> transform = Transform(name="small", size=32, resize=40)
     >>> image = np.zeros((60, 80, 3), dtype=np.uint8)
@@ -60,9 +52,6 @@ class Transform:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
     squash: bool = False
-    rotation: float = 0.0
-    shift: float = 0.0
-    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         for name in ("scale", "ratio"):
@@ -70,17 +59,13 @@ class Transform:
         for name in ("size", "resize"):
             value = getattr(self, name)
             self._require(name, type(value) is int and value >= 1, "a whole number from 1 on")
-        for name in ("flip", "rotation", "shift"):
-            self._require(name, type(getattr(self, name)) in (int, float), "a number")
+        self._require("flip", type(self.flip) in (int, float), "a number")
         self._require("squash", type(self.squash) is bool, "true or false")
         self._require("resize", self.resize >= self.size, f"at least size ({self.size})")
         self._require("train_crop", self.train_crop in get_args(TrainCrop), f"one of {get_args(TrainCrop)}")
-        self._require("interpolation", self.interpolation in _RESAMPLING, f"one of {tuple(_RESAMPLING)}")
         self._require("scale", 0.0 < self.scale[0] <= self.scale[1] <= 1.0, "two ascending shares above 0 and up to 1")
         self._require("ratio", 0.0 < self.ratio[0] <= self.ratio[1] < math.inf, "two ascending numbers above 0")
         self._require("flip", 0.0 <= self.flip <= 1.0, "a probability from 0 to 1")
-        self._require("rotation", 0.0 <= self.rotation <= 180.0, "degrees from 0 to 180")
-        self._require("shift", 0.0 <= self.shift < 1.0, "a share from 0 to below 1")
 
     def train(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
         """A training crop; everything random about it is drawn from ``rng``."""
@@ -88,8 +73,6 @@ class Transform:
         pixels = self._resample(image, self._train_box(height, width, rng))
         if self.flip and rng.random() < self.flip:
             pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if self.rotation or self.shift:
-            pixels = self._jitter(pixels, rng)
         return np.array(pixels)
 
     def evaluate(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -112,9 +95,8 @@ centre 227; bilinear'
             "centre": f"{before}, centre {self.size}",
             "none": f"whole image at {self.size} x {self.size}",
         }[self.train_crop]
-        extras = {"flip": self.flip, "rotation": self.rotation, "shift": self.shift}
-        training += "".join(f", {name} {value:.3g}" for name, value in extras.items() if value)
-        return f"{self.name}: {training}; evaluation {before}, centre {self.size}; {self.interpolation}"
+        training += f", flip {self.flip:.3g}" if self.flip else ""
+        return f"{self.name}: {training}; evaluation {before}, centre {self.size}; bilinear"
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -142,17 +124,7 @@ centre 227; bilinear'
 
     def _resample(self, image: NDArray[np.uint8], box: Box) -> Image.Image:
         # Crop and scaling in one operation: no large frame is ever made, and pixels are rounded once.
-        return Image.fromarray(image).resize((self.size, self.size), _RESAMPLING[self.interpolation], box=box)
-
-    def _jitter(self, pixels: Image.Image, rng: np.random.Generator) -> Image.Image:
-        angle = rng.uniform(-self.rotation, self.rotation)
-        across, down = rng.uniform(-self.shift, self.shift, size=2) * self.size
-        array = np.asarray(pixels)
-        border = np.concatenate([array[0], array[-1], array[:, 0], array[:, -1]])
-        red, green, blue = np.median(border, axis=0).astype(int).tolist()
-        # Pillow turns images by a few methods only, of which lanczos is none.
-        method = Image.Resampling.NEAREST if self.interpolation == "nearest" else Image.Resampling.BILINEAR
-        return pixels.rotate(angle, method, translate=(across, down), fillcolor=(red, green, blue))
+        return Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
 
 
 def random_box(

@@ -15,17 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nearkin.data.benchmarks import benchmarks
 from nearkin.data.cache import OpenedImages
+from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.losses._variational import VariationalBank
 from nearkin.numerics import l2_normalise, normalise
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe
-from nearkin.report.run_names import row_title, run_name, told_apart
+from nearkin.recipe.identity import fingerprint
+from nearkin.report.run_names import distinct_labels, row_title, run_name
 from nearkin.runs.data import RunData, open_data, split_as_stored, with_root_found
-from nearkin.runs.folder import INDIFFERENT, RunFolder
+from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import Progress, TrainedRun, load_run
 from nearkin.training.checkpoint import best_file, read
 from nearkin.training.objective import build_objective
@@ -69,7 +70,12 @@ class Sample:
     embeddings: Tensor
 
     def of_classes(self, classes: NDArray[np.int64]) -> Sample:
-        kept = np.isin(self.labels, classes)
+        return self._kept(np.isin(self.labels, classes))
+
+    def of_rows(self, rows: NDArray[np.int64]) -> Sample:
+        return self._kept(np.isin(self.rows, rows))
+
+    def _kept(self, kept: NDArray[np.bool_]) -> Sample:
         return Sample(self.rows[kept], self.labels[kept], self.embeddings[torch.from_numpy(kept)])
 
 
@@ -96,7 +102,7 @@ class OpenedRun:
         path: str | Path,
         look: Look | None = None,
         *,
-        shelf: dict[object, OpenedImages] | None = None,
+        images_store: dict[object, OpenedImages] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.look = look or Look()
@@ -109,7 +115,7 @@ class OpenedRun:
         """What the run is called in a picture with others."""
         self.family = 0
         """The same number for runs opened together whose recipes differ only in the seed."""
-        self._shelf: dict[object, OpenedImages] = {} if shelf is None else shelf
+        self._images_store: dict[object, OpenedImages] = {} if images_store is None else images_store
         self._progress = progress
 
     @cached_property
@@ -154,20 +160,20 @@ class OpenedRun:
             section = replace(section, root=str(self.look.data_root))
         if self.look.data is not None:
             section = replace(section, source=self.look.data)
-        if section not in self._shelf:
+        if section not in self._images_store:
             try:
-                self._shelf[section] = open_data(with_root_found(section), progress=self._progress)
+                self._images_store[section] = open_data(with_root_found(section), progress=self._progress)
             except DataError as error:
-                option = "--data-root" if section.source in benchmarks() else "--data"
+                option = "--data-root" if is_benchmark(section.source) else "--data"
                 raise CannotDrawError(
                     f"the images cannot be read: {error}. If they have moved, say where they are now with {option}; "
                     f"without them there are curves, covering radius and sub-problems"
                 ) from error
-        data = split_as_stored(self.folder, self.recipe, self._shelf[section])
+        data = split_as_stored(self.folder, self.recipe, self._images_store[section])
         stored = self.folder.stored_split
-        mark = None if stored is None else stored.images_mark
+        images_hash = None if stored is None else stored.images_mark
         # Runs on the same images share them: rows are compared by their numbers, and an image is shown once.
-        return replace(data, images=self._shelf.setdefault((section, mark), data.images))
+        return replace(data, images=self._images_store.setdefault((section, images_hash), data.images))
 
     @cached_property
     def trained(self) -> TrainedRun:
@@ -240,15 +246,20 @@ class OpenedRun:
     @cached_property
     def training_sample(self) -> Sample:
         """Images of training classes, whole classes as far as they fit below the limit."""
-        return self._sample(self.protocol.train_rows)
+        return self.sample(self.protocol.train_rows, IMAGE_LIMIT)
 
-    @cached_property
-    def test_sample(self) -> Sample:
+    @property
+    def test_rows(self) -> NDArray[np.int64]:
         """Images of test classes, queries and gallery together."""
         test = self.protocol.test
         if test is None:
             raise CannotDrawError("the run has no test classes")
-        return self._sample(test.query if test.gallery is None else np.union1d(test.query, test.gallery))
+        return test.query if test.gallery is None else np.union1d(test.query, test.gallery)
+
+    @cached_property
+    def test_sample(self) -> Sample:
+        """Images of test classes, whole classes as far as they fit below the limit."""
+        return self.sample(self.test_rows, IMAGE_LIMIT)
 
     @cached_property
     def class_means(self) -> Sample:
@@ -282,9 +293,10 @@ class OpenedRun:
         """A fresh stream, the same for every run that is opened with the same seed."""
         return np.random.Generator(np.random.Philox(self.look.seed))
 
-    def _sample(self, rows: NDArray[np.int64]) -> Sample:
+    def sample(self, rows: NDArray[np.int64], limit: int) -> Sample:
+        """Table rows, embedded; of more than ``limit`` some whole classes."""
         labels = self.data.table.labels
-        rows = whole_classes(rows, labels, self.random(), limit=IMAGE_LIMIT, at_least=self.look.classes)
+        rows = whole_classes(rows, labels, self.random(), limit=limit, at_least=self.look.classes)
         return Sample(rows, labels[rows], self.embed(rows))
 
     @cached_property
@@ -313,7 +325,7 @@ class OpenedRun:
     @cached_property
     def _at_last(self) -> OpenedRun:
         look = replace(self.look, checkpoint="last")
-        run = OpenedRun(self.folder.path, look, shelf=self._shelf, progress=self._progress)
+        run = OpenedRun(self.folder.path, look, images_store=self._images_store, progress=self._progress)
         run.label, run.family = self.label, self.family
         return run
 
@@ -322,9 +334,9 @@ def open_runs(
     paths: Sequence[str | Path], look: Look | None = None, *, progress: Progress | None = None
 ) -> list[OpenedRun]:
     """Open runs that were trained on the same data, which is read once; labels and families tell them apart."""
-    shelf: dict[object, OpenedImages] = {}
-    runs = [OpenedRun(path, look, shelf=shelf, progress=progress) for path in paths]
-    if len({_whose(run.recipe.data) for run in runs}) > 1:
+    store: dict[object, OpenedImages] = {}
+    runs = [OpenedRun(path, look, images_store=store, progress=progress) for path in paths]
+    if len({source_of(run.recipe.data) for run in runs}) > 1:
         listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
         raise DataError(f"runs in one picture must share their data: {listing}. Plot them one by one")
     known = {images: run for run in runs if (images := run.folder.images) is not None}
@@ -334,9 +346,9 @@ def open_runs(
             f"runs in one picture must share their data, and images of {first.recipe.data.source} changed between "
             f"{first.folder.path} and {second.folder.path}. Plot them one by one"
         )
-    families = list(dict.fromkeys(_without_seed(run.recipe) for run in runs))
-    for run, label in zip(runs, told_apart([(run.title, run.name, run.folder.path) for run in runs]), strict=True):
-        run.family = families.index(_without_seed(run.recipe))
+    families: dict[str, int] = {}
+    for run, label in zip(runs, distinct_labels([(run.title, run.name, run.folder.path) for run in runs]), strict=True):
+        run.family = families.setdefault(fingerprint(run.recipe, besides=["training.seed"]), len(families))
         run.label = label.replace("$", r"\$")  # matplotlib reads a bare $ as the start of a formula
     return runs
 
@@ -369,18 +381,9 @@ def whole_classes(
     return np.sort(np.concatenate(kept))
 
 
-def _without_seed(recipe: Recipe) -> str:
-    """The recipe as text, less the seed and what decides nothing."""
-    mapping = recipe.as_mapping()
-    for key in ("training.seed", *INDIFFERENT):
-        section, name = key.split(".")
-        mapping[section].pop(name)
-    return json.dumps(mapping, sort_keys=True)
-
-
-def _whose(section: DataSection) -> str:
+def source_of(section: DataSection) -> str:
     """What data a section names, however its path is written."""
-    return section.source if section.source in benchmarks() else str(Path(section.source).expanduser().resolve())
+    return section.source if is_benchmark(section.source) else str(Path(section.source).expanduser().resolve())
 
 
 def _or_lowest(score: float | None) -> float:

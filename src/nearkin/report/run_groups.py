@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nearkin.data.benchmarks import benchmarks
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
-from nearkin.report.opened_run import Look, OpenedRun, open_runs
+from nearkin.recipe.identity import deciding, fingerprint
+from nearkin.report.opened_run import Look, OpenedRun, open_runs, source_of
 from nearkin.report.run_names import part_names
 from nearkin.runs.data import say_if_images_differ
 from nearkin.runs.ensemble_scores import EnsembleScores
-from nearkin.runs.folder import INDIFFERENT, RunFolder
+from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import Progress
 from nearkin.runs.scores import Scores
 
@@ -86,16 +86,16 @@ def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progre
     images: dict[str, object] = {}
     for path in found.values():
         folder = RunFolder.existing(path)
-        source = _source_of(folder.recipe())
+        source = source_of(folder.recipe().data)
         # A run of an earlier version does not say which images it had; it goes with those that do.
-        mark = images.setdefault(source, folder.images) if folder.images is None else folder.images
-        by_source.setdefault((source, mark), []).append(path)
+        which = images.setdefault(source, folder.images) if folder.images is None else folder.images
+        by_source.setdefault((source, which), []).append(path)
     say_if_images_differ(RunFolder(path) for path in found.values())
     by_data, left_out = [], []
     for of_data in by_source.values():
         families: dict[str, list[OpenedRun]] = {}
         for run in open_runs(of_data, look, progress=progress):
-            members = families.setdefault(_family(run.recipe), [])
+            members = families.setdefault(fingerprint(run.recipe, besides=_free(run.recipe)), [])
             twin = next((other for other in members if _drawn_by(other.recipe) == _drawn_by(run.recipe)), None)
             if twin is None:
                 members.append(run)
@@ -160,15 +160,10 @@ def _titles(groups: Sequence[Sequence[OpenedRun]], given: Sequence[str | None]) 
 
 def _differing(recipe: Recipe, others: Sequence[Recipe]) -> list[str]:
     """``key=value`` of what this recipe has otherwise than some of the others."""
-    own, every = _deciding(recipe), [_deciding(other) for other in others]
-    keys = dict.fromkeys(key for each in every for key in each)
+    own, *every = (deciding(each, besides=_free(each)) for each in (recipe, *others))
+    keys = dict.fromkeys(key for each in every for key, value in each.items() if value != {})
     differing = [key for key in keys if len({str(each.get(key)) for each in every}) > 1]
     return [f"{key.split('.', 1)[1]}={own.get(key, 'default')}" for key in differing]
-
-
-def _family(recipe: Recipe) -> str:
-    """The same text for recipes whose runs belong in one group."""
-    return json.dumps(_deciding(recipe), sort_keys=True)
 
 
 def _drawn_by(recipe: Recipe) -> tuple[int, int]:
@@ -176,23 +171,9 @@ def _drawn_by(recipe: Recipe) -> tuple[int, int]:
     return recipe.training.seed, recipe.protocol.fold
 
 
-def _deciding(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as ``section.key: value``, less the seed, what decides nothing, and the fold that MLRC holds out."""
-    ignored = ["training.seed", *INDIFFERENT]
-    ignored += ["protocol.fold"] if recipe.protocol.name == "mlrc" else []
-    return {key: value for key, value in _flat(recipe.as_mapping()).items() if key not in ignored}
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
-def _source_of(recipe: Recipe) -> str:
-    source = recipe.data.source
-    return source if source in benchmarks() else str(Path(source).expanduser().resolve())
+def _free(recipe: Recipe) -> list[str]:
+    """Keys in which the runs of a group may differ: the seed, and the fold that MLRC holds out."""
+    return ["training.seed", *(["protocol.fold"] if recipe.protocol.name == "mlrc" else [])]
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:

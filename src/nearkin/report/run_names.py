@@ -43,10 +43,10 @@ def row_title(recipe: Recipe, path: Path) -> str:
     return parts if row in (None, parts) else f"{row} ({parts})"
 
 
-def told_apart(runs: Sequence[tuple[str, str, Path]]) -> list[str]:
+def distinct_labels(runs: Sequence[tuple[str, str, Path]]) -> list[str]:
     """A label for each ``(title, name, path)``: the title, behind which comes the name, or else the path, if need be.
 
-    >>> told_apart([("vcpa", "a", Path("x/a")), ("vcpa", "b", Path("x/b")), ("mpa", "b", Path("y/b"))])
+    >>> distinct_labels([("vcpa", "a", Path("x/a")), ("vcpa", "b", Path("x/b")), ("mpa", "b", Path("y/b"))])
     ['vcpa (a)', 'vcpa (x/b)', 'mpa']
     """
     titles, names = [title for title, *_ in runs], [name for _, name, _ in runs]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import yaml
 
+from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import make_folder
 from nearkin.disk import write_atomically as write_atomically
 from nearkin.errors import DataError, RecipeError
@@ -27,20 +28,6 @@ from nearkin.recipe.identity import INDIFFERENT as INDIFFERENT
 from nearkin.recipe.identity import LOCATIONS, deciding, differences, located
 from nearkin.runs.scores import Scores
 from nearkin.training.state import Evaluation, Event
-
-PICTURES = (
-    "certainty",
-    "covering",
-    "curves",
-    "map-test",
-    "map-train",
-    "neighbours",
-    "pairs",
-    "problems",
-    "similarity",
-    "uncertainty",
-)
-"""What ``nearkin plot`` draws into ``plots``."""
 
 WRITTEN = (
     "scores.json",
@@ -55,7 +42,7 @@ WRITTEN = (
     "tensorboard/events.out.tfevents.*",
     "neighbours.png",
     "report.html",
-    *(f"plots/{name}.{kind}" for name in PICTURES for kind in ("png", "pdf", "svg")),
+    *(f"plots/{name}.{kind}" for name in plot_names() for kind in PLOT_FORMATS),
     "moments.npz",
     "test_embeddings-*.npy",
     "study.json",

@@ -199,29 +199,12 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert_same(read_glyphs(cache_dir=tmp_path), drawn)
 
 
-def test_options_have_cache_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glyphs, "glyph_classes", lambda: FEW)
-    for options in ({}, {"seed": 1}, {"size": 32}, {"strength": 0.5}):
-        assert_same(read_glyphs(cache_dir=tmp_path, **options), draw_glyphs(FEW, **options))
-    assert len(list(tmp_path.iterdir())) == 4
-
-
 def test_a_cache_that_cannot_be_written_is_only_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glyphs, "glyph_classes", lambda: FEW)
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(UserWarning, match="drawn again"):
         drawn = read_glyphs(cache_dir=tmp_path / "file")
     assert len(drawn) == 8
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [({"size": 15}, "size .* 15"), ({"seed": -1}, "seed .* -1"), ({"strength": 1.5}, "strength .* 1.5")],
-)
-def test_bad_options_are_named(tmp_path: Path, option: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_glyphs(cache_dir=tmp_path, **option)
-    assert not list(tmp_path.iterdir())
 
 
 def test_missing_font_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

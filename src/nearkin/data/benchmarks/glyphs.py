@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
+import io
 import json
-import os
 import unicodedata
 import warnings
 import zipfile
@@ -27,10 +27,12 @@ from nearkin.data.benchmarks._distortions import distort, drawing_size
 from nearkin.data.benchmarks.benchmark import Benchmark
 from nearkin.data.cache import cache_root
 from nearkin.data.table import ImageTable
-from nearkin.errors import DataError
+from nearkin.disk import make_folder, write_atomically
+from nearkin.errors import DataError, OutputError
 
 # Raise this whenever a change here or in the distortions changes an image: it is part of the cache's key.
 GENERATOR = 2
+SIZE, SEED = 48, 0
 
 FACES = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
@@ -66,35 +68,24 @@ class GlyphClass:
         return f"U+{self.code_point:04X} {chr(self.code_point)}"
 
 
-def read_glyphs(*, size: int = 48, seed: int = 0, strength: float = 1.0, cache_dir: Path | None = None) -> ImageTable:
-    """The whole benchmark: uint8 images ``[N, size, size]``, light ink on dark, in the splits train and test.
+def read_glyphs(cache_dir: Path | None = None) -> ImageTable:
+    """The whole benchmark: uint8 images ``[N, 48, 48]``, light ink on dark, in the splits train and test.
 
     Images are drawn once and kept in ``cache_dir``, the package's own cache folder when it is None. The columns are
     ``face`` and ``character``, the one that was drawn: a class of look-alikes is named by the first of them.
-
-    Args:
-        size: side of the square images in pixels, at least 16.
-        seed: another seed distorts the same glyphs in another way.
-        strength: 1 for the benchmark, 0 for clean glyphs, in between for easier ones.
-        cache_dir: folder for the drawn images.
-
-    Example:
-        >>> read_glyphs(size=8)
-        Traceback (most recent call last):
-        ...
-        ValueError: size must be at least 16 pixels, got 8
     """
-    _check_options(size, seed, strength)
-    path = _cache_file(cache_dir, size=size, seed=seed, strength=strength)
+    path = _cache_file(cache_dir)
     table = _load(path)
     if table is None:
-        table = draw_glyphs(glyph_classes(), size=size, seed=seed, strength=strength)
+        table = draw_glyphs(glyph_classes())
         _save(table, path)
     return table
 
 
-def draw_glyphs(classes: Sequence[GlyphClass], *, size: int = 48, seed: int = 0, strength: float = 1.0) -> ImageTable:
-    """Draw the given classes, of which the first half becomes the train split.
+def draw_glyphs(
+    classes: Sequence[GlyphClass], *, size: int = SIZE, seed: int = SEED, strength: float = 1.0
+) -> ImageTable:
+    """Draw the given classes, of which the first half becomes the train split; ``strength`` 0 gives clean glyphs.
 
     An image depends on the seed, its class and its face alone, so that it is the same in whatever company it is drawn.
 
@@ -102,7 +93,6 @@ def draw_glyphs(classes: Sequence[GlyphClass], *, size: int = 48, seed: int = 0,
     >>> table.images.shape, table.ids, table.splits.tolist()
     ((2, 48, 48), ('U+0041/DejaVuSans', 'U+0042/STIXGeneral'), ['train', 'test'])
     """
-    _check_options(size, seed, strength)
     fonts = {
         # The other layout engine is an optional part of Pillow.
         face: ImageFont.truetype(_font_file(face), drawing_size(size), layout_engine=ImageFont.Layout.BASIC)
@@ -157,15 +147,6 @@ def glyph_classes() -> list[GlyphClass]:
         for face in outlines[code_point]:
             faces.setdefault(face, code_point)
     return [GlyphClass(code_point, faces) for code_point, faces in drawn.items()]
-
-
-def _check_options(size: int, seed: int, strength: float) -> None:
-    if size < 16:
-        raise ValueError(f"size must be at least 16 pixels, got {size}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
-    if not 0.0 <= strength <= 1.0:
-        raise ValueError(f"strength must lie between 0 (clean) and 1 (the benchmark), got {strength}")
 
 
 def _outlines(face: str) -> Iterator[tuple[int, bytes]]:
@@ -224,10 +205,10 @@ def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
     return canvas.crop(canvas.getbbox())
 
 
-def _cache_file(cache_dir: Path | None, *, size: int, seed: int, strength: float) -> Path:
+def _cache_file(cache_dir: Path | None) -> Path:
     made_by = {package: importlib.metadata.version(package) for package in ("matplotlib", "numpy", "pillow")}
     made_by["freetype"] = str(features.version("freetype2"))
-    key = json.dumps([GENERATOR, size, seed, float(strength), made_by], sort_keys=True)
+    key = json.dumps([GENERATOR, SIZE, SEED, 1.0, made_by], sort_keys=True)
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return (cache_dir if cache_dir is not None else cache_root() / "glyphs") / f"glyphs-{digest}.npz"
 
@@ -252,17 +233,12 @@ def _load(path: Path) -> ImageTable | None:
 def _save(table: ImageTable, path: Path) -> None:
     arrays: dict[str, Any] = {"images": table.images, "labels": table.labels, "splits": table.splits, **table.columns}
     arrays |= {"class_names": np.array(table.class_names), "ids": np.array(table.ids)}
+    content = io.BytesIO()
+    np.savez(content, **arrays)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed, so that nobody ever reads half a file.
-        part = path.with_name(f"{path.stem}.{os.getpid()}.part")
-        try:
-            with open(part, "wb") as stream:
-                np.savez(stream, **arrays)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
+        make_folder(path.parent)
+        write_atomically(path, content.getvalue())
+    except OutputError as error:
         warnings.warn(f"Glyphs could not be kept in {path.parent} and will be drawn again: {error}", stacklevel=3)
 
 

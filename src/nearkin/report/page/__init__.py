@@ -28,16 +28,18 @@ from nearkin.report.page.pictures import (
     training_map_chart,
     worst_section,
 )
-from nearkin.report.page.retrieved import Retrieved, retrieve
 from nearkin.report.page.tables import cost_section, reproduce_section, scores_section
-from nearkin.report.plots._page import CLASS_COLOURS, RUN_COLOURS
-from nearkin.report.plots.embedding_map import without_tsne
+from nearkin.report.plots._maps import without_tsne
+from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
+from nearkin.report.retrieved import Retrieved, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.runs.run import Progress
 
 __all__ = ["WrittenReport", "default_report_file", "write_report"]
 
+SCORED_LIMIT = 15_000
+"""Test images of a run that are embedded; beyond that some whole classes stand for all."""
 MOST_LOOKED_AT = 8
 """Groups whose weights are loaded for maps and neighbours; more would make the page long and not clearer."""
 
@@ -67,7 +69,7 @@ def write_report(
         output: the file; default: ``report.html`` in the folder when there is one, else in the working directory.
         title: the page's heading; default: the data and the methods.
         look: which weights, classes and device to use for maps and neighbours.
-        progress: told how far the decoding of images has come.
+        progress: called as the decoding of images goes on.
     """
     file = default_report_file(paths) if output is None else Path(output)
     if file.is_dir():
@@ -113,11 +115,11 @@ class _Page:
         self._add("cost", lambda: cost_section(groups))
         self._add("recipes", lambda: reproduce_section(groups))
         script, style = _asset("page.js"), _colours() + _asset("page.css")
-        mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         missing = "".join(f"<li>{escape(line)}</li>" for line in self.missing)
         return Template(_asset("page.html")).substitute(
             title=escape(title),
-            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{mark}'",
+            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
             style=style,
             subtitle=escape(self._subtitle()),
             links="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in self.sections),
@@ -146,20 +148,16 @@ class _Page:
             )
         looked = groups[:MOST_LOOKED_AT]
         found = self._retrieved(looked)
-        # Images are handed out in this order: should they become too many, the maps go without.
-        held: list[Section] = []
-        for name, make in (
-            ("neighbours", lambda: neighbours_section(found, self.payload)),
-            ("classes", lambda: classes_section(found)),
-            ("worst", lambda: worst_section(found, self.payload)),
-        ):
-            if found:
-                before = len(self.sections)
-                add(name, make)
-                held += self.sections[before:]
-                del self.sections[before:]
+        place = len(self.sections)
+        if found:
+            add("neighbours", lambda: neighbours_section(found, self.payload))
+            add("classes", lambda: classes_section(found))
+            add("worst", lambda: worst_section(found, self.payload))
+        # The maps come before, but get their images last: should these become too many, the maps go without.
+        after = self.sections[place:]
+        del self.sections[place:]
         add("map", lambda: map_section(self._maps(looked, found)))
-        self.sections += held
+        self.sections += after
         add("pairs", lambda: pairs_section(looked, self.payload, self._miss))
         add("covering", lambda: covering_section(groups, self.payload))
         add("uncertainty", lambda: uncertainty_section(looked, self.payload))
@@ -168,7 +166,9 @@ class _Page:
         found = []
         for group in groups:
             try:
-                found.append((group.title, retrieve(group.runs[0])))
+                run = group.runs[0]
+                _ = run.trained  # first: without weights there is no need to read the images
+                found.append((group.title, retrieve(run, run.sample(run.test_rows, SCORED_LIMIT))))
             except NearkinError as error:
                 self._miss(f"neighbours, classes and test map of {group.title}", error)
         return found

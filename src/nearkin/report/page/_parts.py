@@ -134,9 +134,9 @@ def details(summary: str, body: str, *, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{body}</details>"
 
 
-def code(text: str, *, copy: bool = True) -> str:
+def code(text: str) -> str:
     """Text as it stands, with a button that copies it."""
-    button = '<button type="button" class="copy">Copy</button>' if copy else ""
+    button = '<button type="button" class="copy">Copy</button>'
     return f'<div class="code">{button}<pre><code>{escape(text)}</code></pre></div>'
 
 
@@ -151,15 +151,13 @@ def legend(entries: Sequence[tuple[int, str]]) -> str:
     return f'<div class="legend">{buttons}</div>'
 
 
-def rounded(value: float | None, digits: int = 6) -> float | None:
+def rounded(value: float | None) -> float | None:
     """A number short enough for the page; None for what is no number.
 
     >>> rounded(0.123456789), rounded(float("nan"))
     (0.123457, None)
     """
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.{digits}g}")
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

@@ -11,14 +11,14 @@ from nearkin.errors import NearkinError
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, Section, counted, details, escape, legend, rounded, table
 from nearkin.report.page.pairs import examples
-from nearkin.report.plots.certainty import CLASSES_SHOWN, closeness
-from nearkin.report.plots.curves import Group, percent, score_columns
-from nearkin.report.plots.sub_problems import boundaries, problem_steps
+from nearkin.report.plots.certainty import extremes
+from nearkin.report.plots.covering import MOST_BOUNDARIES, is_measured
+from nearkin.report.plots.curves import Group, evaluated_on, in_percent, score_columns
+from nearkin.report.plots.problems import boundaries, problem_steps
+from nearkin.report.plots.uncertainty import closeness, correlation_words
 from nearkin.report.run_groups import RunGroup
 
 _EXAMPLES = 5
-_MOST_RULES = 60
-_EVALUATED_ON = {"validation": "validation classes", "mlrc": "validation classes", "in-distribution": "test images"}
 
 
 def curves_section(groups: Sequence[RunGroup], payload: Payload) -> Section | None:
@@ -47,11 +47,7 @@ def curves_section(groups: Sequence[RunGroup], payload: Payload) -> Section | No
 
 def covering_section(groups: Sequence[RunGroup], payload: Payload) -> Section | None:
     """Covering radius and distance between classes over the steps, new sub-problems as dashed lines; steps of each."""
-    measured = [
-        (place, group)
-        for place, group in _evaluated(groups)
-        if any(row.get("covering_radius") is not None for run in group.runs for row in run.evaluations)
-    ]
+    measured = [(place, group) for place, group in _evaluated(groups) if any(is_measured(run) for run in group.runs)]
     charts = []
     names = {"covering_radius": "Covering radius", "inter_class_distance": "Distance between classes"}
     for column, name in names.items():
@@ -101,23 +97,18 @@ def line_chart(groups: Sequence[tuple[int, Group]], column: str, *, over: str, s
         at, values = group.curve(column, over)
         if not values.size:
             continue
-        values = values * percent(column)
         spread = values.std(0, ddof=1) if len(values) > 1 else np.full(len(at), np.nan)
         points = [
             [rounded(x), rounded(mean), rounded(deviation)]
             for x, mean, deviation in zip(at, values.mean(0), spread, strict=True)
         ]
         points = [point for point in points if point[1] is not None]
-        found = []
-        for run in group.runs if stars else ():
-            best = run.best_evaluation
-            if best is not None and (value := best.get(column)) is not None:
-                found.append([rounded(best[over]), rounded(percent(column) * value)])
+        found = [[rounded(x), rounded(y)] for x, y in group.best(column, over)] if stars else []
         if points:
             series.append({"name": group.label, "series": place, "points": points, "stars": found})
     everything = [point[1] for each in series for point in each["points"] if point[1] is not None]
     log = column == "loss" and bool(everything) and min(everything) > 0 and max(everything) > 20 * min(everything)
-    top = {"most": 100} if "@" in column else {}
+    top = {"most": 100} if in_percent(column) else {}
     return {"kind": "lines", "x": over, "series": series, "log": log, **top}
 
 
@@ -128,19 +119,13 @@ def values_table(groups: Sequence[tuple[int, Group]], columns: Sequence[str]) ->
         tracks = {}
         for column in columns:
             at, values = group.curve(column, "epoch")
-            for x, each in zip(at.tolist(), (values * percent(column)).T, strict=True):
+            for x, each in zip(at.tolist(), values.T, strict=True):
                 spread = f" ± {each.std(ddof=1):.4g}" if len(each) > 1 else ""
                 tracks[column, x] = f"{each.mean():.4g}{spread}"
         for x in sorted({x for _, x in tracks}):
             cells = "".join(f"<td class=number>{tracks.get((column, x), '–')}</td>" for column in columns)
             rows.append(f'<tr><th scope="row">{escape(group.label)}</th><td class=number>{x:g}</td>{cells}</tr>')
     return table(["", "epoch", *columns], rows)
-
-
-def evaluated_on(runs: Sequence[OpenedRun]) -> str:
-    """What the evaluations of the curves were on, in words."""
-    found = dict.fromkeys(_EVALUATED_ON.get(run.recipe.protocol.name, "test classes") for run in runs)
-    return " or ".join(found)
 
 
 def _evaluated(groups: Sequence[RunGroup]) -> list[tuple[int, Group]]:
@@ -167,7 +152,7 @@ def _has_evaluations(run: OpenedRun) -> bool:
 
 def _rules(run: OpenedRun) -> list[int]:
     steps = boundaries(run)
-    return steps if len(steps) <= _MOST_RULES else []
+    return steps if len(steps) <= MOST_BOUNDARIES else []
 
 
 def _problem_bars(run: OpenedRun) -> list[dict[str, Any]]:
@@ -186,18 +171,14 @@ def _uncertainty(run: OpenedRun, payload: Payload) -> str:
         for x, y, label in zip(similar, sigma, classes.tolist(), strict=True)
     ]
     spec = {"kind": "scatter", "x": "median similarity of a class's images to its proxy", "y": "σ̄", "points": points}
-    caption = counted(len(classes), "training class", "training classes")
-    if len(classes) > 2 and similar.std() > 0 and sigma.std() > 0:
-        caption += f", correlation {float(np.corrcoef(similar, sigma)[0, 1]):.2f}".replace("-", "−")
+    caption = counted(len(classes), "training class", "training classes") + correlation_words(similar, sigma)
     chart = payload.chart(spec, caption=caption, label="Uncertainty of each class against how close its images lie")
-    order = np.argsort(every, kind="stable")
-    shown = min(CLASSES_SHOWN, max(1, len(order) // 2))
-    extremes = ""
-    for title, places in (("Most certain", order[:shown]), ("Least certain", order[: -shown - 1 : -1])):
+    columns = ""
+    for title, places in zip(("Most certain", "Least certain"), extremes(every), strict=True):
         rows = ""
         for place in places.tolist():
             label = int(run.training_classes[place])
             rows += f'<div class="row"><p class="row-name">{escape(names[label])}, σ̄ = {every[place]:.3g}</p>'
             rows += f"{examples(run, label, _EXAMPLES, payload)}</div>"
-        extremes += f"<h4>{title}</h4>{rows}"
-    return f"<div class=charts>{chart}<div>{extremes}</div></div>"
+        columns += f"<h4>{title}</h4>{rows}"
+    return f"<div class=charts>{chart}<div>{columns}</div></div>"

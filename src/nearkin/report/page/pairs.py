@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from nearkin.errors import NearkinError
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, Section, counted, details, escape, shot
-from nearkin.report.plots._page import number
-from nearkin.report.plots.class_pairs import PAIRS_SHOWN, class_vectors, compared_run, extreme_pairs
+from nearkin.report.plots._style import number
+from nearkin.report.plots.pairs import PAIRS_SHOWN, class_vectors, compared_run, extreme_pairs
 from nearkin.report.run_groups import RunGroup
 
 _EXAMPLES = 4

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from nearkin.evaluation.scores import score_named
-from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample
+from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, Section, counted, details, escape, shot, table
-from nearkin.report.page.retrieved import ClassScore, Retrieved
-from nearkin.report.plots.embedding_map import Map, choose_classes, project, training_map
+from nearkin.report.plots._maps import Map, map_of_test, training_map, training_words
+from nearkin.report.retrieved import ClassScore, Neighbour, Retrieved
 
 QUERIES = 8
 WORST = 6
@@ -33,25 +32,14 @@ def training_map_chart(run: OpenedRun, payload: Payload) -> Chart:
     opened = run.at_proxies()
     found = training_map(opened)
     rows = opened.training_sample.of_classes(found.classes).rows
-    per_class = found.proxies.shape[1]
-    stars = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
-    return _map_chart(opened, found, rows, f"Training classes{stars}", payload), found.how
+    return _map_chart(opened, found, rows, training_words(found), payload), found.how
 
 
 def test_map_chart(found: Retrieved, payload: Payload) -> Chart:
     """A map of some test classes."""
-    sample = found.queries
-    if not found.among_themselves:
-        rows = np.concatenate([sample.rows, found.gallery.rows])
-        labels = np.concatenate([sample.labels, found.gallery.labels])
-        sample = Sample(rows, labels, torch.cat([sample.embeddings, found.gallery.embeddings]))
-    classes = choose_classes(found.run, sample)
-    sample = sample.of_classes(classes)
-    if len(sample.rows) < 2:
-        raise CannotDrawError("a map needs at least two images")
-    points, how = project(sample.embeddings, seed=found.run.look.seed)
-    shown = Map(classes, sample.labels, points, np.empty((len(classes), 0, 2)), how)
-    return _map_chart(found.run, shown, sample.rows, f"Test: {found.run.protocol.test_classes}", payload), how
+    shown = map_of_test(found.run, found.sample)
+    rows = found.sample.of_classes(shown.classes).rows
+    return _map_chart(found.run, shown, rows, f"Test: {found.run.protocol.test_classes}", payload), shown.how
 
 
 def map_section(charts: Sequence[tuple[str, Sequence[Chart]]]) -> Section | None:
@@ -63,7 +51,7 @@ def map_section(charts: Sequence[tuple[str, Sequence[Chart]]]) -> Section | None
     if not blocks:
         return None
     hows = {how for _, drawn in charts for _, how in drawn}
-    reading = "Point at or tap an image's mark to see it; a class's name lifts that class out."
+    reading = "Point at or tap an image's point to see it; a class's name lifts that class out."
     reading += "".join(f" {said}" for how, said in _READING.items() if how in hows)
     return Section("map", "Map of the embeddings", f"{''.join(blocks)}<p class=note>{escape(reading)}</p>")
 
@@ -71,13 +59,9 @@ def map_section(charts: Sequence[tuple[str, Sequence[Chart]]]) -> Section | None
 def neighbours_section(found: Sequence[tuple[str, Retrieved]], payload: Payload) -> Section | None:
     """The nearest neighbours of the same queries for every group."""
     first = found[0][1]
-    rows = _chosen_queries(first)
-    if not rows:
-        return None
     blocks = []
-    for row in rows:
-        label = int(first.run.data.table.labels[row])
-        query = shot(_image(first.run, row, payload), _name(first.run, label))
+    for chosen in first.choose_queries(QUERIES):
+        row, asked = int(first.queries.rows[chosen]), _query_shot(first, chosen, payload)
         lines = ""
         for title, each in found:
             place = each.place_of.get(row)
@@ -85,8 +69,10 @@ def neighbours_section(found: Sequence[tuple[str, Retrieved]], payload: Payload)
                 continue
             named = f'<p class="row-name">{escape(title)}</p>' if len(found) > 1 else ""
             lines += f'<div class="row">{named}<div class="shots">{_found_shots(each, place, payload)}</div></div>'
-        blocks.append(f'<div class="query"><div class="asked">{query}</div><div class="answers">{lines}</div></div>')
-    reading = f"Queries at the left, chosen by chance; nearest first among {_among(first)}. {_MARKS}"
+        blocks.append(_query_block(asked, lines))
+    if not blocks:
+        return None
+    reading = f"Queries at the left, chosen by chance; nearest first among {_among(first)}. {_SIGNS}"
     return Section("neighbours", "Nearest neighbours", f"<p class=note>{escape(reading)}</p>{''.join(blocks)}")
 
 
@@ -126,29 +112,21 @@ def worst_section(found: Sequence[tuple[str, Retrieved]], payload: Payload) -> S
         queries = each.worst(WORST)
         lines = ""
         for query in queries:
-            label = int(each.queries.labels[query])
-            asked = shot(_image(each.run, int(each.queries.rows[query]), payload), _name(each.run, label))
-            place, rank = each.first_right(query)
-            own = shot(
-                _image(each.run, int(each.gallery.rows[place]), payload),
-                _name(each.run, label),
-                right=True,
-                note=f"rank {rank:,}",
-            )
-            lines += (
-                f'<div class="query"><div class="asked">{asked}</div><div class="answers"><div class="shots">'
-                f'{_found_shots(each, query, payload)}<span class="gap">…</span>{own}</div></div></div>'
-            )
+            asked = _query_shot(each, query, payload)
+            neighbour, rank = each.first_right(query)
+            own = _shot(each.run, neighbour, payload, note=f"rank {rank:,}")
+            shots = f'{_found_shots(each, query, payload)}<span class="gap">…</span>{own}'
+            lines += _query_block(asked, f'<div class="shots">{shots}</div>')
         if lines:
             wrong = int((each.recall == 0).sum())
-            total = int((~np.isnan(each.recall)).sum())
+            total = int((each.true > 0).sum())
             summary = f"{title}: {wrong:,} of {counted(total, 'query', 'queries')} have a wrong nearest neighbour"
             blocks.append(details(summary, lines, opened=not blocks))
     if not blocks:
         return None
     reading = (
         "The lowest MAP@R, among equal ones the mistake with the highest similarity, one query of a class. Behind the "
-        f"dots: the nearest image of the query's own class and its rank. {_MARKS}"
+        f"dots: the nearest image of the query's own class and its rank. {_SIGNS}"
     )
     return Section("worst", "Worst queries", f"<p class=note>{escape(reading)}</p>{''.join(blocks)}")
 
@@ -158,7 +136,7 @@ _READING = {
     "by principal components": "A map by principal components shows the two directions in which the embeddings vary "
     "most: groups that lie upon each other in it can be apart in the others.",
 }
-_MARKS = "Green and ✓: the query's class; red and ✗: another."
+_SIGNS = "Green and ✓: the query's class; red and ✗: another."
 
 
 def _map_chart(run: OpenedRun, found: Map, rows: NDArray[np.int64], what: str, payload: Payload) -> str:
@@ -195,21 +173,22 @@ def _map_chart(run: OpenedRun, found: Map, rows: NDArray[np.int64], what: str, p
     return payload.chart(spec, caption=f"{caption}, seed {run.recipe.training.seed}{step}", label=caption)
 
 
-def _chosen_queries(found: Retrieved) -> list[int]:
-    """Table rows of one query from each of some classes that have something to be found."""
-    rng = found.run.random()
-    able = np.flatnonzero(~np.isnan(found.recall))
-    classes = np.unique(found.queries.labels[able])
-    chosen = np.sort(rng.choice(classes, min(QUERIES, len(classes)), replace=False))
-    return [int(found.queries.rows[rng.choice(able[found.queries.labels[able] == label])]) for label in chosen.tolist()]
+def _query_shot(found: Retrieved, query: int, payload: Payload) -> str:
+    row, label = int(found.queries.rows[query]), int(found.queries.labels[query])
+    return shot(_image(found.run, row, payload), _name(found.run, label))
+
+
+def _query_block(asked: str, answers: str) -> str:
+    return f'<div class="query"><div class="asked">{asked}</div><div class="answers">{answers}</div></div>'
 
 
 def _found_shots(found: Retrieved, query: int, payload: Payload) -> str:
-    pictures = ""
-    for place in found.found[query].tolist():
-        row, label = int(found.gallery.rows[place]), int(found.gallery.labels[place])
-        pictures += shot(_image(found.run, row, payload), _name(found.run, label), right=found.is_right(query, place))
-    return pictures
+    return "".join(_shot(found.run, neighbour, payload) for neighbour in found.neighbours_of(query))
+
+
+def _shot(run: OpenedRun, neighbour: Neighbour, payload: Payload, *, note: str = "") -> str:
+    image = _image(run, neighbour.row, payload)
+    return shot(image, _name(run, neighbour.label), right=neighbour.right, note=note)
 
 
 def _bars(score: ClassScore | None) -> str:
@@ -223,8 +202,9 @@ def _bars(score: ClassScore | None) -> str:
 
 
 def _among(found: Retrieved) -> str:
-    whole = "" if found.is_whole else f" of {found.images:,}, whole classes drawn by chance"
-    return f"{counted(found.used, 'test image')}{whole}, {found.run.protocol.test_classes}"
+    used, every = len(found.sample.rows), len(found.run.test_rows)
+    part = f" of {every:,}, whole classes drawn by chance" if used < every else ""
+    return f"{counted(used, 'test image')}{part}, {found.run.protocol.test_classes}"
 
 
 def _image(run: OpenedRun, row: int, payload: Payload) -> int | None:

@@ -1,48 +1,24 @@
-"""Pictures of one run or of several, each family in a file of its own."""
+"""Pictures of one run or of several: each is a file here, whose name is the picture's and whose ``draw`` draws it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import importlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import check_writable, make_folder
 from nearkin.errors import DataError, NearkinError, RecipeError
-from nearkin.report.neighbours import save_figure
 from nearkin.report.opened_run import CLASSES_BY, Look, OpenedRun, open_runs
-from nearkin.report.plots import (
-    certainty,
-    class_pairs,
-    curves,
-    embedding_map,
-    neighbour_rows,
-    similarity,
-    sub_problems,
-)
-from nearkin.report.plots._page import STYLE, Drawing, NotDrawn, Picture
-from nearkin.report.plots.embedding_map import without_tsne
+from nearkin.report.plots._maps import WITH_MAPS, without_tsne
+from nearkin.report.plots._runs import Drawing
+from nearkin.report.plots._style import STYLE, save_figure
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import Progress
 from nearkin.suggest import did_you_mean
 
-__all__ = ["FAMILIES", "WITH_MAPS", "Look", "NotDrawn", "Written", "draw_plots", "without_tsne"]
-
-FAMILIES: dict[str, Callable[[Sequence[OpenedRun]], Drawing]] = {
-    "curves": curves.draw,
-    "map": embedding_map.draw,
-    "uncertainty": certainty.draw_circles,
-    "certainty": certainty.draw_extremes,
-    "pairs": class_pairs.draw,
-    "covering": sub_problems.draw_covering,
-    "problems": sub_problems.draw_steps,
-    "similarity": similarity.draw,
-    "neighbours": neighbour_rows.draw,
-}
-"""The names that ``nearkin plot --only`` takes, in the order in which the pictures are drawn."""
-
-WITH_MAPS = ("map-train", "map-test", "uncertainty")
-"""Pictures that hold a map of embeddings."""
-FORMATS = ("png", "pdf", "svg")
+__all__ = ["WITH_MAPS", "Look", "NotDrawn", "Written", "draw_plots", "without_tsne"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +27,15 @@ class Written:
 
     name: str
     file: Path
+
+
+@dataclass(frozen=True)
+class NotDrawn:
+    """A picture that could not be drawn, and why; ``run`` where that holds for one run of several."""
+
+    name: str
+    reason: str
+    run: OpenedRun | None = None
 
 
 def draw_plots(
@@ -65,14 +50,16 @@ def draw_plots(
     """Draw what there is to see in the runs at ``paths``, each picture as soon as the one before is written.
 
     Pictures of one run go to ``RUN/plots``, those of several to ``output``, where the ones that show a single run carry
-    its name. What cannot be drawn comes back as :class:`NotDrawn` with the reason. Bad options and runs that do not
-    belong together raise at once, before anything is drawn.
+    its name. ``only`` takes names of pictures, and what comes before their hyphen for several. What cannot be drawn
+    comes back as :class:`NotDrawn` with the reason. Bad options and runs that do not belong together raise at once,
+    before anything is drawn.
     """
+    kinds = {name: {name, name.partition("-")[0]} for name in plot_names()}
     for name in only:
-        if name not in FAMILIES:
-            raise RecipeError(f"unknown picture {name!r}: {did_you_mean(name, FAMILIES)}")
-    if file_format not in FORMATS:
-        raise RecipeError(f"the format must be one of {', '.join(FORMATS)}, got {file_format!r}")
+        if not any(name in named for named in kinds.values()):
+            raise RecipeError(f"unknown picture {name!r}: {did_you_mean(name, kinds)}")
+    if file_format not in PLOT_FORMATS:
+        raise RecipeError(f"the format must be one of {', '.join(PLOT_FORMATS)}, got {file_format!r}")
     look = look or Look()
     if look.checkpoint not in ("best", "last"):
         raise RecipeError(f"the checkpoint must be 'best' or 'last', got {look.checkpoint!r}")
@@ -94,7 +81,7 @@ def draw_plots(
     if folder.exists() and not folder.is_dir():
         raise RecipeError(f"{folder} is a file: give a folder with --output")
     check_writable(folder)
-    chosen = [name for name in FAMILIES if not only or name in only]
+    chosen = [name for name, named in kinds.items() if not only or named & set(only)]
     return _write(runs, chosen, folder, file_format)
 
 
@@ -115,25 +102,25 @@ def _write(
 
     make_folder(folder)
     for name in chosen:
-        drawings = _guarded(name, runs)
+        drawing = _drawing(name, runs)
         while True:
             # Around each picture and not around the loop: between two of them the caller has its own settings.
             with matplotlib.rc_context(STYLE):
-                drawn = next(drawings, None)
-                if isinstance(drawn, Picture):
-                    file = folder / f"{drawn.name}{_suffix(drawn.run, runs)}.{file_format}"
-                    save_figure(drawn.figure, file, dpi=150)
-            if drawn is None:
-                break
-            yield Written(drawn.name, file) if isinstance(drawn, Picture) else drawn
+                run, figure = next(drawing, (None, None))
+                if figure is None:
+                    break
+                file = folder / f"{name}{_suffix(run, runs)}.{file_format}"
+                if not isinstance(figure, NearkinError):
+                    save_figure(figure, file, dpi=150)
+            yield NotDrawn(name, str(figure), run) if isinstance(figure, NearkinError) else Written(name, file)
 
 
-def _guarded(name: str, runs: Sequence[OpenedRun]) -> Drawing:
-    """The family's pictures; what stops it as a whole is a reason, too."""
+def _drawing(name: str, runs: Sequence[OpenedRun]) -> Drawing:
+    """The picture's figures; what stops it as a whole is a reason, too."""
     try:
-        yield from FAMILIES[name](runs)
+        yield from importlib.import_module(f"{__name__}.{name.replace('-', '_')}").draw(runs)
     except NearkinError as error:
-        yield NotDrawn(name, str(error))
+        yield None, error
 
 
 def _suffix(run: OpenedRun | None, runs: Sequence[OpenedRun]) -> str:

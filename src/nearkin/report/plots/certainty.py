@@ -1,4 +1,4 @@
-"""VCPA's uncertainty: circles round the proxies, and the classes it is most and least certain of."""
+"""Images of the classes that VCPA is most and least certain of."""
 
 from __future__ import annotations
 
@@ -6,123 +6,47 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from nearkin.numerics import l2_normalise
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._page import (
-    RUN_COLOURS,
-    Drawing,
-    class_name,
-    class_style,
-    head,
-    image_row,
-    number,
-    one_by_one,
-    run_title,
-)
-from nearkin.report.plots.embedding_map import Map, class_legend, draw_points, map_words, training_map
+from nearkin.report.plots._runs import Drawing, class_name, one_by_one, run_title
+from nearkin.report.plots._style import RUN_COLOURS, head, image_row, new_figure
+
+__all__ = ["draw"]
 
 CLASSES_SHOWN = 3
 IMAGES_SHOWN = 8
 
 
-def draw_circles(runs: Sequence[OpenedRun]) -> Drawing:
-    """``uncertainty``: the map with circles of radii σ̄, 2σ̄ and 3σ̄, and σ̄ against how close a class lies together."""
-    yield from one_by_one("uncertainty", runs, _draw_circles)
+def draw(runs: Sequence[OpenedRun]) -> Drawing:
+    """The classes with the smallest and with the largest σ̄."""
+    return one_by_one(runs, _figure)
 
 
-def draw_extremes(runs: Sequence[OpenedRun]) -> Drawing:
-    """``certainty``: images of the classes with the smallest and with the largest σ̄."""
-    yield from one_by_one("certainty", runs, _draw_extremes)
+def extremes(sigma: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places of the smallest and of the largest values of ``sigma [C]``, the most extreme first.
 
-
-def circle_scale(found: Map, sigma: NDArray[np.float64]) -> float:
-    """Map units per unit of σ̄, one factor for all classes; ``sigma [classes, K]``.
-
-    A map has no unit of its own, so only the proportions of the circles mean something (the paper's figure 9 says no
-    more). The factor is such that for the middle class 2σ̄ is the distance within which half of its images lie from
-    their centre.
+    >>> extremes(np.array([0.2, 0.1, 0.3]))
+    (array([1]), array([2]))
     """
-    ratios = []
-    for index, label in enumerate(found.classes.tolist()):
-        own = found.points[found.labels == label]
-        spread = float(np.median(np.linalg.norm(own - np.median(own, axis=0), axis=1)))
-        ratios.append(spread / (2.0 * max(float(sigma[index].mean()), 1e-12)))
-    positive = [ratio for ratio in ratios if ratio > 0]
-    return float(np.median(positive)) if positive else 1.0
-
-
-def closeness(run: OpenedRun) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The sampled training classes, and of each the median cosine similarity of its images to its mean proxy."""
-    sample, proxies = run.training_sample, run.proxies
-    assert proxies is not None, "a run with uncertainty has proxies"
-    classes = np.unique(sample.labels)
-    unit = l2_normalise(sample.embeddings)
-    towards = l2_normalise(proxies.of_classes(classes).mean(1))
-    medians = [
-        float((unit[torch.from_numpy(sample.labels == label)] @ towards[index]).median())
-        for index, label in enumerate(classes.tolist())
-    ]
-    return classes, np.array(medians)
-
-
-def _draw_circles(run: OpenedRun) -> Any:
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Circle
-
-    every = run.uncertainty.double().numpy()
-    found = training_map(run)
-    sigma = every[np.searchsorted(run.training_classes, found.classes)]
-    scale = circle_scale(found, sigma)
-    figure = Figure(figsize=(11.4, 5.9), layout="constrained")
-    head(figure, "Uncertainty of the proxies", run_title(run), f"{map_words(found)}; one scale for all circles")
-    left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
-    draw_points(left, found, star=70)
-    for index, places in enumerate(found.proxies):
-        for place, deviation in zip(places, sigma[index], strict=True):
-            for times in (1, 2, 3):
-                radius = times * scale * float(deviation)
-                colour = class_style(index)["color"]
-                left.add_patch(Circle(tuple(place), radius, fill=False, color=colour, lw=1.3 - 0.3 * times, alpha=0.9))
-    left.autoscale_view()
-    left.set_title("Circles of σ̄, 2σ̄ and 3σ̄ round each proxy", fontsize=9)
-    _draw_correlation(right, run, every)
-    class_legend(figure, run, found)
-    return figure
-
-
-def _draw_correlation(axis: Any, run: OpenedRun, every: NDArray[np.float64]) -> None:
-    classes, similar = closeness(run)
-    sigma = every[np.searchsorted(run.training_classes, classes)].mean(1)
-    axis.scatter(similar, sigma, s=14, color=RUN_COLOURS[0], alpha=0.7, lw=0)
-    axis.set_xlabel("median similarity of a class's images to its proxy")
-    axis.set_ylabel("σ̄ of the class")
-    axis.set_box_aspect(1)
-    axis.grid(True)
-    title = f"{len(classes)} training classes"
-    if len(classes) > 2 and similar.std() > 0 and sigma.std() > 0:
-        title += f", correlation {number(float(np.corrcoef(similar, sigma)[0, 1]))}"
-    axis.set_title(title, fontsize=9)
-
-
-def _draw_extremes(run: OpenedRun) -> Any:
-    from matplotlib.figure import Figure
-
-    sigma = run.uncertainty.mean(1).numpy()
     order = np.argsort(sigma, kind="stable")
     shown = min(CLASSES_SHOWN, max(1, len(order) // 2))
-    figure = Figure(figsize=(1.05 * IMAGES_SHOWN + 2.2, 1.12 * 2 * shown + 1.4), layout="constrained")
+    return order[:shown], order[: -shown - 1 : -1]
+
+
+def _figure(run: OpenedRun) -> Any:
+    sigma = run.uncertainty.mean(1).numpy()
+    certain, uncertain = extremes(sigma)
+    shown = len(certain)
+    figure = new_figure(1.05 * IMAGES_SHOWN + 2.2, 1.12 * 2 * shown + 1.4)
     head(figure, f"Most and least certain of {len(sigma):,} training classes", run_title(run))
     grid = figure.subplots(2 * shown, IMAGES_SHOWN, squeeze=False)
-    for row, (axes, place) in enumerate(zip(grid, [*order[:shown], *order[: -shown - 1 : -1]], strict=True)):
-        certain = row < shown
-        colour = RUN_COLOURS[0 if certain else 1]
+    for row, (axes, place) in enumerate(zip(grid, [*certain, *uncertain], strict=True)):
+        heading, colour = ("most certain", RUN_COLOURS[0]) if row < shown else ("least certain", RUN_COLOURS[1])
         label = int(run.training_classes[place])
         image_row(axes, list(run.examples(label, IMAGES_SHOWN).values()), colour)
         name = f"{class_name(run, label)}\nσ̄ = {sigma[place]:.3g}"
         axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, labelpad=6)
         if row % shown == 0:
-            axes[0].set_title("most certain" if certain else "least certain", loc="left", color=colour, fontsize=9)
+            axes[0].set_title(heading, loc="left", color=colour, fontsize=9)
     return figure

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.errors import NearkinError
-from nearkin.evaluation.protocol import SELECTED_ON_TEST
+from nearkin.evaluation.scores import is_score, score_named
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._page import Drawing, NotDrawn, Picture, end_at_all, head, run_colour, shared_title
+from nearkin.report.plots._runs import Drawing, run_colour, shared_title, together
+from nearkin.report.plots._style import end_at_all, head, new_figure
+
+__all__ = ["draw"]
 
 MOST_SCORES = 3
+_EVALUATED_ON = {"validation": "validation classes", "mlrc": "validation classes", "in-distribution": "test images"}
 
 
 @dataclass(frozen=True)
@@ -25,18 +28,26 @@ class Group:
     runs: list[OpenedRun]
 
     def curve(self, column: str, over: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Epochs or steps ``[T]`` at which every run of the group has a value, and the values ``[runs, T]``."""
+        """Epochs or steps ``[T]`` at which every run has a value, and the values ``[runs, T]``; scores in per cent."""
         tracks = [
             {row[over]: value for row in run.evaluations if (value := row.get(column)) is not None} for run in self.runs
         ]
         shared = sorted(at for at in tracks[0] if at is not None and all(at in track for track in tracks))
         values = [[track[at] for at in shared] for track in tracks]
-        return np.array(shared, dtype=np.float64), np.array(values, dtype=np.float64)
+        return np.array(shared, dtype=np.float64), _scale(column) * np.array(values, dtype=np.float64)
+
+    def best(self, column: str, over: str) -> list[tuple[float, float]]:
+        """Where the best evaluation of each run is, and the value there."""
+        rows = [best for run in self.runs if (best := run.best_evaluation) is not None]
+        return [
+            (at, _scale(column) * value)
+            for row in rows
+            if (at := row[over]) is not None and (value := row.get(column)) is not None
+        ]
 
     def draw(self, axis: Any, column: str, over: str) -> None:
-        """The mean as a line and, of several runs, the standard deviation as a band; scores in per cent."""
+        """The mean as a line and, of several runs, the standard deviation as a band."""
         at, values = self.curve(column, over)
-        values = values * percent(column)
         mean, colour = values.mean(0), run_colour(self.runs[0])
         axis.plot(at, mean, color=colour, lw=1.8, marker="o" if len(at) <= 25 else None, markersize=3)
         if len(values) > 1:
@@ -45,16 +56,8 @@ class Group:
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
-    """``curves``: all runs on the same axes, the evaluation that the protocol chooses marked with a star."""
-    present = []
-    for run in runs:
-        try:
-            _ = run.evaluations
-            present.append(run)
-        except NearkinError as error:
-            yield NotDrawn("curves", str(error), run)
-    if present:
-        yield Picture("curves", _figure(present))
+    """All runs on the same axes, the evaluation that the protocol chooses marked with a star."""
+    return together(runs, _evaluated, _figure)
 
 
 def seed_groups(runs: Sequence[OpenedRun]) -> list[Group]:
@@ -74,9 +77,18 @@ def seed_groups(runs: Sequence[OpenedRun]) -> list[Group]:
     return groups
 
 
-def percent(column: str) -> float:
-    """Scores are shown in per cent, losses and distances as they are."""
-    return 100.0 if "@" in column else 1.0
+def evaluated_on(runs: Sequence[OpenedRun]) -> str:
+    """What the evaluations of the curves were on, in words."""
+    return " or ".join(dict.fromkeys(_EVALUATED_ON.get(run.recipe.protocol.name, "test classes") for run in runs))
+
+
+def in_percent(column: str) -> bool:
+    """Most scores are shown in per cent, losses and distances as they are."""
+    return is_score(column) and score_named(column).in_percent
+
+
+def _scale(column: str) -> float:
+    return 100.0 if in_percent(column) else 1.0
 
 
 def group_legend(figure: Any, groups: Sequence[Group], *, starred: str = "") -> None:
@@ -93,62 +105,53 @@ def group_legend(figure: Any, groups: Sequence[Group], *, starred: str = "") -> 
 
 def score_columns(runs: Sequence[OpenedRun]) -> list[str]:
     """The score that each run is chosen by, then R@1, MAP@R and nDCG: those that were measured, three at most."""
-    measured = list(dict.fromkeys(key for run in runs for row in run.evaluations for key in row if "@" in key))
+    measured = list(dict.fromkeys(key for run in runs for row in run.evaluations for key in row if in_percent(key)))
     wanted = [*(run.select_by for run in runs), "R@1", "MAP@R", *(key for key in measured if key.startswith("nDCG"))]
     return [key for key in dict.fromkeys(wanted) if key in measured][:MOST_SCORES]
 
 
+def _evaluated(run: OpenedRun) -> OpenedRun:
+    _ = run.evaluations  # raises where there is none
+    return run
+
+
 def _figure(runs: Sequence[OpenedRun]) -> Any:
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     groups, scores = seed_groups(runs), score_columns(runs)
     panels = 1 + len(scores)
     columns = min(2, panels)
     rows = -(-panels // columns)
-    figure = Figure(figsize=(4.0 * columns, 2.6 * rows + 0.9), layout="constrained")
+    figure = new_figure(4.0 * columns, 2.6 * rows + 0.9)
     figure.set_layout_engine("constrained", w_pad=0.12)
     head(figure, "Loss and scores over the epochs", shared_title(runs))
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     starred = False
+    where = evaluated_on(runs)
     for axis, column in zip(axes, ["loss", *scores], strict=False):
         for group in groups:
             group.draw(axis, column, "epoch")
-        starred |= column != "loss" and _draw_stars(axis, runs, column)
+            for at, value in group.best(column, "epoch") if column != "loss" else ():
+                look = {"marker": "*", "markersize": 12, "mec": "white", "mew": 0.8, "zorder": 4}
+                axis.plot(at, value, color=run_colour(group.runs[0]), **look)
+                starred = True
         axis.set_xlabel("epoch")
-        axis.set_ylabel("training loss" if column == "loss" else f"{column} (%)")
-        axis.set_title(_panel_title(runs, column), loc="left")
+        if column == "loss":
+            axis.set_ylabel("training loss")
+            axis.set_title("Loss, mean since the last evaluation", loc="left")
+            _fit_loss_scale(axis)
+        else:
+            axis.set_ylabel(f"{column} (%)")
+            axis.set_title(f"{column} on the {where}", loc="left")
+            end_at_all(axis)
         axis.tick_params(labelbottom=True)
         axis.grid(True)
         axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=2))
-        if column == "loss":
-            _fit_loss_scale(axis)
-        else:
-            end_at_all(axis)
     for axis in axes[panels:]:
         axis.set_axis_off()
     by = " or ".join(dict.fromkeys(run.select_by for run in runs))
     group_legend(figure, groups, starred=f"best evaluation, by {by}" if starred else "")
     return figure
-
-
-def _draw_stars(axis: Any, runs: Sequence[OpenedRun], column: str) -> bool:
-    """A star at each run's best evaluation; True where there is one."""
-    drawn = False
-    for run in runs:
-        best = run.best_evaluation
-        if best is not None and (value := best.get(column)) is not None:
-            look = {"marker": "*", "markersize": 12, "mec": "white", "mew": 0.8, "zorder": 4}
-            axis.plot(best["epoch"], percent(column) * value, color=run_colour(run), **look)
-            drawn = True
-    return drawn
-
-
-def _panel_title(runs: Sequence[OpenedRun], column: str) -> str:
-    if column == "loss":
-        return "Loss, mean since the last evaluation"
-    parts = dict.fromkeys("test" if run.recipe.protocol.name in SELECTED_ON_TEST else "validation" for run in runs)
-    return f"{column} on the {' or '.join(parts)} classes"
 
 
 def _fit_loss_scale(axis: Any) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.errors import NearkinError
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.numerics import l2_normalise
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
-from nearkin.report.plots._page import Drawing, NotDrawn, Picture, class_name, head, number, run_title, shared_title
+from nearkin.report.plots._runs import Drawing, class_name, run_title, shared_title, together
+from nearkin.report.plots._style import head, new_figure, number
+
+__all__ = ["draw"]
 
 CLASSES_SHOWN = 100
 IMAGES_PER_CLASS = 3
@@ -39,16 +41,13 @@ class Similarities:
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
-    """``similarity``: three images of each class against the proxies (ISA, figure 8), a panel for each run."""
-    found = []
-    for run in runs:
-        try:
-            opened = run.at_proxies()
-            found.append((opened, similarities(opened)))
-        except NearkinError as error:
-            yield NotDrawn("similarity", str(error), run)
-    if found:
-        yield Picture("similarity", _figure(found))
+    """Three images of each class against the proxies (ISA, figure 8), a panel for each run."""
+
+    def shown_of(run: OpenedRun) -> tuple[OpenedRun, Similarities]:
+        opened = run.at_proxies()
+        return opened, similarities(opened)
+
+    return together(runs, shown_of, _figure)
 
 
 def similarities(run: OpenedRun) -> Similarities:
@@ -75,12 +74,10 @@ def similarities(run: OpenedRun) -> Similarities:
 
 
 def _figure(found: Sequence[tuple[OpenedRun, Similarities]]) -> Any:
-    from matplotlib.figure import Figure
-
     runs = [run for run, _ in found]
     columns = 2 if len(found) == 4 else min(3, len(found))
     rows = -(-len(found) // columns)
-    figure = Figure(figsize=(3.9 * columns + 1.2, 4.3 * rows + 0.7), layout="constrained")
+    figure = new_figure(3.9 * columns + 1.2, 4.3 * rows + 0.7)
     title = "Similarity of training images to the classes' proxies"
     head(figure, title, run_title(runs[0]) if len(runs) == 1 else shared_title(runs))
     axes = figure.subplots(rows, columns, squeeze=False).ravel()

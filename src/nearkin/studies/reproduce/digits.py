@@ -142,7 +142,7 @@ def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Pa
     """
     from matplotlib.figure import Figure
 
-    from nearkin.report.plots import _page
+    from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
 
     columns = min(3, len(moments) + 1)
     rows = -(-(len(moments) + 1) // columns)
@@ -150,7 +150,7 @@ def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Pa
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, moment in zip(axes, moments, strict=False):
         classes = np.unique(moment.labels)
-        colours = [_page.CLASS_COLOURS[number % len(_page.CLASS_COLOURS)] for number in range(len(classes))]
+        colours = [CLASS_COLOURS[number % len(CLASS_COLOURS)] for number in range(len(classes))]
         for colour, label in zip(colours, classes, strict=True):
             axis.scatter(*moment.embeddings[moment.labels == label].T, s=7, color=colour, linewidths=0, alpha=0.7)
         each = [colour for colour in colours for _ in range(len(moment.ended) // len(classes))]
@@ -164,7 +164,7 @@ def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Pa
         axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
     falling = axes[len(moments)]
     steps = [moment.step for moment in moments]
-    falling.plot(steps, [100 * moment.relative_radius for moment in moments], "o-", color=_page.RUN_COLOURS[0])
+    falling.plot(steps, [100 * moment.relative_radius for moment in moments], "o-", color=RUN_COLOURS[0])
     falling.set(xlabel="step", ylim=(0, None))
     falling.set_title("covering radius,\n% of the distance between classes", fontsize=8.5)
     falling.grid(alpha=0.3)

@@ -26,7 +26,7 @@ def draw_table(table: PaperTable, lines: Sequence[Reproduced], settings: Setting
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from nearkin.report.plots._page import STYLE
+    from nearkin.report.plots._style import STYLE
 
     data = list(dict.fromkeys(line.row.data for line in done))
     panels = [(source, x) for source in data for x in (table.draw.x if table.draw.kind == "lines" else ("",))]
@@ -66,7 +66,7 @@ def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: st
 
 def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: str, column: Column) -> None:
     """A line for each series over the varied value; a row that does not vary it is a dashed line across."""
-    from nearkin.report.plots._page import RUN_COLOURS
+    from nearkin.report.plots._style import RUN_COLOURS
 
     draw = table.draw
     series: dict[str, list[Reproduced]] = {}
@@ -138,7 +138,7 @@ def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], colum
 
 def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None:
     """A line of the picture for every row: ours as a dot with its spread, the published figure as a diamond."""
-    from nearkin.report.plots._page import GREY, RUN_COLOURS
+    from nearkin.report.plots._style import GREY, RUN_COLOURS
 
     titles = [line.row.definition.title for line in lines]
     for place, line in enumerate(lines):
@@ -162,7 +162,7 @@ def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None
 
 def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
     """A score at every evaluation, a line for each run."""
-    from nearkin.report.plots._page import RUN_COLOURS
+    from nearkin.report.plots._style import RUN_COLOURS
 
     for number, line in enumerate(lines):
         for path in line.folders if line.finished else []:
@@ -178,7 +178,7 @@ def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
 
 def _draw_steps(axis: Any, lines: Sequence[Reproduced]) -> None:
     """How many steps the sub-problems took, as a histogram for each row."""
-    from nearkin.report.plots._page import RUN_COLOURS
+    from nearkin.report.plots._style import RUN_COLOURS
 
     taken = {line.row.definition.title: steps for line in lines if line.finished and (steps := _steps_of(line))}
     if not taken:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.report.plots._page import GREY, RUN_COLOURS, STYLE
+from nearkin.errors import MissingExtraError, require
+from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.studies.tune.space import Dimension, shown
 from nearkin.studies.tune.trials import Trial, Tuning
 
@@ -43,14 +44,14 @@ def draw_tuning(tuning: Tuning, title: str, caption: Sequence[str]) -> list[Path
                 figure.suptitle(title, fontsize=10)
             figure.supxlabel("\n".join(lines), fontsize=7, color="#555555")
             file = tuning.folder / f"{name}.png"
-            figure.savefig(file, dpi=130, facecolor="white")
+            save_figure(figure, file, dpi=130)
             drawn.append(file)
     return drawn
 
 
 def _history(tuning: Tuning) -> Any:
     """Every trial's score in the order they were begun, and a line for the best so far."""
-    figure = _figure(6.4, 3.8)
+    figure = new_figure(6.4, 3.8)
     axis = figure.subplots()
     best = -math.inf
     reached = []
@@ -73,7 +74,7 @@ def _parameters(tuning: Tuning) -> Any:
     space = tuning.plan.space
     across = 2 if len(space) == 4 else min(3, len(space))
     down = math.ceil(len(space) / across)
-    figure = _figure(max(4.8, 3.2 * across), 2.9 * down + 0.9)
+    figure = new_figure(max(4.8, 3.2 * across), 2.9 * down + 0.9)
     axes = figure.subplots(down, across, sharey=True, squeeze=False)
     for place, axis in enumerate(axes.flat):
         if place >= len(space):
@@ -94,7 +95,7 @@ def _parameters(tuning: Tuning) -> Any:
 def _plane(tuning: Tuning) -> Any:
     """The score as colour over two parameters: a cell for every pair of listed values, or else a smooth surface."""
     x, y = (each for each in tuning.plan.space if each.is_numeric)
-    figure = _figure(6.2, 5.0)
+    figure = new_figure(6.2, 5.0)
     axis = figure.subplots()
     listed = x.values is not None and y.values is not None
     cells = listed and (tuning.plan.sampler == "grid" or bool(x.choices and y.choices))
@@ -148,12 +149,16 @@ def _surface(axis: Any, tuning: Tuning, x: Dimension, y: Dimension) -> Any:
         points = np.stack([_unit(x, at[:, 0]), _unit(y, at[:, 1])], axis=1)
         steps = np.linspace(0, 1, 61)
         grid = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
-        fitted = fit_surface(points, scores, grid).reshape(61, 61).clip(low, high)
-        levels = np.linspace(low, high, 13)
-        lines = _from_unit(x, steps), _from_unit(y, steps)
-        axis.contourf(*lines, fitted, levels=levels, cmap="viridis", norm=scale)
-        axis.contour(*lines, fitted, levels=levels[1:-1:2], colors="white", linewidths=0.5, alpha=0.7)
-        axis.set_title("surface: a Gaussian process, fitted to the finished trials", fontsize=8, color="#555555")
+        said = "surface: a Gaussian process, fitted to the finished trials"
+        try:
+            fitted = fit_surface(points, scores, grid).reshape(61, 61).clip(low, high)
+            levels = np.linspace(low, high, 13)
+            lines = _from_unit(x, steps), _from_unit(y, steps)
+            axis.contourf(*lines, fitted, levels=levels, cmap="viridis", norm=scale)
+            axis.contour(*lines, fitted, levels=levels[1:-1:2], colors="white", linewidths=0.5, alpha=0.7)
+        except MissingExtraError as error:
+            said = f"no surface: {error}"
+        axis.set_title(textwrap.fill(said, 80), fontsize=8, color="#555555")
     others = [trial for trial in tuning.trials if trial.status in ("pruned", "diverged") and trial.values]
     style = {"edgecolors": "black", "linewidths": 0.8, "zorder": 4, "clip_on": False, "label": "finished"}
     dots = axis.scatter(at[:, 0], at[:, 1], c=scores, cmap="viridis", norm=scale, s=34, **style)
@@ -168,9 +173,7 @@ def _surface(axis: Any, tuning: Tuning, x: Dimension, y: Dimension) -> Any:
 
 
 def fit_surface(points: Array, scores: Array, at: Array) -> Array:
-    """A smooth function through noisy values: the mean of a Gaussian process.
-
-    Its length along each axis and its noise are those under which the values are most likely.
+    """A smooth function through noisy values: the mean of a Gaussian process, whose lengths and noise are fitted.
 
     Args:
         points: ``[N, 2]``, where the values were measured, in the unit square.
@@ -185,26 +188,13 @@ def fit_surface(points: Array, scores: Array, at: Array) -> Array:
         >>> fit_surface(points, points.sum(axis=1), np.array([[0.25, 0.75]])).round(1)
         array([1.])
     """
-    mean, spread = scores.mean(), max(float(scores.std()), 1e-9)
-    wanted = (scores - mean) / spread
-    lengths, noises = (0.15, 0.3, 0.6, 1.2), (1e-3, 0.03, 0.1, 0.3, 0.7)
-    best, weights, chosen = -math.inf, wanted, np.ones(2)
-    for wide, high, noise in itertools.product(lengths, lengths, noises):
-        length = np.array([wide, high])
-        covariance = (1 - noise) * _kernel(points, points, length) + (noise + 1e-6) * np.eye(len(points))
-        factor = np.linalg.cholesky(covariance)
-        solved = np.linalg.solve(factor, wanted)
-        likelihood = -0.5 * float(solved @ solved) - float(np.log(np.diag(factor)).sum())
-        if likelihood > best:
-            best, chosen = likelihood, length
-            weights = (1 - noise) * np.linalg.solve(factor.T, solved)
-    fitted: Array = mean + spread * (_kernel(at, points, chosen) @ weights)
-    return fitted
-
-
-def _kernel(a: Array, b: Array, length: Array) -> Array:
-    apart: Array = (a[:, None] - b[None]) / length
-    return np.asarray(np.exp(-0.5 * (apart**2).sum(axis=-1)))
+    process = require("sklearn.gaussian_process", "plot")
+    kernels = process.kernels
+    kernel = kernels.RBF([0.5, 0.5], (0.1, 2.0)) + kernels.WhiteKernel(0.1, (1e-3, 1.0))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*close to the specified.*bound")  # flat along an axis, or no noise
+        fitted = process.GaussianProcessRegressor(kernel, normalize_y=True).fit(points, scores).predict(at)
+    return np.asarray(fitted, dtype=np.float64)
 
 
 def _dots(axis: Any, tuning: Tuning, places: Sequence[float]) -> None:
@@ -287,9 +277,3 @@ def _legend(figure: Any, axis: Any) -> None:
 
 def _score_label(tuning: Tuning) -> str:
     return f"{tuning.select_by} on validation (%)"
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")

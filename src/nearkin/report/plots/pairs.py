@@ -12,7 +12,10 @@ from torch import Tensor
 
 from nearkin.numerics import l2_normalise
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
-from nearkin.report.plots._page import RUN_COLOURS, Drawing, class_name, head, image_row, number, one_by_one, run_title
+from nearkin.report.plots._runs import Drawing, class_name, one_by_one, run_title
+from nearkin.report.plots._style import RUN_COLOURS, head, image_row, new_figure, number
+
+__all__ = ["draw"]
 
 PAIRS_SHOWN = 3
 IMAGES_SHOWN = 6
@@ -22,8 +25,8 @@ Pairs = list[tuple[int, int, float]]
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
-    """``pairs``: by the cosine similarity of the classes' mean embeddings, or of their proxies if asked for."""
-    yield from one_by_one("pairs", runs, lambda run: _draw(compared_run(run)))
+    """By the cosine similarity of the classes' mean embeddings, or of their proxies if asked for."""
+    return one_by_one(runs, lambda run: _figure(compared_run(run)))
 
 
 def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
@@ -74,13 +77,11 @@ def class_vectors(run: OpenedRun) -> tuple[NDArray[np.int64], Tensor, str]:
     return proxies.classes, proxies.vectors.mean(1), "mean proxies" if several else "proxies"
 
 
-def _draw(run: OpenedRun) -> Any:
-    from matplotlib.figure import Figure
-
+def _figure(run: OpenedRun) -> Any:
     classes, vectors, what = class_vectors(run)
     count = len(classes)
     shown = min(PAIRS_SHOWN, count * (count - 1) // 2)
-    figure = Figure(figsize=(13.2, 2.1 * shown + 0.9), layout="constrained")
+    figure = new_figure(13.2, 2.1 * shown + 0.9)
     title = f"Closest and farthest of {count:,} training classes, by the cosine similarity of their {what}"
     head(figure, title, run_title(run))
     widths = [*IMAGES_SHOWN * [1.0], 0.1, *IMAGES_SHOWN * [1.0]]

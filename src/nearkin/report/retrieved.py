@@ -1,4 +1,4 @@
-"""What every test query of a run found: nearest neighbours, and scores by query and by class."""
+"""What the test queries of a run find: nearest neighbours, right or wrong, and scores by query and by class."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nearkin.evaluation.neighbours import Distance, as_vectors, nearest, ranked_blocks
 from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
 from nearkin.evaluation.scores.recall import Recall
-from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample, whole_classes
+from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample
 
-SCORED_LIMIT = 15_000
-"""Test images that are embedded for the page; beyond that some whole classes stand for all."""
 SHOWN = 8
 BY_QUERY = (Recall("R@1", 1), MeanAveragePrecision("MAP@R"))
 
@@ -32,6 +29,15 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """An image that a query found: its row in the table, its label, and whether that is the query's."""
+
+    row: int
+    label: int
+    right: bool
+
+
+@dataclass(frozen=True)
 class Retrieved:
     """Queries ``[Q]`` of a run, and of each the first places of its ranking of the gallery ``[N]``.
 
@@ -39,8 +45,13 @@ class Retrieved:
     """
 
     run: OpenedRun
+    sample: Sample
+    """Queries and gallery together."""
     queries: Sample
     gallery: Sample
+    distance: Distance
+    true: NDArray[np.int64]
+    """How many images of its class each query has to find, ``[Q]``."""
     found: NDArray[np.int64]
     """Places in the gallery, nearest first, ``[Q, SHOWN]`` or fewer columns where the gallery is smaller."""
     similarities: NDArray[np.float64]
@@ -48,16 +59,6 @@ class Retrieved:
     """R@1 of each query; NaN where there is nothing to be found."""
     precision: NDArray[np.float64]
     """MAP@R of each query; NaN where there is nothing to be found."""
-    images: int
-    """Test images in all, of which the queries and the gallery may be a part."""
-
-    @property
-    def is_whole(self) -> bool:
-        return self.images == self.used
-
-    @property
-    def used(self) -> int:
-        return len(np.union1d(self.queries.rows, self.gallery.rows))
 
     @property
     def among_themselves(self) -> bool:
@@ -68,12 +69,23 @@ class Retrieved:
         """The place of each query by its row in the table."""
         return {row: place for place, row in enumerate(self.queries.rows.tolist())}
 
-    def is_right(self, query: int, place: int) -> bool:
-        return bool(self.gallery.labels[place] == self.queries.labels[query])
+    def choose_queries(self, count: int) -> list[int]:
+        """One query from each of ``count`` classes that have something to be found, drawn by chance."""
+        rng, able = self.run.random(), np.flatnonzero(self.true > 0)
+        labels = self.queries.labels[able]
+        classes = np.unique(labels)
+        chosen = np.sort(rng.choice(classes, min(count, len(classes)), replace=False))
+        return [int(rng.choice(able[labels == label])) for label in chosen.tolist()]
+
+    def neighbours_of(self, query: int) -> list[Neighbour]:
+        """What a query found, nearest first."""
+        rows, labels = self.gallery.rows[self.found[query]], self.gallery.labels[self.found[query]]
+        own = self.queries.labels[query]
+        return [Neighbour(row, label, label == own) for row, label in zip(rows.tolist(), labels.tolist(), strict=True)]
 
     def classes(self) -> list[ClassScore]:
         """Scores of every class that has a query with something to be found, in the order of the labels."""
-        counted = ~np.isnan(self.recall)
+        counted = self.true > 0
         labels, owner, counts = np.unique(self.queries.labels[counted], return_inverse=True, return_counts=True)
         owner = owner.reshape(-1)
         recall = np.bincount(owner, self.recall[counted]) / counts
@@ -90,43 +102,37 @@ class Retrieved:
             chosen.setdefault(int(self.queries.labels[query]), query)
         return list(chosen.values())[:count]
 
-    def first_right(self, query: int) -> tuple[int, int]:
-        """The place in the gallery of the nearest true reference of a query, and its rank, from 1."""
-        own = self.queries.embeddings[query : query + 1]
-        available = len(self.gallery.rows) - int(self.among_themselves)
+    def first_right(self, query: int) -> tuple[Neighbour, int]:
+        """The nearest image of a query's own class, and its rank, from 1."""
+        own, label = self.queries.embeddings[query : query + 1], int(self.queries.labels[query])
+        order, _ = nearest(own, self.gallery.embeddings, k=len(self.gallery.rows), distance=self.distance)
+        ranking = order[0].numpy()
         if self.among_themselves:
-            # One place more: the query finds itself somewhere among its copies.
-            order, _ = nearest(own, self.gallery.embeddings, k=available + 1, distance=self._distance)
-            ranking = order[0].numpy()
             ranking = ranking[ranking != query]
-        else:
-            ranking = nearest(own, self.gallery.embeddings, k=available, distance=self._distance)[0][0].numpy()
-        rank = int(np.flatnonzero(self.gallery.labels[ranking] == self.queries.labels[query])[0])
-        return int(ranking[rank]), rank + 1
-
-    @property
-    def _distance(self) -> Distance:
-        return self.run.trained.encoder.distance
+        rank = int(np.flatnonzero(self.gallery.labels[ranking] == label)[0])
+        return Neighbour(int(self.gallery.rows[ranking[rank]]), label, True), rank + 1
 
 
-def retrieve(run: OpenedRun) -> Retrieved:
-    """Embed a run's test images and rank them for every query, exactly."""
-    distance = run.trained.encoder.distance  # first: without weights there is no need to read the images
-    test, labels = run.protocol.test, run.data.table.labels
+def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -> Retrieved:
+    """Rank the gallery among a sample of a run's test images for every query among them, exactly.
+
+    Args:
+        run: that the sample is of.
+        sample: test images, embedded.
+        distance: of the encoder that embedded them; default: the run's own.
+    """
+    test = run.protocol.test
     if test is None:
         raise CannotDrawError("the run has no test classes")
-    everything = test.query if test.gallery is None else np.union1d(test.query, test.gallery)
-    kept = whole_classes(everything, labels, run.random(), limit=SCORED_LIMIT)
-    queries = _embedded(run, test.query[np.isin(test.query, kept)])
-    gallery = queries if test.gallery is None else _embedded(run, test.gallery[np.isin(test.gallery, kept)])
-    true = (np.bincount(gallery.labels, minlength=len(run.data.table.class_names))[queries.labels]) - int(
-        gallery is queries
-    )
-    available = len(gallery.rows) - int(gallery is queries)
+    distance = distance or run.trained.encoder.distance
+    queries = sample.of_rows(test.query)
+    gallery = queries if test.gallery is None else sample.of_rows(test.gallery)
+    alone = int(gallery is queries)
+    true = np.bincount(gallery.labels, minlength=len(run.data.table.class_names))[queries.labels] - alone
+    available = len(gallery.rows) - alone
     shown = min(SHOWN, available)
     if shown < 1:
         raise CannotDrawError("a single test image has no neighbours")
-    depth = torch.from_numpy(true).clamp(min=shown, max=available)
     count = len(queries.rows)
     found = np.zeros((count, shown), dtype=np.int64)
     similarities = np.zeros((count, shown))
@@ -134,7 +140,7 @@ def retrieve(run: OpenedRun) -> Retrieved:
     blocks = ranked_blocks(
         as_vectors(queries.embeddings, "queries"),
         as_vectors(gallery.embeddings, "gallery"),
-        depth,
+        torch.from_numpy(true).clamp(min=shown, max=available),
         distance=distance,
         exclude_self=gallery is queries,
     )
@@ -144,9 +150,4 @@ def retrieve(run: OpenedRun) -> Retrieved:
         some = rows[true[rows] > 0]
         hits = torch.from_numpy(gallery.labels[order[true[rows] > 0]] == queries.labels[some, None])
         recall[some], precision[some] = (score.per_query(hits, torch.from_numpy(true[some])) for score in BY_QUERY)
-    return Retrieved(run, queries, gallery, found, similarities, recall, precision, len(everything))
-
-
-def _embedded(run: OpenedRun, rows: NDArray[np.int64]) -> Sample:
-    embeddings: Tensor = run.embed(rows)
-    return Sample(rows, run.data.table.labels[rows], embeddings)
+    return Retrieved(run, sample, queries, gallery, distance, true, found, similarities, recall, precision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +13,11 @@ from torch import Tensor
 
 from nearkin.errors import MissingExtraError, require
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample
-from nearkin.report.plots._page import Drawing, class_name, class_style, head, one_by_one, run_title
+from nearkin.report.plots._runs import class_name, run_title
+from nearkin.report.plots._style import class_style, head, new_figure
+
+WITH_MAPS = ("map-test", "map-train", "uncertainty")
+"""Pictures that hold a map of embeddings."""
 
 _MOST_IN_LEGEND = 48
 
@@ -34,20 +37,20 @@ class Map:
 _TRAINING_MAPS: WeakKeyDictionary[OpenedRun, Map] = WeakKeyDictionary()
 
 
-def draw(runs: Sequence[OpenedRun]) -> Drawing:
-    """``map-train`` with proxies where there are any, and ``map-test``."""
-    yield from one_by_one("map-train", runs, lambda run: _draw_training(run.at_proxies()))
-    yield from one_by_one("map-test", runs, _draw_test)
-
-
 def training_map(run: OpenedRun) -> Map:
     """Some training classes and their proxies; the second call for a run costs nothing."""
     if run not in _TRAINING_MAPS:
         sample = run.training_sample
         classes = choose_classes(run, sample)
         proxies = None if run.proxies is None else run.proxies.of_classes(classes)
-        _TRAINING_MAPS[run] = _map(run, sample.of_classes(classes), classes, proxies)
+        _TRAINING_MAPS[run] = map_of(run, sample.of_classes(classes), classes, proxies)
     return _TRAINING_MAPS[run]
+
+
+def map_of_test(run: OpenedRun, sample: Sample) -> Map:
+    """Some of the test classes of a sample."""
+    classes = choose_classes(run, sample)
+    return map_of(run, sample.of_classes(classes), classes)
 
 
 def choose_classes(run: OpenedRun, sample: Sample) -> NDArray[np.int64]:
@@ -92,6 +95,13 @@ def without_tsne() -> str | None:
     return None
 
 
+def training_words(found: Map) -> str:
+    """What a map of training classes shows."""
+    per_class = found.proxies.shape[1]
+    proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
+    return f"Training classes{proxies}"
+
+
 def map_words(found: Map) -> str:
     """What a map shows, and how it was made."""
     return f"Map of {len(found.points):,} images of {len(found.classes)} classes, {found.how}"
@@ -109,15 +119,8 @@ def draw_points(axis: Any, found: Map, *, star: float = 190) -> None:
         axis.scatter(*own.T, s=size, c=style["color"], marker=style["marker"], alpha=0.65, lw=0)
     for index, places in enumerate(found.proxies):
         colour = class_style(index)["color"]
-        axis.scatter(
-            *places.T,
-            s=star if len(places) == 1 else star / 2,
-            c=colour,
-            marker="*",
-            edgecolors="black",
-            lw=0.9,
-            zorder=3,
-        )
+        area = star if len(places) == 1 else star / 2
+        axis.scatter(*places.T, s=area, c=colour, marker="*", edgecolors="black", lw=0.9, zorder=3)
     axis.set_xticks([])
     axis.set_yticks([])
     axis.set_aspect("equal", adjustable="datalim")
@@ -145,21 +148,8 @@ def class_legend(figure: Any, run: OpenedRun, found: Map) -> None:
     figure.legend(handles, names, loc="outside right center", ncols=1 + len(names) // 26)
 
 
-def _draw_training(run: OpenedRun) -> Any:
-    found = training_map(run)
-    per_class = found.proxies.shape[1]
-    proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
-    return _figure(run, found, f"Training classes{proxies}")
-
-
-def _draw_test(run: OpenedRun) -> Any:
-    sample = run.test_sample
-    classes = choose_classes(run, sample)
-    found = _map(run, sample.of_classes(classes), classes, None)
-    return _figure(run, found, f"Test: {run.protocol.test_classes}")
-
-
-def _map(run: OpenedRun, sample: Sample, classes: NDArray[np.int64], proxies: Tensor | None) -> Map:
+def map_of(run: OpenedRun, sample: Sample, classes: NDArray[np.int64], proxies: Tensor | None = None) -> Map:
+    """Images of ``classes``, and their proxies ``[classes, K, dim]``, put through one projection."""
     if len(sample.rows) < 2:
         raise CannotDrawError("a map needs at least two images")
     everything = sample.embeddings if proxies is None else torch.cat([sample.embeddings, proxies.flatten(0, 1)])
@@ -169,13 +159,12 @@ def _map(run: OpenedRun, sample: Sample, classes: NDArray[np.int64], proxies: Te
     return Map(classes, sample.labels, images, stars.reshape(len(classes), per_class, 2), how)
 
 
-def _figure(run: OpenedRun, found: Map, what: str) -> Any:
-    from matplotlib.figure import Figure
-
+def map_figure(run: OpenedRun, found: Map, what: str) -> Any:
+    """One map with its classes named at the side."""
     # Distances in a map are the same up and across, so a long map gets a low figure rather than empty margins.
     wide, high = np.ptp(np.concatenate([found.points, found.proxies.reshape(-1, 2)]), axis=0)
     height = float(np.clip(6.2 * high / max(wide, 1e-12), 3.6, 6.8))
-    figure = Figure(figsize=(7.8, height + 0.8), layout="constrained")
+    figure = new_figure(7.8, height + 0.8)
     head(figure, what, run_title(run), map_words(found))
     axis = figure.subplots()
     draw_points(axis, found)

@@ -1,0 +1,74 @@
+"""What pictures say of their runs, and how a plot hands back its figures or the reasons why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nearkin.errors import NearkinError
+from nearkin.report.opened_run import OpenedRun
+from nearkin.report.plots._style import RUN_COLOURS, shorten
+
+Drawing = Iterator[tuple[OpenedRun | None, Any]]
+"""Matplotlib figures, or the errors that say why there are none, with the run where one is of a single run."""
+
+T = TypeVar("T")
+
+
+def one_by_one(runs: Sequence[OpenedRun], figure_of: Callable[[OpenedRun], Any]) -> Drawing:
+    """A figure for each run."""
+    for run in runs:
+        try:
+            yield run, figure_of(run)
+        except NearkinError as error:
+            yield run, error
+
+
+def together(
+    runs: Sequence[OpenedRun], shown_of: Callable[[OpenedRun], T], figure_of: Callable[[Sequence[T]], Any]
+) -> Drawing:
+    """One figure for what there is to show of all runs; ``shown_of`` raises for a run that has nothing."""
+    shown = []
+    for run in runs:
+        try:
+            shown.append(shown_of(run))
+        except NearkinError as error:
+            yield run, error
+    if shown:
+        yield None, figure_of(shown)
+
+
+def data_name(run: OpenedRun) -> str:
+    return shorten(Path(run.recipe.data.source).stem, 40)
+
+
+def run_title(run: OpenedRun) -> str:
+    """Data set, loss, method, protocol, seed and the weights that are shown."""
+    recipe = run.recipe
+    step = f" (step {run.step})" if run.folder.last_checkpoint.exists() else ""
+    return (
+        f"{data_name(run)}: {run.label}, {recipe.protocol.name} protocol, seed {recipe.training.seed}, "
+        f"{run.look.checkpoint} weights{step}"
+    )
+
+
+def shared_title(runs: Sequence[OpenedRun]) -> str:
+    """What the runs of one picture have in common."""
+    if len(runs) == 1:
+        return f"{data_name(runs[0])}: {runs[0].label}, {protocols(runs)}, seed {runs[0].recipe.training.seed}"
+    return f"{data_name(runs[0])}, {protocols(runs)}"
+
+
+def protocols(runs: Sequence[OpenedRun]) -> str:
+    names = dict.fromkeys(run.recipe.protocol.name for run in runs)
+    return f"{' and '.join(names)} protocol{'s' if len(names) > 1 else ''}"
+
+
+def run_colour(run: OpenedRun) -> str:
+    """The run's colour, in every picture the same; runs that differ only in their seed share it."""
+    return RUN_COLOURS[run.family % len(RUN_COLOURS)]
+
+
+def class_name(run: OpenedRun, label: int, length: int = 24) -> str:
+    return shorten(run.data.table.class_names[label], length)
