@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.evaluation.statistics import Statistic
-from nearkin.report.plots._page import end_at_all
+from nearkin.report.plots._style import end_at_all
 from nearkin.studies.compare.tables import Results, conditions_of, families, title_of
 from nearkin.studies.results import RowResult
 from nearkin.studies.study import COMPARED
