@@ -18,7 +18,7 @@ LEVELS = (
     ("recipe", "disk", "training.device", "training.run_time"),
     ("data", "samplers", "encoders", "proxies"),
     ("recipe.identity", "losses", "evaluation", "training.embedding", "training.optimisation"),
-    ("training.state", "runs.scores", "runs.folder"),
+    ("training.state", "runs.scores", "runs.environment", "runs.folder"),
     ("methods",),
     ("recipe.rules", "recipe.reading"),
     ("training",),

@@ -147,8 +147,8 @@ def say_if_images_differ(folders: Iterable[RunFolder]) -> None:
 
 
 def _counted_otherwise(folder: RunFolder, now: OpenedImages) -> str:
-    record = folder.environment().get("data") or {}
-    then, there = (record.get("images"), record.get("classes")), (len(now.table), len(now.table.classes()))
-    if None in then or then == there:
+    record = folder.environment().data
+    then, there = (record.images, record.classes), (len(now.table), len(now.table.classes()))
+    if not record.images or then == there:
         return ""
     return f". It had {then[0]:,} images of {then[1]:,} classes, and there are {there[0]:,} of {there[1]:,} now"

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import csv
-import datetime
 import io
 import json
-import platform
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import yaml
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
@@ -26,6 +20,7 @@ from nearkin.notices import notice
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import INDIFFERENT as INDIFFERENT
 from nearkin.recipe.identity import LOCATIONS, deciding, differences, located
+from nearkin.runs.environment import Environment
 from nearkin.runs.scores import Scores
 from nearkin.training.state import Evaluation, Event
 
@@ -120,7 +115,7 @@ class RunFolder:
         except (OSError, ValueError, yaml.YAMLError) as error:
             reason = _reason(error)
             try:
-                kept = _recipe(self.environment()["resolved_recipe"])
+                kept = _recipe(self.environment().resolved_recipe)
             except (DataError, KeyError, ValueError):
                 raise DataError(
                     f"{self.recipe_file} cannot be read ({reason}), and without it nothing else in the folder can be "
@@ -170,16 +165,16 @@ class RunFolder:
                 f"taken away or changed since the run began, it can be deleted, and the split is made anew"
             ) from error
 
-    def write_environment(self, record: Mapping[str, Any]) -> None:
-        write_atomically(self.environment_file, json.dumps(record, indent=2, ensure_ascii=False).encode())
+    def write_environment(self, record: Environment) -> None:
+        write_atomically(self.environment_file, json.dumps(dict(record), indent=2, ensure_ascii=False).encode())
 
     @property
     def images(self) -> tuple[str, str] | None:
         """The source, and a hash of all images and their classes when the run began; None where it does not say."""
         try:
-            data = self.environment().get("data") or {}
-            return (str(data["source"]), str(data["images_hash"])) if data.get("images_hash") else None
-        except (DataError, KeyError):
+            data = self.environment().data
+            return (data.source, data.images_hash) if data.images_hash else None
+        except DataError:
             return None
 
     def write_evaluations(self, history: Sequence[Evaluation]) -> None:
@@ -200,9 +195,11 @@ class RunFolder:
     def events(self) -> list[Event]:
         return self._read(self.events_file, lambda text: _whole(json.loads(text), list), [])
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Environment:
         """What ``environment.json`` holds; nothing where there is none."""
-        return self._read(self.environment_file, lambda text: _whole(json.loads(text), dict), {})
+        return self._read(
+            self.environment_file, lambda text: Environment.from_record(_whole(json.loads(text), dict)), Environment()
+        )
 
     def evaluations(self) -> list[dict[str, float | None]]:
         """The rows of ``evaluations.csv``; what a row leaves out is None."""
@@ -291,35 +288,3 @@ def _evaluations(text: str) -> list[dict[str, float | None]]:
             raise ValueError(f"row {len(rows) + 1} is not whole")
         rows.append({key: float(value) if value else None for key, value in row.items()})
     return rows
-
-
-def environment(device: str) -> dict[str, Any]:
-    """What a run's result may depend on beside its recipe."""
-    packages = {}
-    for name in ("nearkin", "torch", "numpy", "pillow", "safetensors", "matplotlib", "transformers", "timm"):
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "hardware": device,
-        "cuda": torch.version.cuda,
-        "packages": packages,
-        "git": _git_state(),
-    }
-
-
-def _git_state() -> dict[str, Any] | None:
-    def ask(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
-    try:
-        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from nearkin.recipe import Recipe
+from nearkin.runs.environment import Environment
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.scores import FinalOf, Scores
 
 
-def model_card(folder: RunFolder, recipe: Recipe, scores: Scores, environment: Mapping[str, Any]) -> str:
+def model_card(folder: RunFolder, recipe: Recipe, scores: Scores, environment: Environment) -> str:
     """The card of a final model as Markdown; ``scores`` are those that ``train_final`` leaves."""
-    data, encoder, held = environment["data"], recipe.encoder, scores.conditions
+    data, encoder, held = environment.data, recipe.encoder, scores.conditions
     dim = encoder.dim or "all the backbone's"
-    written = f"nearkin {environment['packages'].get('nearkin', '')} on {environment['started'][:10]}"
+    written = f"nearkin {environment.packages.get('nearkin', '')} on {environment.started[:10]}"
     distance = "cosine similarity" if encoder.normalisation == "l2" else "Euclidean distance"
     lines = [
         f"# {held.data}: {held.objective}, trained on every kind",
@@ -24,8 +22,8 @@ def model_card(folder: RunFolder, recipe: Recipe, scores: Scores, environment: M
         "",
         "## Data",
         "",
-        f"`{held.data}`: {data['training_images']:,} images of {data['training_classes']:,} kinds, all of which "
-        f"trained." + (f" {len(data['unreadable'])} images could not be read." if data["unreadable"] else ""),
+        f"`{held.data}`: {data.training_images:,} images of {data.training_classes:,} kinds, all of which "
+        f"trained." + (f" {len(data.unreadable)} images could not be read." if data.unreadable else ""),
         "",
         "## Score",
         "",
@@ -33,7 +31,7 @@ def model_card(folder: RunFolder, recipe: Recipe, scores: Scores, environment: M
         "",
         "## Recipe",
         "",
-        f"- backbone `{encoder.backbone}`, weights at the start: {environment['weights'] or 'random numbers'}",
+        f"- backbone `{encoder.backbone}`, weights at the start: {environment.weights or 'random numbers'}",
         f"- loss `{recipe.objective.name}`, method `{recipe.method.name}`, {scores.epochs:g} epochs of a schedule "
         f"of {recipe.training.epochs}, seed {held.seed}, {held.hardware}",
         f"- everything else in `{folder.recipe_file.name}`, versions in `{folder.environment_file.name}`",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from nearkin.disk import check_room, remove_leftovers
 from nearkin.errors import RecipeError
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.notices import notice
-from nearkin.recipe import EncoderSection, Recipe
+from nearkin.recipe import Recipe
 from nearkin.recipe.identity import located
 from nearkin.runs.admission import admit
 from nearkin.runs.data import Progress as Progress
@@ -24,7 +22,8 @@ from nearkin.runs.data import RunData, open_own_data, split_as_stored
 from nearkin.runs.data import open_data as open_data
 from nearkin.runs.data import report_on as report_on
 from nearkin.runs.data_report import Announce
-from nearkin.runs.folder import RunFolder, environment
+from nearkin.runs.environment import Environment, weights_hash
+from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.scores import Conditions, Cost, Scores
 from nearkin.runs.trained import TrainedRun as TrainedRun
@@ -110,13 +109,13 @@ def _begun(
         folder.clear()
     folder.begin(recipe)
     folder.write_split(StoredSplit.of(data.table, state.protocol.splits, data.digests))
-    folder.write_environment(_record(state, folder))
+    folder.write_environment(Environment.of(state, folder.stored_split))
     return state
 
 
 def _own_images(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress: Progress | None) -> RunData:
     """The images that a run began with, all that it trains on; the folder is told where they and the weights lie."""
-    if "encoder.weights" in moved and folder.environment().get("weights_hash") != _weights_hash(recipe.encoder):
+    if "encoder.weights" in moved and folder.environment().weights_hash != weights_hash(recipe.encoder):
         raise RecipeError(
             f"{folder.path} was begun with other weights than {recipe.encoder.weights}: resume with the same file, "
             f"or give another folder with -o"
@@ -143,7 +142,7 @@ def _continued(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: 
         if name == folder.recipe_file.name:
             folder.begin(recipe)
         if name == folder.environment_file.name:
-            folder.write_environment(_record(state, folder))
+            folder.write_environment(Environment.of(state, folder.stored_split))
         if name == folder.events_file.name:
             folder.events_file.unlink()  # of a method without events nothing takes its place
     folder.write_evaluations(state.history)
@@ -190,49 +189,6 @@ def _check_room(state: TrainingState, folder: RunFolder) -> None:
     last = weights + moments * learned
     there = sum(file.stat().st_size for file in folder.checkpoints.glob("*.pt"))
     check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - there), "the checkpoints")
-
-
-def _weights_hash(section: EncoderSection) -> str | None:
-    """Of the file that the encoder starts from, so that it is known again when it has moved."""
-    if section.weights is None or section.weights == "imagenet":
-        return None
-    with open(section.weights, "rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-
-
-def _record(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
-    table, protocol = state.table, state.protocol
-    test, split = protocol.test, folder.stored_split
-    return environment(describe_hardware(state.device)) | {
-        "recipe": state.recipe.fingerprint(),
-        "seed": state.recipe.training.seed,
-        "precision": str(state.dtype or torch.float32).removeprefix("torch."),
-        "protocol": protocol.section.name,
-        "selection": protocol.selection_rule,
-        "transform": state.transform.describe(),
-        "data": {
-            "name": table.name,
-            "source": state.recipe.data.source,
-            "images_hash": None if split is None else split.images_mark,
-            "images": len(table),
-            "classes": len(table.classes()),
-            "training_images": len(protocol.train_rows),
-            "training_classes": len(set(table.labels[protocol.train_rows].tolist())),
-            "training_conditions": protocol.training_conditions,
-            "replaced_labels": protocol.replaced_labels,
-            "validation_images": 0 if protocol.validation is None else len(protocol.validation.query),
-            "test_images": 0 if test is None else len(test.query),
-            "unreadable": [str(error) for error in state.data.unreadable],
-            "left_out": [str(each) for each in table.left_out],
-        },
-        "weights": str(state.encoder.weights_report) if state.encoder.weights_report else None,
-        "weights_hash": _weights_hash(state.recipe.encoder),
-        "parameters": {
-            "encoder": sum(p.numel() for p in state.encoder.parameters()),
-            "objective": sum(p.numel() for p in state.objective.parameters()),
-        },
-        "resolved_recipe": state.recipe.as_mapping(),
-    }
 
 
 def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, int]) -> Scores:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
+from nearkin.errors import DataError
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.formats import html_table, signed
@@ -16,6 +16,7 @@ from nearkin.report.run_groups import RunGroup
 from nearkin.report.run_table import baseline_in_words
 from nearkin.report.score_tables import ScoreTable, statistics_of
 from nearkin.report.table import NOTHING, Part
+from nearkin.runs.environment import Environment
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import Outcome
 
@@ -111,18 +112,18 @@ def reproduce_section(groups: Sequence[RunGroup]) -> Section:
         commands = "\n".join(reproducing_command(run.folder) for run in group.runs)
         body = f"<p>Again, with the recipe that the run left:</p>{code(commands)}"
         environments = [_environment(run.folder) for run in group.runs]
-        started = list(dict.fromkeys(each["command"] for each in environments if each and each.get("command")))
+        started = list(dict.fromkeys(each.command for each in environments if each.command))
         if started:
             body += f"<p>As it was started:</p>{code(chr(10).join(started))}"
         seeds = ", ".join(map(str, group.seeds))
-        hashes = ", ".join(str(each["recipe"]) for each in environments if each and each.get("recipe"))
+        hashes = ", ".join(each.recipe for each in environments if each.recipe)
         body += details(
             f"Recipe {hashes}; {'seeds' if len(group.runs) > 1 else 'seed'} {seeds}",
             code(group.recipe.to_yaml().rstrip()),
         )
         for run, each in zip(group.runs, environments, strict=True):
-            if each is not None:
-                text = json.dumps(each, indent=2, ensure_ascii=False)
+            if each.started:
+                text = json.dumps(dict(each), indent=2, ensure_ascii=False)
                 body += details(f"Environment, seed {run.recipe.training.seed}", code(text))
         blocks.append(f"<h3>{escape(group.title)}</h3>{body}")
     return Section("reproduce", "Recipes, environment and commands", "".join(blocks))
@@ -134,18 +135,16 @@ def reproducing_command(folder: RunFolder) -> str:
     return shlex.join(["nearkin", "train", str(folder.recipe_file), "-o", str(again)])
 
 
-def _environment(folder: RunFolder) -> dict[str, Any] | None:
+def _environment(folder: RunFolder) -> Environment:
     try:
-        loaded: dict[str, Any] = json.loads(folder.environment_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return loaded
+        return folder.environment()
+    except DataError:  # damaged, it is as good as none
+        return Environment()
 
 
 def _parameters(group: RunGroup) -> str:
-    counts = (_environment(group.runs[0].folder) or {}).get("parameters") or {}
-    total = sum(int(value) for value in counts.values())
-    return f"{total / 1e6:.2f} M" if total else "–"
+    total = sum(_environment(group.runs[0].folder).parameters.values())
+    return f"{total / 1e6:.2f} M" if total else NOTHING
 
 
 def _shared(group: RunGroup) -> str:

@@ -89,10 +89,12 @@ def read_tuning(folder: str | Path) -> Tuning:
     plan = Plan.read(folder)
     trials = [_trial(plan, frozen) for frozen in frozen_trials(open_study(plan, folder))]
     records = [RunFolder(file.parent).environment() for file in folder.glob("trials/*/seed-*/environment.json")]
-    said = [{**record, "data": record["data"]["name"]} for record in records]
-    conditions = {
-        key: " and ".join(sorted({str(record[key]) for record in said})) for key in ("data", "selection", "hardware")
+    said = {
+        "data": {record.data.name for record in records},
+        "selection": {record.selection for record in records},
+        "hardware": {record.hardware for record in records},
     }
+    conditions = {key: " and ".join(sorted(values)) for key, values in said.items()}
     return Tuning(plan, folder, trials, conditions)
 
 
