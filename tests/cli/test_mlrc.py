@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import json
 
 import pytest
 
 from nearkin.runs.run import TrainedRun
-from nearkin.studies import mlrc
+from nearkin.studies import study
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}
@@ -42,14 +44,26 @@ def test_two_models_side_by_side_and_nothing_the_second_time(command, tmp_path, 
     def refuse(*_, **__):
         raise AssertionError("nothing should be trained or embedded")
 
-    monkeypatch.setattr(mlrc, "train_side_by_side", refuse)
+    monkeypatch.setattr(study, "run", refuse)
     monkeypatch.setattr(TrainedRun, "embed", refuse)
     code, out, err = command("-o", "check", "--json", "-v")
     assert code == 0, err
-    assert "2 of 2 models are trained already" in err
+    assert "2 of 2 runs are finished already" in err
     printed = json.loads(out)
     assert printed.pop("folder") == "check"
     assert printed == json.loads((tmp_path / "check" / "mlrc.json").read_text())
+
+
+def test_the_result_in_other_formats(command, tmp_path):
+    code, out, err = command("-o", "check", "--repeats", 2, "--format", "csv")
+    assert code == 0, err
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["what"] for row in rows] == ["separate"] * 3 + ["concatenated"] * 3
+    assert all(len(row["interval"].split("; ")) == 2 for row in rows)
+    out = command("-o", "check", "--repeats", 2, "--format", "md")[1]
+    assert out.startswith("# MLRC on own photos: proxy_anchor, classes never seen in training\n")
+    assert "## Models" not in out
+    assert "## Models" in (tmp_path / "check" / "mlrc.md").read_text()
 
 
 def test_mistakes_have_their_exit_codes(command):

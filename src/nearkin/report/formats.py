@@ -32,9 +32,9 @@ def terminal(table: Table) -> Group:
 
 def markdown(table: Table) -> str:
     """The parts, then what they hold for, then what to mind."""
-    blocks = [f"# {table.title}"] if table.title else []
+    blocks = [f"# {one_line(table.title)}"] if table.title else []
     for part in table.parts:
-        blocks += [f"## {part.title}"] if part.title else []
+        blocks += [f"## {one_line(part.title)}"] if part.title else []
         cells = [part.columns, *(line.cells for line in part.lines)]
         blocks.append(markdown_table(cells, is_number=part.is_number))
     blocks += table.conditions
@@ -78,7 +78,8 @@ def csv_text(table: Table) -> str:
     writer = csv.DictWriter(text, list(dict.fromkeys(key for record in table.records for key in record)))
     writer.writeheader()
     for record in table.records:
-        writer.writerow({key: "; ".join(value) if isinstance(value, list) else value for key, value in record.items()})
+        cells = {key: "; ".join(map(str, v)) if isinstance(v, list) else v for key, v in record.items()}
+        writer.writerow(cells)
     return text.getvalue()
 
 

@@ -24,10 +24,9 @@ def mlrc_table(result: EnsembleScores, *, models: bool = False) -> Table:
         parts.append(Part.of(headings, [_model_cells(model) for model in result.models], title="Models", texts=0))
     title = f"MLRC on {held.data}: {held.objective}{method}, {held.test_classes}"
     records = tuple(
-        {"what": kind, "dim": dim, "metric": name, **scores[name].as_record(), "values": list(map(str, values))}
+        {"what": kind, "dim": dim, "metric": name, **scores[name].as_record()}
         for kind, dim, scores in kinds
         for name in METRICS
-        for values in [scores[name].values]
     )
     return Table(title, tuple(parts), tuple(mlrc_conditions(result)), records=records)
 

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import csv
+import io
+
 import pytest
-from nearkin.report.mlrc import mlrc_markdown, mlrc_table, write_mlrc
 from rich.console import Console
+
+from nearkin.report.formats import csv_text, markdown, terminal
+from nearkin.runs.ensemble_scores import EnsembleScores
+from nearkin.studies.mlrc.tables import mlrc_table
 
 
 def result(repeats=1, **changes):
@@ -10,8 +16,9 @@ def result(repeats=1, **changes):
         value = {"mean": mean, "spread": None, "values": [mean], "interval": interval if repeats > 1 else None}
         return dict.fromkeys(("R@1", "P@R", "MAP@R"), value)
 
-    model = {"repeat": 0, "fold": 1, "seed": 6, "epoch": 1.5, "chosen_by": 0.75}
-    return {
+    model = {"repeat": 0, "fold": 1, "seed": 6, "epoch": 1.5, "chosen_by": 0.75, "seconds": 4.0}
+    model |= {"recipe": "0a1b2c3d", "selection": "best MAP@R on the held-out class fold 1", "hardware": "Some GPU"}
+    record = {
         "protocol": "mlrc",
         "selection": "best MAP@R on the held-out class fold of each model",
         "select_by": "MAP@R",
@@ -21,6 +28,7 @@ def result(repeats=1, **changes):
         "test_classes": "classes never seen in training",
         "objective": "contrastive",
         "method": "ccp",
+        "backbone": "resnet50",
         "dim": 128,
         "concatenated_dim": 512,
         "separate": figures(0.5912, [0.58, 0.6024]),
@@ -34,8 +42,12 @@ def result(repeats=1, **changes):
             {**model, "scores": {"R@1": 0.6, "P@R": 0.3, "MAP@R": 0.2}},
             {**model, "epoch": None, "chosen_by": None, "scores": {"R@1": 0.5, "P@R": 0.3, "MAP@R": 0.2}},
         ],
-        **changes,
     }
+    return EnsembleScores.from_record(record | changes)
+
+
+def mlrc_markdown(found):
+    return markdown(mlrc_table(found, models=True))
 
 
 def test_every_figure_comes_with_what_it_holds_for():
@@ -64,11 +76,23 @@ def test_small_data_and_wrong_labels_are_part_of_the_conditions():
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_the_terminal_shows_the_same(repeats, tmp_path):
-    console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
-    console.print(mlrc_table(result(repeats)))
-    text = console.export_text()
-    assert ("59.12 ± " in text) == (repeats > 1)
+def test_the_terminal_shows_the_same(repeats):
+    console = Console(width=80, file=io.StringIO())
+    console.print(terminal(mlrc_table(result(repeats))))
+    text = console.file.getvalue()
+    assert ("59.12±1.12" in text) == (repeats > 1)
     assert "Some GPU" in text
+    assert "Models" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert write_mlrc(result(repeats), tmp_path).read_text() == mlrc_markdown(result(repeats)) + "\n"
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_csv_has_a_line_for_every_score_with_all_its_digits(repeats):
+    rows = list(csv.DictReader(io.StringIO(csv_text(mlrc_table(result(repeats))))))
+    assert [(row["what"], row["dim"], row["metric"]) for row in rows] == [
+        (what, dim, name)
+        for what, dim in (("separate", "128"), ("concatenated", "512"))
+        for name in ("R@1", "P@R", "MAP@R")
+    ]
+    assert (float(rows[0]["mean"]), float(rows[0]["values"])) == (0.5912, 0.5912)
+    assert rows[0].get("interval") == ("0.58; 0.6024" if repeats > 1 else None)
