@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 
@@ -20,22 +21,11 @@ protocol: {name: conventional, test_share: 0.35}
 
 
 @pytest.fixture
-def compare(monkeypatch, capsys, tmp_path, photos):
+def compare(nearkin, monkeypatch, tmp_path, photos):
     """Run the command; returns (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["nearkin", "compare", "--recipe", "tiny.yaml", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return lambda *arguments: call("--data", photos, *arguments)
+    return functools.partial(nearkin, "compare", "--recipe", "tiny.yaml", "--data", photos)
 
 
 def test_every_row_takes_its_first_steps(compare, tmp_path):
@@ -114,7 +104,7 @@ def test_the_list_runs_nothing(compare, tmp_path):
     code, out, _ = compare("--list")
     assert code == 0
     assert "hard_negative_classes=True" in " ".join(out.split())
-    assert "The same for all: small, 4 dimensions, 2 epochs, batch 8" in out
+    assert "The same for all: small, 4 dimensions, 2 epochs, at most 2 steps, batch 8" in out
     _, out, _ = compare("--list", "--json", "--rows", "vcpa", "--epochs", 7, "--rows-from", "photos")
     (row,) = json.loads(out)
     assert (row["recipe"]["training"]["epochs"], row["recipe"]["objective"]["tau"]) == (7, 0.01)
@@ -154,3 +144,24 @@ def test_the_rows_bring_the_recipe_they_are_meant_for(nearkin, photos, tmp_path,
     assert "Rows of mine.rows.yml on the recipe mine.yaml: small, 4 dimensions, 2 epochs" in err
     other = nearkin("compare", *options[:4], "--recipe", "glyphs/demo", "--list")[1]
     assert "128 dimensions" in other, "--recipe is stronger"
+
+
+def test_a_row_with_another_budget_says_so_and_epochs_win(compare, tmp_path):
+    (tmp_path / "mine.compare.yml").write_text(
+        "rows:\n"
+        "  a: {title: Short, objective: {name: proxy_anchor}}\n"
+        "  b: {title: Long, base: a, budget: {epochs: 3, max_steps: null}}\n"
+    )
+    options = ["--rows-from", "mine.compare.yml", "--seeds", 1]
+    code, out, err = compare(*options, "-o", "study", "--format", "md")
+    assert code == 0, err
+    assert "| · Long | 1 |" in out
+    assert "| 3 epochs, batch 8, adamw |" in out
+    mixed = "Mixed budgets: 2 epochs, at most 2 steps, batch 8, adamw (Short); 3 epochs, batch 8, adamw (Long)."
+    assert f"- {mixed}" in out.splitlines()
+    _, out, _ = compare(*options, "--list", "--json", "--epochs", 1)
+    assert [row["recipe"]["training"]["epochs"] for row in json.loads(out)] == [1, 1]
+    (tmp_path / "mine.compare.yml").write_text("rows: {a: {objective: {name: proxy_anchor}, budget: {epoch: 3}}}")
+    code, _, err = compare(*options)
+    assert code == 2
+    assert "mine.compare.yml, row 'a': unknown key 'budget.epoch': did you mean 'epochs'" in " ".join(err.split())

@@ -67,7 +67,7 @@ def test_yes_begins_and_the_plan_counts_what_is_finished(nearkin, commands, slow
 def test_in_a_terminal_a_person_is_asked(nearkin, commands, slow, monkeypatch, tmp_path, answer, code):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     asked = []
-    monkeypatch.setattr("nearkin.cli._plan.typer.confirm", lambda text, **options: asked.append(text) or answer == "y")
+    monkeypatch.setattr("nearkin.cli._study.typer.confirm", lambda text, **options: asked.append(text) or answer == "y")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     got, _, err = nearkin(*commands["compare"])
     assert asked == ["Begin?"]

@@ -134,9 +134,15 @@ class RowStudy(Study):
         return Table(f"Rows on {self.base.data.source}", (part,), (shared,), records=records)
 
     def shared_text(self) -> str:
-        """What the rows have in common."""
-        encoder, training = self.base.encoder, self.base.training
-        return (
-            f"{encoder.backbone}, {encoder.dim} dimensions, {budget_text(self.base)}, {training.schedule} schedule, "
-            f"{self.base.protocol.name} protocol"
-        )
+        """What the rows have in common of encoder, budget and protocol."""
+        first, *others = [
+            [
+                row.recipe.encoder.backbone,
+                f"{row.recipe.encoder.dim} dimensions",
+                budget_text(row.recipe),
+                f"{row.recipe.training.schedule} schedule",
+                f"{row.recipe.protocol.name} protocol",
+            ]
+            for row in self.rows
+        ]
+        return ", ".join(part for part in first if all(part in other for other in others))

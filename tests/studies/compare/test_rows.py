@@ -5,17 +5,15 @@ import pytest
 from nearkin import losses, methods
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
-from nearkin.studies.compare import (
+from nearkin.studies.compare.rows import (
+    BUDGET,
     SETTABLE,
     base_recipe,
     comparison_rows,
-    default_study_folder,
-    read_definitions,
+    read_rows,
     rows_file,
-    rows_to_show,
     what_differs,
 )
-from nearkin.studies.study import planned_runs
 
 ASKED_FOR = {
     "proxy_anchor": ("proxy_anchor", "plain", None),
@@ -120,14 +118,14 @@ def test_names_are_suggested():
 
 
 def test_a_row_starts_from_its_base_and_another_name_clears_its_options(tmp_path):
-    file = tmp_path / "mine.rows.yml"
+    file = tmp_path / "mine.compare.yml"
     file.write_text(
         "rows:\n"
         "  a: {title: A, objective: {neg_margin: 0.7, name: contrastive}, training: {sampler: balanced}}\n"
         "  b: {base: a, method: {name: ccp, steps_per_problem: 5}}\n"
         "  c: {base: b, objective: {name: multi_similarity, alpha: 3}}\n"
     )
-    a, b, c = comparison_rows(base_recipe("glyphs"), definitions=read_definitions(file))
+    a, b, c = comparison_rows(base_recipe("glyphs"), rows=read_rows(file))
     assert (a.title, b.title, b.base) == ("A", "b", "a")
     assert b.recipe.objective == a.recipe.objective
     assert b.recipe.objective.options == {"neg_margin": 0.7}
@@ -152,34 +150,43 @@ def test_a_row_starts_from_its_base_and_another_name_clears_its_options(tmp_path
         ("rows: {a: {title: A}}", "names no loss"),
         ("rows: {a: {base: b}}", "its base 'b' must be a row above it"),
         ("rows: {a: {objective: proxy_anchor}}", "section 'objective' must hold keys"),
-        ("rows: {a: {objective: {name: mpa}, training: {epochs: 3}}}", "training.epochs is the same for all rows"),
+        (
+            "rows: {a: {objective: {name: mpa}, training: {epochs: 3}}}",
+            "training.epochs is the same for all rows: .*or as budget: {epochs: …}",
+        ),
         ("rows: {a: {objective: {name: mpa}, encoder: {dim: 3}}}", "encoder.dim is the same for all rows"),
         ("rows: {a: {objective: {name: mpa}, protocol: {name: x}}}", "unknown key 'protocol'"),
+        ("rows: {a: {objective: {name: mpa}, budget: {epocs: 3}}}", "row 'a': unknown key 'budget.epocs'.*'epochs'"),
+        ("rows: {a: {objective: {name: mpa}, budget: {learning_rate: 1}}}", "unknown key 'budget.learning_rate'"),
+        ("rows: {a: {objective: {name: mpa}, budget: 3}}", "section 'budget' must hold keys"),
+        ("recipes: x\nrows: {a: {objective: {name: mpa}}}", "did you mean 'recipe'"),
     ],
 )
 def test_mistakes_in_a_file_of_rows(tmp_path, text, said):
-    file = tmp_path / "mine.rows.yml"
+    file = tmp_path / "mine.compare.yml"
     file.write_text(text)
     with pytest.raises(RecipeError, match=said):
-        read_definitions(file)
+        read_rows(file)
 
 
-def test_the_same_command_has_the_same_folder():
-    base = base_recipe("glyphs")
-    assert default_study_folder(base) == default_study_folder(base_recipe("glyphs"))
-    assert default_study_folder(base).name.startswith("compare-glyphs-")
-    assert default_study_folder(base_recipe("glyphs", overrides=["training.epochs=3"])) != default_study_folder(base)
-    assert default_study_folder(base, ["objective.alpha=3"]) != default_study_folder(base)
+def test_a_row_may_say_that_it_has_another_budget(tmp_path):
+    file = tmp_path / "mine.compare.yml"
+    file.write_text(
+        "rows:\n"
+        "  a: {objective: {name: proxy_anchor}}\n"
+        "  b: {base: a, budget: {epochs: 30, batch_size: 16}}\n"
+        "  c: {base: b, objective: {name: vcpa}}\n"
+    )
+    base, rows = base_recipe("glyphs"), read_rows(file)
+    a, b, c = (row.recipe.training for row in comparison_rows(base, rows=rows))
+    assert (a.epochs, a.batch_size) == (base.training.epochs, base.training.batch_size)
+    assert (b.epochs, b.batch_size) == (c.epochs, c.batch_size) == (30, 16)
+    assert "training.epochs=30" in what_differs(comparison_rows(base, rows=rows, only=["b"])[0].recipe, base)
+    for row in comparison_rows(base, rows=rows, overrides=["training.epochs=2"]):
+        assert row.recipe.training.epochs == 2, "what is asked for all rows wins"
 
 
-def test_rows_that_finished_earlier_stay_in_the_table(tmp_path):
-    base = base_recipe("glyphs")
-    rows = {row.name: row for row in comparison_rows(base)}
-    others = comparison_rows(base, overrides=["training.learning_rate=1"])
-    for row in (rows["proxy_anchor"], rows["triplet"], next(row for row in others if row.name == "mpa")):
-        (planned,) = planned_runs([row], tmp_path, [0])
-        planned.folder.begin(planned.recipe)
-        planned.folder.write_scores({})
-    shown, left_out = rows_to_show([rows["vcpa"]], list(rows.values()), tmp_path, [0])
-    assert [row.name for row in shown] == ["proxy_anchor", "vcpa", "triplet"]
-    assert left_out == ["mpa"]
+def test_a_key_is_either_free_or_part_of_the_budget():
+    known = base_recipe("glyphs").as_mapping()["training"]
+    assert set(BUDGET) <= set(known)
+    assert not {f"training.{key}" for key in BUDGET} & set(SETTABLE)
