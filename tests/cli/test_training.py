@@ -10,6 +10,8 @@ import warnings
 import numpy as np
 import pytest
 
+from nearkin.evaluation.protocol import Protocol
+
 QUICK = [
     "encoder.backbone=resnetv2_20",
     "encoder.weights=null",
@@ -247,3 +249,22 @@ def test_help_teaches(nearkin):
     assert "NEARKIN_DATA" in out
     assert "--resume" in out
     assert "one folder per kind" in " ".join(out.split())
+
+
+def test_training_that_did_not_help_is_said(nearkin, photos, tmp_path, monkeypatch):
+    falling = iter([0.9, 0.5, 0.4])
+    monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": (value := next(falling)), "MAP@R": value})
+    changes = ["protocol.name=conventional", "training.epochs=1", "--no-picture"]
+    code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK, *changes)
+    assert code == 0, err
+    assert "Training did not help: R@1 90.0 → 40.0" in out
+    assert "--final" not in out
+
+
+def test_training_that_helped_ends_with_the_way_to_the_final_model(nearkin, photos, tmp_path, monkeypatch):
+    rising = iter([0.4, 0.5, 0.9])
+    monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": (value := next(rising)), "MAP@R": value})
+    changes = ["protocol.name=conventional", "training.epochs=1", "--no-picture"]
+    code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK, *changes)
+    assert code == 0, err
+    assert f"nearkin train --final {tmp_path / 'run'}" in out.splitlines()[-1]

@@ -8,11 +8,11 @@ import json
 import re
 
 import pytest
-from nearkin.report.table_formats import table_csv, table_latex, table_markdown
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.published.matching import published_beside, published_names
 from nearkin.recipe import Recipe
+from nearkin.report.formats import csv_text, latex, markdown
 from nearkin.report.run_groups import gather_runs
 from nearkin.report.score_tables import score_table
 
@@ -27,41 +27,59 @@ def table_of(*paths, **options):
     return score_table(gather_runs(paths).groups, **options)
 
 
+def records_of(*paths, **options):
+    return list(table_of(*paths, **options).records)
+
+
+def lines_of(table):
+    """Every line as a mapping from heading to cell, with its kind."""
+    (part,) = table.parts
+    return [(line.kind, dict(zip(part.columns, line.cells, strict=True))) for line in part.lines]
+
+
+def published_in(table):
+    return [cells for kind, cells in lines_of(table) if kind == "published"]
+
+
 def test_seeds_become_a_line_with_mean_and_sample_deviation(write_run):
     runs = [
         write_run(f"r{seed}", {"R@1": value, "MAP@R": 0.25}, seed=seed)
         for seed, value in ((3, 0.5), (1, 0.6), (2, 0.7))
     ]
-    best, last = table_of(*runs).lines
-    assert best.figures["R@1"]["mean"] == pytest.approx(0.6)
-    assert best.figures["R@1"]["spread"] == pytest.approx(0.1)
-    assert last.figures["R@1"]["mean"] == pytest.approx(0.5)
-    assert (best.what, last.what) == ("best evaluation", "last epoch")
-    assert best.conditions["seeds"] == "1, 2, 3"
-    assert (best.conditions["selection"], last.conditions["selection"]) == (
-        "best R@1 on the test classes",
-        "last epoch",
-    )
+    best, last = records_of(*runs)
+    assert best["R@1"] == pytest.approx(0.6)
+    assert best["R@1 spread"] == pytest.approx(0.1)
+    assert last["R@1"] == pytest.approx(0.5)
+    assert (best["figures"], last["figures"]) == ("best evaluation", "last epoch")
+    assert best["seeds"] == "1, 2, 3"
+    assert (best["selection"], last["selection"]) == ("best R@1 on the test classes", "last epoch")
+    (part,) = table_of(*runs).parts
+    assert [line.cells[:4] for line in part.lines] == [
+        ("proxy_anchor", "best evaluation", "3", "60.0 ± 10.0"),
+        ("", "last epoch", "3", "50.0 ± 10.0"),
+    ]
+    assert [line.begins_group for line in part.lines] == [True, False]
 
 
 def test_a_single_seed_has_no_spread_and_validation_has_no_last_epoch(write_run):
     chosen = {"overrides": ["protocol.name=validation"], "selection": "best MAP@R on the validation classes"}
     table = table_of(write_run("one", {"R@1": 0.5}, **chosen))
-    (line,) = table.lines
-    assert table.cells(line) == ["proxy_anchor", "1", "50.0"]
-    assert "validation protocol; best MAP@R on the validation classes; seed 0; one abacus" in table.caption
-    assert table.caption.count("one seed, so no spread") == 1
-    assert "±" not in table.caption
+    (line,) = table.parts[0].lines
+    assert line.cells == ("proxy_anchor", "1", "50.0")
+    (caption,) = table.conditions
+    assert "validation protocol; best MAP@R on the validation classes; seed 0; one abacus" in caption
+    assert caption.count("one seed, so no spread") == 1
+    assert "±" not in caption
 
 
 def test_what_differs_gets_a_column_and_what_is_shared_the_caption(write_run):
     first = write_run("a", {"R@1": 0.5})
     second = write_run("b", {"R@1": 0.5}, overrides=["objective.alpha=16"], hardware="two abaci")
     table = table_of(first, second)
-    assert table.headings()[-2:] == ["selection", "hardware"]
-    assert "one abacus" not in table.caption
-    assert "conventional protocol" in table.caption
-    titles = {line.title for line in table.lines}
+    assert table.parts[0].columns[-2:] == ("selection", "hardware")
+    assert "one abacus" not in table.conditions[0]
+    assert "conventional protocol" in table.conditions[0]
+    titles = {record["title"] for record in table.records}
     assert titles == {"proxy_anchor (alpha=default)", "proxy_anchor (alpha=16.0)"}
 
 
@@ -89,7 +107,7 @@ def test_unfinished_runs_are_named_and_not_counted(write_run):
     done, begun = write_run("done", {"R@1": 0.5}), write_run("begun", {"R@1": 0.5}, seed=1)
     (begun / "scores.json").unlink()
     table = table_of(done, begun)
-    assert table.lines[0].runs == 1
+    assert table.records[0]["n"] == 1
     assert str(begun) in table.notes[0]
     with pytest.raises(DataError, match="not finished"):
         table_of(begun)
@@ -97,23 +115,23 @@ def test_unfinished_runs_are_named_and_not_counted(write_run):
 
 def test_metrics_are_chosen_by_name(write_run):
     run = write_run("a", {"R@1": 0.5, "MAP@R": 0.25, "covering_radius": 0.5})
-    assert table_of(run, metrics=["MAP@R", "R@1"]).metrics == ("MAP@R", "R@1")
-    assert table_of(run).metrics == ("R@1", "MAP@R", "covering_radius")
+    assert table_of(run, metrics=["MAP@R", "R@1"]).names == ("MAP@R", "R@1")
+    assert table_of(run).names == ("R@1", "MAP@R", "covering_radius")
     with pytest.raises(RecipeError, match=r"no score 'R@l'.*R@1"):
         table_of(run, metrics=["R@l"])
 
 
 def test_published_figures_stand_below_ours(write_run):
     table = table_of(write_run("a", {"R@1": 0.66}, overrides=CUB))
-    published = [line for line in table.lines if line.published]
+    published = published_in(table)
     # CCP's table IV has Proxy-Anchor with a ResNet-50 at 69.7; VCPA's table 1 with BN-Inception at 68.4.
-    assert published[0].what == "published: CCP, table IV (resnet50, 512-d)"
-    assert table.cells(published[0])[3] == "69.7"
-    others = {line.what: table.cells(line)[3] for line in published}
+    assert published[0]["scores"] == "published: CCP, table IV (resnet50, 512-d)"
+    assert (published[0]["n"], published[0]["R@1"]) == ("", "69.7")
+    others = {cells["scores"]: cells["R@1"] for cells in published}
     assert others["published: VCPA, table 1 (bninception, 512-d)"] == "68.4"
-    assert not any("rerun" in line.what or "fair" in line.what for line in published)
-    assert "as printed in the papers" in table.caption
-    assert not [line for line in table_of(write_run("b", {"R@1": 0.6}), published=False).lines if line.published]
+    assert not any("rerun" in what or "fair" in what for what in others)
+    assert "as printed in the papers" in table.conditions[0]
+    assert not published_in(table_of(write_run("b", {"R@1": 0.66}, overrides=CUB), published=False))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +151,7 @@ def test_no_published_figure_where_something_else_was_measured(write_run, overri
         "best MAP@R on the validation classes" if "validation" in overrides[0] else "best R@1 on the test classes"
     )
     table = table_of(write_run("a", {"R@1": 0.66}, overrides=[*CUB, *overrides], selection=selection))
-    assert not any(line.published for line in table.lines)
+    assert not published_in(table)
 
 
 @pytest.mark.parametrize(
@@ -161,10 +179,12 @@ def test_models_of_the_reality_check_are_one_group_with_two_lines(write_run, tmp
     for fold in range(2):
         overrides = [*CUB, "encoder.dim=128", "protocol.name=mlrc", "protocol.folds=2", f"protocol.fold={fold}"]
         write_run(f"mlrc/fold-{fold}/seed-{fold}", {"R@1": 0.5 + fold / 10}, seed=fold, overrides=overrides)
-    without = table_of(tmp_path / "mlrc").lines
-    assert [line.what for line in without] == ["mean of 2 models"]
-    assert without[0].figures["R@1"]["mean"] == pytest.approx(0.55)
+    (without,) = records_of(tmp_path / "mlrc")
+    assert without["figures"] == "mean of 2 models"
+    assert without["R@1"] == pytest.approx(0.55)
     found = {
+        "select_by": "MAP@R",
+        "seeds": [0, 1],
         "folds": 2,
         "repeats": 1,
         "backbone": "resnet50",
@@ -175,10 +195,10 @@ def test_models_of_the_reality_check_are_one_group_with_two_lines(write_run, tmp
     }
     (tmp_path / "mlrc" / "mlrc.json").write_text(json.dumps(found))
     table = table_of(tmp_path / "mlrc")
-    ours = [(line.what, line.figures["R@1"]["mean"]) for line in table.ours]
+    ours = [(record["figures"], record["R@1"]) for record in table.records if record["n"]]
     assert ours == [("mean of 2 models, 128-d", 0.55), ("2 models concatenated, 256-d", 0.61)]
     # CCP's table VI, Proxy-Anchor on CUB.
-    theirs = {line.conditions["protocol"] for line in table.lines if line.published}
+    theirs = {record["protocol"] for record in table.records if record["n"] is None}
     assert theirs == {"mlrc-mean", "mlrc-ensemble"}
 
 
@@ -192,14 +212,14 @@ class TestFormats:
         return table_of(other.parent / "x", other.parent / "y", other)
 
     def test_markdown_has_as_many_cells_in_every_line(self, table):
-        text = table_markdown(table)
+        text = markdown(table)
         lines = [line for line in text.splitlines() if line.startswith("|")]
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert "| 60.0 ± 14.1 |" in text
         assert r"hf:a_b&c\|d" in text
 
     def test_latex_is_escaped_and_whole(self, table):
-        text = table_latex(table)
+        text = latex(table)
         assert text.count("{") == text.count("}")
         assert r"mpa\_ap" in text
         assert r"hf:a\_b\&c|d" in text
@@ -212,7 +232,7 @@ class TestFormats:
         assert text.isascii()
 
     def test_csv_has_all_digits_and_all_conditions(self, table):
-        rows = list(csv.DictReader(io.StringIO(table_csv(table))))
+        rows = list(csv.DictReader(io.StringIO(csv_text(table))))
         assert float(rows[0]["MAP@R"]) == pytest.approx((0.123456 + 0.2) / 2, abs=1e-15)
         assert rows[0]["n"] == "2"
         for name in ("data", "encoder", "protocol", "selection", "seeds", "hardware", "recipes"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 
 import pytest
-from nearkin.report.tables import score_table, verdict
 from rich.console import Console
 
 from nearkin.recipe import Recipe
+from nearkin.report.formats import terminal
+from nearkin.report.run_table import run_table, verdict
+from nearkin.runs.scores import Scores
 
 PRETRAINED = Recipe.from_mapping(
     {"data": {"source": "my photos"}, "encoder": {"backbone": "efficientnet_lite0", "weights": "imagenet"}}
@@ -35,22 +37,54 @@ def scores(before, after, **more):
         "best": {"epoch": 3.0},
         "last": {},
     }
-    return said | more
+    return Scores.from_record(said | more)
 
 
 def shown(found):
     text = io.StringIO()
-    Console(file=text, width=200).print(score_table(found))
+    Console(file=text, width=200).print(terminal(run_table(found)))
     return " ".join(text.getvalue().split())
 
 
 def test_the_caption_says_what_untrained_is():
     found = scores((0.5, 0.2), (0.6, 0.3))
-    assert "untrained: the backbone as it was before training, without a head" in shown(found)
+    assert "Untrained: the backbone as it was before training, without a head" in shown(found)
     assert "how often the nearest image is of the same class" in shown(found)
-    del found["baseline"]
-    assert "untrained: the backbone behind a random head, which is worse" in shown(found), "a run of an early version"
-    assert "untrained" not in shown(found | {"untrained": None})
+    early = scores((0.5, 0.2), (0.6, 0.3), baseline=None)
+    assert "Untrained: the backbone behind a random head, which is worse" in shown(early), "a run of an early version"
+    assert "ntrained" not in shown(scores((0.5, 0.2), (0.6, 0.3), untrained=None))
+
+
+def test_untrained_and_trained_stand_side_by_side_with_what_they_hold_for():
+    table = run_table(scores((0.5, 0.2), (0.6, 0.3)))
+    assert table.title == "my photos: proxy_anchor, classes never seen in training"
+    (part,) = table.parts
+    assert part.columns == ("score (%)", "untrained", "trained")
+    assert [line.cells for line in part.lines] == [("R@1", "50.0", "60.0"), ("MAP@R", "20.0", "30.0")]
+    assert table.conditions[0] == (
+        "validation protocol, best MAP@R on the validation classes; seed 0; one abacus; 15 epochs in 4 s."
+    )
+
+
+@pytest.mark.parametrize(("selection", "beside"), [("best R@1 on the test classes", True), ("last epoch", False)])
+def test_where_test_classes_chose_the_epoch_the_last_stands_beside_it(selection, beside):
+    said = {"protocol": "conventional", "selection": selection, "last": {"epoch": 15.0, "R@1": 0.55}}
+    (part,) = run_table(scores((0.5, 0.2), (0.6, 0.3), **said)).parts
+    assert ("last epoch" in part.columns) == beside
+    if beside:
+        assert [line.cells[-1] for line in part.lines] == ["55.0", "–"]
+
+
+def test_a_final_model_has_the_scores_of_the_run_that_chose_its_epoch():
+    chosen = scores((0.5, 0.2), (0.6, 0.3))
+    note = "trained on all images; the scores are those of runs/x"
+    final = scores((0, 0), (0, 0), test=None, final_of={"run": "runs/x", "note": note, "scores": dict(chosen)})
+    table = run_table(final)
+    assert (table.title, table.parts) == (run_table(chosen).title, run_table(chosen).parts)
+    assert table.conditions[0] == note
+    unscored = scores((0, 0), (0, 0), test=None)
+    bare = run_table(scores((0, 0), (0, 0), final_of={"run": "x", "note": note, "scores": dict(unscored)}))
+    assert (bare.parts, bare.conditions) == ((), (note,))
 
 
 def test_worse_scores_are_said_to_be_worse_with_what_to_do():
@@ -94,28 +128,3 @@ def test_mixed_and_equal_scores(before, after, begins):
 @pytest.mark.parametrize("more", [{"baseline": None}, {"untrained": None}, {"test": None}, {"steps": 0}])
 def test_where_there_is_nothing_to_compare_nothing_is_said(more):
     assert verdict(scores((0.9, 0.9), (0.1, 0.1), **more), PRETRAINED) is None
-
-
-def test_train_says_it(nearkin, photos, tmp_path, monkeypatch):
-    from nearkin.evaluation.protocol import Protocol
-
-    falling = iter([0.9, 0.5, 0.4])
-    monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": (value := next(falling)), "MAP@R": value})
-    quick = ["encoder.backbone=small", "encoder.weights=null", "data.image_size=32", "training.epochs=1"]
-    quick += ["protocol.name=conventional", "training.device=cpu", "--no-picture"]
-    code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *quick)
-    assert code == 0, err
-    assert "Training did not help: R@1 90.0 → 40.0" in out
-    assert "--final" not in out
-
-
-def test_train_ends_with_the_way_to_the_final_model(nearkin, photos, tmp_path, monkeypatch):
-    from nearkin.evaluation.protocol import Protocol
-
-    rising = iter([0.4, 0.5, 0.9])
-    monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": (value := next(rising)), "MAP@R": value})
-    quick = ["encoder.backbone=small", "encoder.weights=null", "data.image_size=32", "training.epochs=1"]
-    quick += ["protocol.name=conventional", "training.device=cpu", "--no-picture"]
-    code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *quick)
-    assert code == 0, err
-    assert f"nearkin train --final {tmp_path / 'run'}" in out.splitlines()[-1]
