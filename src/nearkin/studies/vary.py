@@ -30,8 +30,6 @@ class Vary(RowStudy):
         [('training.batch_size=64', 'batch_size-128'), ('training.batch_size=128', None)]
     """
 
-    files = "vary"
-
     def __init__(
         self, base: Recipe, *, key: str, values: tuple[str, ...], seeds: int = 3, folder: str | Path | None = None
     ) -> None:

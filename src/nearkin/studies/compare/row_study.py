@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 
@@ -39,9 +39,6 @@ class RowStudy(Study):
         seeds: runs of each row.
         folder: where everything goes; default: one that the same recipe and rows find again.
     """
-
-    files: ClassVar[str] = "comparison"
-    """What the files it writes are called."""
 
     def __init__(self, base: Recipe, *, seeds: int = 3, folder: str | Path | None = None) -> None:
         self.base = base
@@ -102,17 +99,17 @@ class RowStudy(Study):
         return {"folder": str(self.folder), "written": written, **comparison_record(self.results)}
 
     def write(self) -> list[Path]:
-        """Write the table as Markdown, CSV and JSON, and a picture where there is anything to draw."""
+        """Write ``comparison.md``, ``.csv`` and ``.json``, and ``comparison.png`` where there is anything to draw."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (table,) = self.tables()
         contents = {
-            f"{self.files}.md": formats.markdown(table),
-            f"{self.files}.csv": formats.csv_text(table),
-            f"{self.files}.json": json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n",
+            "comparison.md": formats.markdown(table),
+            "comparison.csv": formats.csv_text(table),
+            "comparison.json": json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n",
         }
         for name, text in contents.items():
             write_atomically(self.folder / name, text.encode())
-        drawn = draw_comparison(self.results, self.folder / f"{self.files}.png")
+        drawn = draw_comparison(self.results, self.folder / "comparison.png")
         return [*(self.folder / name for name in contents), *drawn]
 
     def next_steps(self) -> list[str]:

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from nearkin import losses, methods
+from nearkin.encoders.architectures import backbones
+from nearkin.report import listings
+from nearkin.report.listings import Listing
+
+LISTS = [listings.list_losses, listings.list_methods, listings.list_scores, listings.list_backbones]
+
+
+@pytest.mark.parametrize("make", LISTS)
+def test_every_part_says_what_it_is(make):
+    for record in make().records:
+        text = record.get("summary", record.get("meaning"))
+        assert len(text) > 10, record["name"]
+
+
+def test_nothing_is_missing():
+    assert [each["name"] for each in listings.list_losses().records] == list(losses.catalogue())
+    assert [each["name"] for each in listings.list_methods().records] == list(methods.catalogue())
+    assert set(backbones()) <= {each["name"] for each in listings.list_backbones().records}
+
+
+def test_a_page_has_names_and_options_as_code():
+    records = ({"name": "a|b", "options": {"x": 1}, "summary": None}, {"name": "c", "options": {}, "summary": "text"})
+    page = Listing("Things", "Of all kinds.", ("name", "summary", "options"), records).page()
+    assert page.startswith("# Things\n\nOf all kinds.\n\n")
+    assert r"| `a\|b` | – | `x=1` |" in page
+    assert "| `c` | text | – |" in page
+
+
+def test_benchmarks_say_whether_they_are_here(tmp_path):
+    listed = {each["name"]: each for each in listings.list_datasets(tmp_path).records}
+    assert listed["glyphs"]["here"] == "comes with nearkin"
+    assert listed["cub"]["found"] is None
+    (tmp_path / "CUB_200_2011").mkdir()
+    broken = {each["name"]: each for each in listings.list_datasets(tmp_path).records}["cub"]
+    assert broken["here"] == broken["problem"] is not None
