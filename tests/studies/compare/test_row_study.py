@@ -46,3 +46,15 @@ def test_the_usual_folder_depends_on_the_rows_and_not_on_the_seed(base):
     assert Rates(base).folder == Rates(base.but({"training.seed": 5})).folder
     assert Rates(base).folder.name[-6:] != Others(base).folder.name[-6:]
     assert Rates(base).folder != Rates(base.but({"training.epochs": 3})).folder
+
+
+def test_what_is_written_listed_and_said_to_be_next(base, tmp_path):
+    study = Rates(base, seeds=1, folder=tmp_path)
+    for run, recall in zip(study.runs(), (0.5, 0.6), strict=True):
+        said = {"data": "glyphs", "test": {"R@1": recall}, "last": {"R@1": recall}}
+        run.folder.begin(run.recipe).write_scores(said)
+    assert [file.name for file in study.write()] == [f"comparison.{ending}" for ending in ("md", "csv", "json", "png")]
+    rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert rows[1]["against"]["R@1"]["difference"] == pytest.approx(0.1)
+    assert study.next_steps() == [f"nearkin plot {tmp_path / 'r0' / 'seed-4'}"]
+    assert study.listing().records[1]["recipe"]["training"]["learning_rate"] == 0.01
