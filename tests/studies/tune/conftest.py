@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from nearkin.recipe import Recipe
-from nearkin.studies.tune import Plan, read_space
+from nearkin.studies.tune import Plan, Search, read_space
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "shorter_side": 10, "workers": 1},
@@ -42,3 +42,15 @@ def make_plan(kinds):
         return Plan(recipe, read_space(space or ["training.learning_rate=1e-4..1e-1:log"], recipe), **settings)
 
     return make
+
+
+@pytest.fixture
+def tune():
+    """Carries a plan out, or goes on with it; returns what the folder holds then."""
+
+    def call(plan, folder, *, trials=None, jobs=1):
+        search = Search(plan, trials, folder)
+        search.run(jobs=jobs)
+        return search.tuning
+
+    return call
