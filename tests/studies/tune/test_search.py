@@ -14,9 +14,13 @@ from nearkin.errors import DataError, InterruptedRunError, RecipeError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.studies.tune import read_tuning
+from nearkin.studies import tune as package
+from nearkin.studies.tune import Search, read_tuning
+from nearkin.studies.tune.tables import three_seeds
 from nearkin.training import state
 from nearkin.training.observers import ConsoleObserver
+
+OPTIMISERS = ["training.optimiser=adam,sgd"]
 
 
 def course(tuning):
@@ -127,3 +131,52 @@ def test_a_trial_in_a_process_of_its_own(make_plan, tune, tmp_path):
     assert "so far" in said
     scores = RunFolder(tmp_path / "jobs" / "trials" / "000" / "seed-0").scores()
     assert (scores.test, scores.untrained) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("case", "pictures"),
+    [
+        ("none", []),
+        ("one", ["history.png", "parameters.png", "plane.png"]),
+        ("many", ["history.png", "parameters.png", "plane.png"]),
+        ("grid", ["history.png", "parameters.png", "plane.png"]),
+        ("choices", ["history.png", "parameters.png"]),
+    ],
+)
+def test_written_files(made_up, many, monkeypatch, case, pictures):
+    lists = ("method.pull=0,1e-4,1e-2", "method.proxies_per_class=1,2")
+    tuning = {
+        "none": lambda: made_up([("diverged", None, 0.5, 3)]),
+        "one": lambda: made_up([("finished", 0.5, 0.5, 3)]),
+        "many": lambda: many,
+        "grid": lambda: made_up([("finished", 0.5, 0.0, 1), ("pruned", 0.4, 0.0, 2)], lists, sampler="grid"),
+        "choices": lambda: made_up(
+            [("finished", 0.5, "adam"), ("finished", 0.4, "sgd")], ["training.optimiser=adam,sgd"]
+        ),
+    }[case]()
+    monkeypatch.setattr(Search, "tuning", tuning)
+    search = Search(tuning.plan, None, tuning.folder)
+    files = search.write()
+    expected = ["tuning.md", "trials.csv", *(["best.yaml"] if case != "none" else []), *pictures]
+    assert [file.name for file in files] == expected
+    for file in files:
+        assert file.stat().st_size > 0
+        if file.suffix == ".png":
+            assert file.read_bytes().startswith(b"\x89PNG")
+    page = (tuning.folder / "tuning.md").read_text()
+    assert [three_seeds(tuning) in page, *search.next_steps()] == (
+        [False] if case == "none" else [True, three_seeds(tuning)]
+    )
+
+
+def test_a_search_in_one_call(make_plan, tmp_path):
+    recipe = make_plan(changes=["training.max_steps=1"]).recipe
+    space = ["training.learning_rate=1e-3,1e-2"]
+    tuning = package.tune(recipe, space, sampler="grid", folder=tmp_path / "search")
+    assert [trial.values["training.learning_rate"] for trial in tuning.trials] == [1e-3, 1e-2]
+    assert tuning.plan.pruner == "none", "a grid is gone through whole"
+    assert (tmp_path / "search" / "best.yaml").exists()
+    with pytest.raises(RecipeError, match="trials must be at least 1"):
+        package.tune(recipe, space, trials=0)
+    with pytest.raises(RecipeError, match="jobs must be at least 1"):
+        package.tune(recipe, space, folder=tmp_path / "search", jobs=0)
