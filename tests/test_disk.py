@@ -127,13 +127,13 @@ def test_what_the_disk_says_anywhere_else_is_one_line_too(nearkin, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file.png")
 
-    monkeypatch.setattr("nearkin.data.benchmarks.survey", full)
-    code, _, err = nearkin("datasets")
+    monkeypatch.setattr("nearkin.report.listings.list_losses", full)
+    code, _, err = nearkin("losses")
     assert code == 3
     assert "cannot write some/file.png: No space left on device" in err
-    monkeypatch.setattr("nearkin.data.benchmarks.survey", lambda _: {}["a bug"])
+    monkeypatch.setattr("nearkin.report.listings.list_losses", lambda: {}["a bug"])
     with pytest.raises(KeyError):
-        nearkin("datasets")
+        nearkin("losses")
 
 
 def test_windows_is_asked_in_its_own_way(monkeypatch):
