@@ -127,11 +127,11 @@ def test_what_the_disk_says_anywhere_else_is_one_line_too(nearkin, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file.png")
 
-    monkeypatch.setattr("nearkin.report.tables.loss_rows", full)
+    monkeypatch.setattr("nearkin.report.listings.list_losses", full)
     code, _, err = nearkin("losses")
     assert code == 3
     assert "cannot write some/file.png: No space left on device" in err
-    monkeypatch.setattr("nearkin.report.tables.loss_rows", lambda: {}["a bug"])
+    monkeypatch.setattr("nearkin.report.listings.list_losses", lambda: {}["a bug"])
     with pytest.raises(KeyError):
         nearkin("losses")
 

@@ -15,10 +15,11 @@ from nearkin.recipe.identity import INDIFFERENT, LATER, flat, located
 from nearkin.runs.default_folders import default_folder
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
-from nearkin.studies.compare import comparison_rows, default_study_folder
-from nearkin.studies.mlrc import default_mlrc_folder, mlrc_models
-from nearkin.studies.study import Row, run_study
-from nearkin.studies.tune import Plan, default_tuning_folder, read_space
+from nearkin.studies.compare import Comparison
+from nearkin.studies.mlrc.check import default_mlrc_folder, mlrc_models
+from nearkin.studies.study import Row, planned_runs, run_all
+from nearkin.studies.tune import Plan, read_space
+from nearkin.studies.tune.plan import default_tuning_folder
 
 OTHERWISE = {
     "training.device": "cpu",
@@ -61,7 +62,7 @@ def test_what_decides_nothing_changes_neither_hash_nor_folder(key):
     assert other.fingerprint() == Recipe().fingerprint()
     assert default_folder(other) == default_folder(Recipe())
     assert default_mlrc_folder(other) == default_mlrc_folder(Recipe())
-    assert default_study_folder(other) == default_study_folder(Recipe())
+    assert Comparison(changes=[f"{key}={json.dumps(OTHERWISE[key])}"]).folder == Comparison().folder
     plans = [Plan(recipe, read_space(["training.batch_size=8,16"], recipe)) for recipe in (other, Recipe())]
     assert default_tuning_folder(plans[0]) == default_tuning_folder(plans[1])
 
@@ -90,14 +91,11 @@ def test_folders_that_earlier_versions_named_are_found_again(tmp_path, monkeypat
     assert default_folder(Recipe()).absolute() == old
     assert default_folder(changed(**{"training.seed": 5})).absolute() != old
 
-    base = Recipe.load("glyphs/demo", ["training.device=cpu"])
-    rows = comparison_rows(base, only=["vcpa"])
+    (row,) = Comparison(rows=["vcpa"], changes=["training.device=cpu"]).rows
     study = tmp_path / "runs" / "compare-glyphs-12345678"
-    RunFolder(study / "vcpa" / "seed-0").begin(rows[0].recipe)
-    now = comparison_rows(Recipe.load("glyphs/demo"), only=["vcpa"])
-    assert default_study_folder(Recipe.load("glyphs/demo"), rows=now).absolute() == study
-    other = comparison_rows(Recipe.load("glyphs/demo", ["training.epochs=3"]), only=["vcpa"])
-    assert default_study_folder(other[0].recipe, rows=other).absolute() != study
+    RunFolder(study / "vcpa" / "seed-0").begin(row.recipe)
+    assert Comparison(rows=["vcpa"]).folder.absolute() == study
+    assert Comparison(rows=["vcpa"], changes=["training.epochs=3"]).folder.absolute() != study
 
     check = tmp_path / "runs" / "mlrc-glyphs-proxy_anchor-12345678"
     first = mlrc_models(with_device, check, 1)[0]
@@ -136,7 +134,7 @@ def test_a_study_refuses_at_once_what_a_run_would(photos, tmp_path, override, er
     small = ["encoder.backbone=small", "training.device=cpu", f"data.source={json.dumps(str(photos))}"]
     rows = [Row("a", "A", Recipe.from_mapping({}, small)), Row("b", "B", Recipe.from_mapping({}, [*small, override]))]
     with pytest.raises(Exception, match=error) as raised:
-        run_study(rows, tmp_path / "study", [0])
+        run_all(planned_runs(rows, tmp_path / "study", [0]))
     assert raised.value.exit_code in (2, 3)
     assert not (tmp_path / "study").exists()
 
@@ -145,10 +143,10 @@ def test_a_study_leaves_a_run_to_the_process_that_is_at_it(photos, tmp_path):
     overrides = [*QUICK, f"data.source={json.dumps(str(photos))}", "training.device=cpu"]
     rows = [Row(name, name.upper(), Recipe.from_mapping({}, overrides)) for name in "ab"]
     with sole_writer_of(tmp_path / "study" / "a" / "seed-0"):
-        busy, done = run_study(rows, tmp_path / "study", [0])
+        busy, done = run_all(planned_runs(rows, tmp_path / "study", [0]))
     assert (done.status, busy.status, busy.exit_code) == ("finished", "unfinished", BusyError.exit_code)
     assert f"written by process {os.getpid()} since" in busy.reason
-    assert [outcome.status for outcome in run_study(rows, tmp_path / "study", [0])] == ["finished"] * 2
+    assert [outcome.status for outcome in run_all(planned_runs(rows, tmp_path / "study", [0]))] == ["finished"] * 2
 
 
 def test_a_file_is_no_folder_for_a_run(nearkin, photos, tmp_path):

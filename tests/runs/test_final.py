@@ -14,6 +14,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.final import final_recipe, train_final
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import load_run, run
+from nearkin.runs.scores import Scores
 from nearkin.training import checkpoint
 
 SMALL = {
@@ -50,8 +51,7 @@ def chosen_at(folder, epoch):
     """Make a run's best epoch another one, as if its scores had been so."""
     folder = RunFolder(folder)
     scores = folder.scores()
-    scores["best"]["epoch"] = epoch
-    folder.write_scores(scores)
+    folder.write_scores({**scores, "best": {**scores.best, "epoch": epoch}})
 
 
 def test_every_class_trains_to_the_chosen_epoch_at_the_same_rates(photos, tmp_path):
@@ -67,7 +67,7 @@ def test_every_class_trains_to_the_chosen_epoch_at_the_same_rates(photos, tmp_pa
     assert folder.scores() == scores
     assert (scores["test"], scores["untrained"], scores["test_classes"]) == (None, None, "no test classes")
     assert scores["final_of"]["run"] == str(tmp_path / "run")
-    assert scores["final_of"]["scores"] == RunFolder(tmp_path / "run").scores()
+    assert scores.final_of.scores == RunFolder(tmp_path / "run").scores()
     assert "no score of its own" in scores["final_of"]["note"]
     assert "chosen on the test classes" in scores["final_of"]["note"]
     assert load_run(folder.path).embed(np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 8)
@@ -182,7 +182,7 @@ def test_what_cannot_be_made_final_is_refused(photos, tmp_path):
     with pytest.raises(RecipeError, match="took no training step"):
         train_final(tmp_path / "none", Rates())
     ccp = ["method.name=ccp", "objective.name=contrastive", "protocol.name=validation"]
-    recipe = final_recipe(Recipe.from_mapping(SMALL, ccp), {"best": {"epoch": 2.0}})
+    recipe = final_recipe(Recipe.from_mapping(SMALL, ccp), Scores(best={"epoch": 2.0}))
     with pytest.raises(RecipeError, match=r"set method\.steps_per_problem"):
         run(recipe, RunFolder(tmp_path / "ccp"), Rates())
 
@@ -215,9 +215,8 @@ def test_where_training_did_not_help_the_final_model_says_so_too(photos, tmp_pat
     trained(photos, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     scores = folder.scores()
-    scores["untrained"] |= {"R@1": 1.0, "MAP@R": 1.0}
-    scores["test"] |= {"R@1": 0.9, "MAP@R": 0.8}
-    folder.write_scores(scores)
+    untrained = {**scores.untrained, "R@1": 1.0, "MAP@R": 1.0}
+    folder.write_scores({**scores, "untrained": untrained, "test": {**scores.test, "R@1": 0.9, "MAP@R": 0.8}})
     code, out, err = nearkin("train", "--final", tmp_path / "run")
     assert code == 0, err
     assert "Training did not help: R@1 100.0 → 90.0, MAP@R 100.0 → 80.0." in out

@@ -8,21 +8,22 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from rich.console import Console
 
-from nearkin.errors import BusyError, InterruptedRunError
+from nearkin.errors import InterruptedRunError
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.lock import sole_writer_of
-from nearkin.studies import pool as side_by_side
-from nearkin.studies.pool import last_words, share_done, train_side_by_side
+from nearkin.studies import pool
+from nearkin.studies.pool import last_words, progress_of, run_side_by_side, share_done, training_job
 
 STAND_IN = """
 import pathlib, signal, sys, time
-_, verb, recipe, _, folder, *flags = sys.argv
-assert verb == "train" and flags == ["--resume", "--verbose", "--no-picture"], sys.argv
+_, *module, verb, recipe, _, folder, first, second, third = sys.argv
+assert [*module, verb] == ["-m", "nearkin", "train"], sys.argv
+assert [first, second, third] == ["--resume", "--verbose", "--no-picture"], sys.argv
 folder = pathlib.Path(folder)
 seed = int(recipe_text.split("seed: ")[1].split()[0]) if (recipe_text := pathlib.Path(recipe).read_text()) else 0
 (folder / "began").write_text(str(time.time()))
@@ -60,24 +61,22 @@ class Task:
 def train(tmp_path, monkeypatch):
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
-    monkeypatch.setattr(side_by_side, "COMMAND", (sys.executable, str(script)))
-    monkeypatch.setattr(side_by_side, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "PYTHON", (sys.executable, str(script)))
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.02)
 
     def call(seeds, at_once, console=None):
         tasks = [Task(seed, RunFolder(tmp_path / str(place))) for place, seed in enumerate(seeds)]
         ends = []
 
-        def begin(task):
-            with sole_writer_of(task.folder.path):
+        def jobs():
+            for task in tasks:
                 task.folder.begin(task.recipe)
+                yield training_job(task.label, task.recipe, task.folder, partial(ended, task.seed))
 
-        train_side_by_side(
-            tasks,
-            at_once=at_once,
-            begin=begin,
-            end=lambda task, code, words: ends.append((task.seed, code, words)),
-            console=console or Console(quiet=True),
-        )
+        def ended(seed, code, words):
+            ends.append((seed, code, words))
+
+        run_side_by_side(jobs(), at_once=at_once, total=len(seeds), console=console or Console(quiet=True))
         return tasks, ends
 
     return call
@@ -101,13 +100,6 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(train):
     assert by_seed[0][0] == 0
 
 
-def test_a_run_that_another_process_is_at_is_left_to_it(train, tmp_path):
-    with sole_writer_of(tmp_path / "0"):
-        _, ends = train([7, 0], 1)
-    assert [(seed, code) for seed, code, _ in ends] == [(7, BusyError.exit_code), (0, 0)]
-    assert f"written by process {os.getpid()} since" in ends[0][2]
-
-
 def test_a_signal_lets_every_run_save_itself_and_starts_no_more(train, tmp_path):
     def interrupt():
         while not ((tmp_path / "0" / "evaluations.csv").exists() and (tmp_path / "1" / "evaluations.csv").exists()):
@@ -128,16 +120,14 @@ def test_a_signal_lets_every_run_save_itself_and_starts_no_more(train, tmp_path)
 
 
 def test_progress_shows_epoch_score_and_time_left(tmp_path):
-    from rich.progress import Progress
-
     task = Task(0, RunFolder(tmp_path))
+    job = training_job(task.label, task.recipe, task.folder, lambda code, words: None)
+    assert job.look() is None
     task.folder.write_evaluations([{"epoch": 1.0, "step": 5, "loss": 0.5, "R@1": 0.25, "seconds": 30.0}])
-    bar = Progress(disable=True)
-    job = side_by_side._Running(None, tmp_path, bar.add_task("x", total=1.0, note=""))
-    side_by_side._look(task, job, bar)
-    shown = bar.tasks[0]
     # One of four epochs in 30 seconds leaves 90.
-    assert (shown.completed, shown.fields["note"]) == (0.25, "epoch 1  step 5  R@1 25.0  1:30 left")
+    assert progress_of(task.recipe, task.folder) == (0.25, "epoch 1  step 5  R@1 25.0  1:30 left")
+    assert job.look() == (0.25, "epoch 1  step 5  R@1 25.0  1:30 left")
+    assert job.look() is None, "nothing new"
 
 
 def test_the_share_that_is_done_counts_steps_where_they_end_the_run():

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.outcome import Outcome
+from nearkin.studies.study import PlannedRun, Row
 from nearkin.studies.time_plan import ASK_BEYOND, plan_time
 from nearkin.training.device import describe_hardware
-
-
-@dataclass(frozen=True)
-class Planned:
-    recipe: Recipe
-    folder: RunFolder
-    label: str = "Proxy-Anchor, seed 0"
 
 
 @pytest.fixture
@@ -32,8 +25,8 @@ def planned(tmp_path):
             folder.begin(recipe)
             here = describe_hardware(torch.device("cpu"))
             folder.write_scores({"seconds": seconds, "hardware": hardware or here})
-            (folder.path / "study.json").write_text(f'{{"side_by_side": {side_by_side}}}')
-        return Planned(recipe, folder)
+            Outcome(name, 0, "finished", side_by_side=side_by_side).write(folder)
+        return PlannedRun(Row(name, name, recipe), 0, folder)
 
     return make
 

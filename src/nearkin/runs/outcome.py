@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import DataError, MissingExtraError
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.scores import known_fields
 
 Status = Literal["finished", "failed", "skipped", "unfinished"]
 FILE = "study.json"
@@ -40,12 +41,14 @@ class Outcome:
     @classmethod
     def read(cls, row: str, seed: int, folder: RunFolder) -> Outcome:
         """Of a run that may have ended, been begun, or neither."""
-        kept = cls(row, seed, "unfinished", "begun, not finished" if folder.is_begun else "not run yet")
+        kept: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError, TypeError):  # damaged, it is as good as none
-            kept = cls(**json.loads((folder.path / FILE).read_text(encoding="utf-8")))
+            kept = known_fields(cls, json.loads((folder.path / FILE).read_text(encoding="utf-8")))
         if folder.is_finished:
-            return cls(row, seed, "finished", side_by_side=kept.side_by_side)
-        return kept
+            return cls(row, seed, "finished", side_by_side=kept.get("side_by_side", 1))
+        if kept.get("status") in ("failed", "skipped"):
+            return cls(**kept | {"row": row, "seed": seed})
+        return cls(row, seed, "unfinished", "begun, not finished" if folder.is_begun else "not run yet")
 
     def write(self, folder: RunFolder) -> None:
         make_folder(folder.path)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
-from nearkin.studies.reproduce.runs import Line, column_of, columns_of
 
+from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
-from nearkin.studies.reproduce.papers import chosen_rows, find_item, tables_of
-from nearkin.studies.reproduce.rows import PlannedRow, Settings, planned_rows
+from nearkin.studies.reproduce import Reproduction, Settings
+from nearkin.studies.reproduce.papers import find_item, tables_of
+from nearkin.studies.reproduce.results import Reproduced, column_of, columns_of
+from nearkin.studies.reproduce.rows import planned_rows
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -20,24 +23,41 @@ TINY = {
 
 
 @pytest.fixture
-def tiny_rows(photos):
-    """Planned rows of a table with their published figures, but with recipes for tiny photos."""
+def tiny(photos, tmp_path):
+    """A published table whose rows have recipes for tiny photos; ``lost`` names those whose photos are not there."""
 
-    def make(name, only, *overrides, data="cub"):
-        (table,) = tables_of(find_item(name))
-        rows = planned_rows(table, chosen_rows(table.rows, only), [data], Settings(weights="none"))
-        made = []
-        for row in rows:
+    def make(name, rows, *overrides, seeds=1, lost=()):
+        study = Reproduction(
+            name, data=["cub"], rows=rows, seeds=seeds, settings=Settings(weights="none"), folder=tmp_path / "out"
+        )
+
+        def shrink(row):
             recipe = None
             if row.recipe is not None:
                 whole = row.recipe.as_mapping()
-                tiny = {**TINY, "objective": whole["objective"], "method": whole["method"]}
-                recipe = Recipe.from_mapping(tiny, [f"data.source={json.dumps(str(photos))}", *overrides])
-            problem = row.definition.missing
-            made.append(PlannedRow(row.definition, row.data, recipe, row.figures, problem, table.mlrc))
-        return table, made
+                small = {**TINY, "objective": whole["objective"], "method": whole["method"]}
+                source = "./nowhere" if row.definition.name in lost else str(photos)
+                recipe = Recipe.from_mapping(small, [f"data.source={json.dumps(source)}", *overrides])
+            return dataclasses.replace(row, recipe=recipe, problem=row.definition.missing)
+
+        study.asked = [
+            dataclasses.replace(part, rows=[*map(shrink, part.rows)], every=[*map(shrink, part.every)])
+            for part in study.asked
+        ]
+        return study
 
     return make
+
+
+@pytest.fixture
+def results_of():
+    """What came of the rows of a study's only table."""
+
+    def results(study):
+        (part,) = study.asked
+        return study.results(part)
+
+    return results
 
 
 @pytest.fixture
@@ -51,14 +71,14 @@ def made_up():
         lines = []
         for row in rows:
             figures = {column_of(figure, table.mlrc): figure for figure in row.figures}
-            line = Line(row, {column: each for column, each in figures.items() if column in columns[row.data]})
+            line = Reproduced(row, {column: each for column, each in figures.items() if column in columns[row.data]})
             if row.recipe is None:
                 line.status, line.problem = "not in nearkin", row.problem
             else:
                 line.seeds, line.repeats, line.status = [0, 1], 2, "finished"
                 for column in columns[row.data]:
                     base = line.published[column].value if column in line.published else 60.0
-                    line.ours[column] = {"mean": base + shift, "spread": spread, "interval": None}
+                    line.ours[column] = Statistic(base + shift, spread)
                 line.conditions = {
                     "protocol": ["conventional"],
                     "selection": ["best R@1 on the test classes"],

@@ -8,10 +8,18 @@ from PIL import Image
 
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.studies.reproduce.digits import draw_digits, load_moments, run_digits, with_digits, write_digits
+from nearkin.studies import study as study_module
+from nearkin.studies.reproduce.digits import (
+    FILE,
+    MomentRecorder,
+    draw_digits,
+    load_moments,
+    with_digits,
+    write_digits,
+)
 from nearkin.studies.reproduce.papers import find_item, tables_of
 from nearkin.studies.reproduce.rows import Settings
-from nearkin.training.state import Silent
+from nearkin.studies.study import PlannedRun, Row, run_all
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +44,15 @@ def study(tmp_path_factory):
             "training.device=cpu",
         ],
     )
-    folder = RunFolder(root / "run")
-    return folder, run_digits(recipe, folder, Silent()), recipe
+    row = Row("digits", "Digits", recipe, watched_by=MomentRecorder)
+    planned = PlannedRun(row, recipe.training.seed, RunFolder(root / "run"))
+    (outcome,) = run_all([planned], jobs=2)  # in this process all the same, where the recorder is
+    assert outcome.status == "finished", outcome.reason
+    return planned, load_moments(planned.folder.path / FILE)
 
 
 def test_the_covering_radius_falls(study):
-    _, moments, _ = study
+    _, moments = study
     assert [(moment.problem, moment.step) for moment in moments] == [(0, 0), (1, 60), (2, 120), (3, 180)]
     radii = [moment.relative_radius for moment in moments]
     # Measured with four seeds: from 0.33–0.45 before training to 0.04–0.06.
@@ -51,7 +62,7 @@ def test_the_covering_radius_falls(study):
 
 
 def test_proxies_come_together_and_are_spread_out_anew(study):
-    _, moments, _ = study
+    _, moments = study
     for moment in moments[2:]:
         ended, begun = (each.reshape(10, 4, 2) for each in (moment.ended, moment.begun))
         assert np.linalg.norm(ended, axis=2).max() <= 1.0 + 1e-6, "proxies lie in the ball"
@@ -59,16 +70,30 @@ def test_proxies_come_together_and_are_spread_out_anew(study):
         assert spread[1] > 2 * spread[0], "k-centre takes images that lie apart"
 
 
-def test_a_finished_study_is_read_back(study):
-    folder, moments, recipe = study
-    again = run_digits(recipe, folder, None)
+def test_a_finished_study_is_kept(study, monkeypatch):
+    planned, moments = study
+    monkeypatch.setattr(study_module, "run", lambda *_, **__: pytest.fail("finished runs are kept"))
+    run_all([planned])
+    again = load_moments(planned.folder.path / FILE)
     assert [moment.covering_radius for moment in again] == [moment.covering_radius for moment in moments]
-    np.testing.assert_array_equal(load_moments(folder.path / "moments.npz")[2].ended, moments[2].ended)
-    assert folder.scores()["protocol"] == "in-distribution"
+    np.testing.assert_array_equal(again[2].ended, moments[2].ended)
+    assert planned.folder.scores().conditions.protocol == "in-distribution"
+
+
+def test_an_interrupted_study_begins_anew_as_its_moments_would_have_a_gap(study, tmp_path, monkeypatch):
+    planned, _ = study
+    given = []
+    monkeypatch.setattr(study_module, "run", lambda *_, resume, overwrite, **__: given.append((resume, overwrite)))
+    for begun in (False, True):
+        folder = RunFolder(tmp_path / "run")
+        assert folder.is_begun is begun
+        run_all([PlannedRun(planned.row, planned.seed, folder)])
+        folder.begin(planned.recipe)
+    assert given == [(False, False), (False, True)]
 
 
 def test_every_turn_has_a_panel(study, tmp_path):
-    _, moments, _ = study
+    _, moments = study
     file = draw_digits(moments, tmp_path / "figure-2.png", title="digits")
     with Image.open(file) as picture:
         assert picture.width > 1000

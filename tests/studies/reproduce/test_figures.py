@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from nearkin.evaluation.statistics import Statistic
 from nearkin.studies.reproduce.figures import draw_table
 from nearkin.studies.reproduce.rows import Settings
 
@@ -56,7 +57,7 @@ def test_rows_that_do_not_vary_are_lines_across(made_up, tmp_path, drawn):
 def test_two_varied_values_are_a_plane(made_up, tmp_path, drawn):
     table, lines = made_up("ccp/figure-4")
     column = next(iter(lines[0].ours))
-    lines[-1].ours[column]["mean"] = 99.0
+    lines[-1].ours[column] = Statistic(99.0)
     lines[0].ours.clear()
     draw_table(table, lines, Settings(), tmp_path)
     grid = drawn[0].axes[0].images[0].get_array()

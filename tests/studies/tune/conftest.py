@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from nearkin.recipe import Recipe
-from nearkin.studies.tune import Plan, read_space
+from nearkin.studies.tune import Plan, Search, Trial, Tuning, read_space
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "shorter_side": 10, "workers": 1},
@@ -18,6 +18,7 @@ TINY = {
     "training": {"epochs": 50, "max_steps": 8, "evaluate_every_steps": 2, "batch_size": 8, "device": "cpu"},
     "protocol": {"name": "validation", "test_share": 0.25},
 }
+PLANE = ("method.pull=1e-6..1:log", "method.proxies_per_class=1..7")
 
 
 @pytest.fixture
@@ -42,3 +43,45 @@ def make_plan(kinds):
         return Plan(recipe, read_space(space or ["training.learning_rate=1e-4..1e-1:log"], recipe), **settings)
 
     return make
+
+
+@pytest.fixture
+def tune():
+    """Carries a plan out, or goes on with it; returns what the folder holds then."""
+
+    def call(plan, folder, *, trials=None, jobs=1):
+        search = Search(plan, trials, folder)
+        search.run(jobs=jobs)
+        return search.tuning
+
+    return call
+
+
+@pytest.fixture
+def made_up(tmp_path):
+    """Builds a search from ``(status, score, *values)`` of its trials."""
+
+    def build(trials, space=PLANE, **settings):
+        recipe = Recipe.load("glyphs/ccp")
+        plan = Plan(recipe, read_space(space, recipe), **settings)
+        made = []
+        for number, (status, score, *values) in enumerate(trials):
+            point = dict(zip((dimension.key for dimension in plan.space), values, strict=True))
+            known = {"scores": [score], "epochs": [7.0]} if status == "finished" else {"reason": f"it {status}"}
+            made.append(Trial(number, status, point, score, seconds=60.0, **known))
+        conditions = {"data": "glyphs", "selection": "best MAP@R on the validation classes", "hardware": "CPU"}
+        (tmp_path / "my search").mkdir(exist_ok=True)
+        return Tuning(plan, tmp_path / "my search", made, conditions)
+
+    return build
+
+
+@pytest.fixture
+def many(made_up):
+    """Twelve points of the plane whose scores are a hill, and two that were given up."""
+    rng = np.random.default_rng(0)
+    points = [(10 ** rng.uniform(-6, 0), int(rng.integers(1, 8))) for _ in range(12)]
+    trials = [
+        ("finished", 0.5 - 0.01 * (np.log10(pull) + 3) ** 2 - 0.005 * (k - 4) ** 2, pull, k) for pull, k in points
+    ]
+    return made_up([*trials, ("pruned", 0.2, 0.5, 1), ("diverged", None, 0.9, 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import warnings
@@ -14,8 +13,8 @@ from rich.console import Console
 
 from nearkin.errors import BusyError, DataError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.runs.lock import sole_writer_of
-from nearkin.studies.tune import read_tuning, search, trials, tune
-from nearkin.training.interrupt import StopRequest
+from nearkin.studies import pool
+from nearkin.studies.tune import read_tuning, trials
 
 RATES = "training.learning_rate=0.5,0.6,0.7,0.8,0.9,0.1,0.2"
 EVALUATIONS = 6
@@ -58,7 +57,7 @@ def statuses(tuning):
 
 
 @pytest.mark.parametrize(("pruner", "given_up"), [("median", [5, 6]), ("halving", [5, 6]), ("none", [])])
-def test_bad_trials_are_given_up_and_leave_no_weights(make_plan, tmp_path, stand_in, pruner, given_up):
+def test_bad_trials_are_given_up_and_leave_no_weights(make_plan, tune, tmp_path, stand_in, pruner, given_up):
     tuning = tune(make_plan(RATES, sampler="grid", pruner=pruner), tmp_path / "search")
     assert [trial.number for trial in tuning.trials if trial.status == "pruned"] == given_up
     assert [trial.number for trial in tuning.ranking[:5]] == [4, 3, 2, 1, 0]
@@ -72,7 +71,7 @@ def test_bad_trials_are_given_up_and_leave_no_weights(make_plan, tmp_path, stand
         assert len(tuning.trials[5].curve) == 3, "two evaluations of grace"
 
 
-def test_only_the_first_seed_is_held_against_others(make_plan, tmp_path, stand_in):
+def test_only_the_first_seed_is_held_against_others(make_plan, tune, tmp_path, stand_in):
     tuning = tune(make_plan(RATES, sampler="grid", pruner="median", seeds=2), tmp_path / "search")
     assert stand_in.runs == [
         *((rate, seed) for rate in (0.5, 0.6, 0.7, 0.8, 0.9) for seed in (0, 1)),
@@ -84,7 +83,7 @@ def test_only_the_first_seed_is_held_against_others(make_plan, tmp_path, stand_i
     assert len(tuning.trials[4].curve) == EVALUATIONS
 
 
-def test_a_trial_that_breaks_does_not_end_the_search(make_plan, tmp_path, stand_in):
+def test_a_trial_that_breaks_does_not_end_the_search(make_plan, tune, tmp_path, stand_in):
     stand_in.trouble = {0.6: TrainingError("the loss became nan"), 0.7: ValueError("embeddings must be finite")}
     tuning = tune(make_plan(RATES, sampler="grid", pruner="none"), tmp_path / "search", trials=4)
     assert statuses(tuning) == ["finished", "diverged", "failed", "finished"]
@@ -93,7 +92,7 @@ def test_a_trial_that_breaks_does_not_end_the_search(make_plan, tmp_path, stand_
     assert not list(tmp_path.glob("search/trials/*/*/checkpoints/*.pt"))
 
 
-def test_what_is_missing_stops_the_search_and_is_tried_again(make_plan, tmp_path, stand_in):
+def test_what_is_missing_stops_the_search_and_is_tried_again(make_plan, tune, tmp_path, stand_in):
     plan = make_plan(RATES, sampler="grid")
     stand_in.trouble = {0.6: DataError("no weights")}
     with pytest.raises(DataError, match="no weights"):
@@ -108,7 +107,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("when", ["while it trains", "before it is recorded"])
-def test_a_killed_trial_comes_to_the_same_evaluations_again(make_plan, tmp_path, stand_in, monkeypatch, when):
+def test_a_killed_trial_comes_to_the_same_evaluations_again(make_plan, tune, tmp_path, stand_in, monkeypatch, when):
     plan = make_plan(RATES, sampler="grid", pruner="median")
     with monkeypatch.context() as patch:
         if when == "while it trains":
@@ -138,7 +137,7 @@ def _killed_in(number, genuine):
     return end
 
 
-def test_values_that_were_not_drawn_to_the_end_are_given_up(make_plan, tmp_path, stand_in):
+def test_values_that_were_not_drawn_to_the_end_are_given_up(make_plan, tune, tmp_path, stand_in):
     plan = make_plan("training.learning_rate=0.1..0.9", "training.batch_size=4..8")
     tune(plan, tmp_path / "search", trials=1)
     trials.open_study(plan, tmp_path / "search").ask({plan.space[0].key: plan.space[0].distribution()})
@@ -147,7 +146,7 @@ def test_values_that_were_not_drawn_to_the_end_are_given_up(make_plan, tmp_path,
     assert tuning.trials[1].reason == "it was killed while its values were drawn"
 
 
-def test_the_seed_decides_the_course(make_plan, tmp_path, stand_in):
+def test_the_seed_decides_the_course(make_plan, tune, tmp_path, stand_in):
     def values(name, count, **settings):
         plan = make_plan("training.learning_rate=0.1..0.9", "training.batch_size=4..8", **settings)
         return [trial.values for trial in tune(plan, tmp_path / name, trials=count).trials]
@@ -159,7 +158,7 @@ def test_the_seed_decides_the_course(make_plan, tmp_path, stand_in):
     assert len({tuple(point.values()) for point in first}) == 12
 
 
-def test_the_same_point_is_not_trained_twice(make_plan, tmp_path, stand_in):
+def test_the_same_point_is_not_trained_twice(make_plan, tune, tmp_path, stand_in):
     tuning = tune(make_plan("training.learning_rate=0.4,0.8", sampler="random"), tmp_path / "search", trials=8)
     assert sorted(stand_in.runs) == [(0.4, 0), (0.8, 0)]
     first = {trial.values["training.learning_rate"]: trial.number for trial in reversed(tuning.trials)}
@@ -170,7 +169,7 @@ def test_the_same_point_is_not_trained_twice(make_plan, tmp_path, stand_in):
     assert [trial.score for trial in tuning.ranking] == pytest.approx([0.8, 0.4]), "each point once"
 
 
-def test_a_grid_goes_through_every_point_in_order(make_plan, tmp_path, stand_in):
+def test_a_grid_goes_through_every_point_in_order(make_plan, tune, tmp_path, stand_in):
     plan = make_plan("training.batch_size=4,8", "training.learning_rate=0.1,0.2,0.3", sampler="grid")
     tuning = tune(plan, tmp_path / "search", trials=99)
     expected = [(size, rate) for size in (4, 8) for rate in (0.1, 0.2, 0.3)]
@@ -181,7 +180,7 @@ def test_a_grid_goes_through_every_point_in_order(make_plan, tmp_path, stand_in)
         tune(make_plan("training.learning_rate=0.1..0.9", sampler="grid"), tmp_path / "other")
 
 
-def test_a_folder_is_gone_on_with_by_its_own_plan_only(make_plan, tmp_path, stand_in):
+def test_a_folder_is_gone_on_with_by_its_own_plan_only(make_plan, tune, tmp_path, stand_in):
     folder = tmp_path / "search"
     tune(make_plan(RATES, sampler="grid"), folder, trials=1)
     for other, message in (
@@ -202,7 +201,7 @@ def test_a_folder_is_gone_on_with_by_its_own_plan_only(make_plan, tmp_path, stan
         read_tuning(tmp_path / "run")
 
 
-def test_one_command_at_a_time(make_plan, tmp_path, stand_in):
+def test_one_command_at_a_time(make_plan, tune, tmp_path, stand_in):
     with (
         sole_writer_of(tmp_path / "search"),
         pytest.raises(BusyError, match=rf"written by process {os.getpid()} since"),
@@ -216,28 +215,22 @@ class Process:
 
     endings: dict = {}  # noqa: RUF012
 
-    def __init__(self, *, target, args):
-        folder, self.number, _ = args
-        self.folder = Path(folder)
-        self.exitcode = None
-
-    def start(self):
-        self.exitcode = self.endings.get(self.number, 0)
-        log = trials.trial_folder(self.folder, self.number) / "output.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("epoch 1\nerror: no weights\n")
-        if self.exitcode == 0:
-            trials.carry_out(trials.Plan.read(self.folder), self.folder, self.number, Console(quiet=True))
-        if self.exitcode is None:
+    def __init__(self, job, at_once):
+        *module, folder, number = job.command
+        assert module == ["-m", "nearkin.studies.tune.worker"]
+        self.code = self.endings.get(int(number), 0)
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        job.log.write_text("epoch 1\nerror: no weights\n")
+        if self.code == 0:
+            trials.train_trial(trials.Plan.read(folder), Path(folder), int(number), Console(quiet=True))
+        if self.code is None:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def poll(self):
+        return self.code
+
     def terminate(self):
-        self.exitcode = 130
-
-    def is_alive(self):
-        return self.exitcode is None
-
-    def join(self): ...
+        self.code = 130
 
     def kill(self):
         raise AssertionError("nothing should have to be killed")
@@ -246,12 +239,12 @@ class Process:
 @pytest.fixture
 def processes(monkeypatch, stand_in):
     monkeypatch.setattr(Process, "endings", {})
-    monkeypatch.setattr(search, "POLL_SECONDS", 0)
-    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: SimpleNamespace(Process=Process))
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0)
+    monkeypatch.setattr(pool, "_start", Process)
     return Process
 
 
-def test_a_process_that_dies_is_recorded(make_plan, tmp_path, processes):
+def test_a_process_that_dies_is_recorded(make_plan, tune, tmp_path, processes):
     processes.endings = {0: -9, 2: 1}
     tuning = tune(make_plan(RATES, sampler="grid"), tmp_path / "search", trials=4, jobs=3)
     assert statuses(tuning) == ["failed", "finished", "failed", "finished"]
@@ -259,7 +252,7 @@ def test_a_process_that_dies_is_recorded(make_plan, tmp_path, processes):
     assert tuning.trials[2].reason == "no weights"
 
 
-def test_processes_stop_when_data_are_missing(make_plan, tmp_path, processes):
+def test_processes_stop_when_data_are_missing(make_plan, tune, tmp_path, processes):
     processes.endings = {1: DataError.exit_code}
     with pytest.raises(DataError, match="no weights"):
         tune(make_plan(RATES, sampler="grid"), tmp_path / "search", jobs=2)
@@ -268,23 +261,41 @@ def test_processes_stop_when_data_are_missing(make_plan, tmp_path, processes):
     assert statuses(tune(make_plan(RATES, sampler="grid"), tmp_path / "search", trials=3, jobs=2)) == ["finished"] * 3
 
 
-def test_processes_are_asked_to_stop(make_plan, tmp_path, processes):
+def test_processes_are_asked_to_stop(make_plan, tune, tmp_path, processes):
     processes.endings = {1: None}
     with pytest.raises(InterruptedRunError, match="interrupted with 1 of 7 trials done"):
         tune(make_plan(RATES, sampler="grid"), tmp_path / "search", jobs=2)
     assert statuses(read_tuning(tmp_path / "search")) == ["finished", "unfinished"]
 
 
-def test_a_process_ends_when_the_one_that_started_it_is_gone(monkeypatch):
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(join=lambda: None))
-    with StopRequest() as stop:
-        search._stop_with_parent()
-    assert stop.requested
-
-
-def test_a_trial_that_another_process_has_ended_meanwhile_is_left_alone(make_plan, tmp_path, stand_in):
+def test_a_trial_that_another_process_has_ended_meanwhile_is_left_alone(make_plan, tune, tmp_path, stand_in):
     plan = make_plan(RATES, sampler="grid")
     before = tune(plan, tmp_path / "search", trials=1)
-    trials.carry_out(plan, tmp_path / "search", 0, Console(quiet=True))
+    trials.train_trial(plan, tmp_path / "search", 0, Console(quiet=True))
     assert len(stand_in.runs) == 1
     assert read_tuning(tmp_path / "search").trials == before.trials
+
+
+def test_what_is_left_of_a_search_is_known_with_its_values(make_plan, tune, tmp_path, stand_in):
+    plan = make_plan(RATES, sampler="grid", pruner="median", seeds=2)
+    folder = tmp_path / "search"
+    assert [len(trials.planned_trials(plan, folder, count)[0]) for count in (3, None)] == [6, 14]
+    stand_in.trouble = {0.6: TrainingError("the loss became nan")}
+    tune(plan, folder, trials=3)
+    runs, ended = trials.planned_trials(plan, folder, 4)
+    assert ended == 3
+    assert [(run.label, run.folder.is_finished) for run in runs] == [
+        (f"trial {number}, seed {seed}", number < 3) for number in (0, 2, 3) for seed in (0, 1)
+    ]
+    assert [run.recipe.training.learning_rate for run in runs[:4]] == [0.5, 0.5, 0.7, 0.7]
+    assert not any(run.was_changed(forgive=False) for run in runs)
+    with pytest.raises(RecipeError, match="holds another search"):
+        trials.planned_trials(make_plan("training.learning_rate=0.5,0.6", sampler="grid"), folder)
+
+
+def test_a_trial_that_was_taken_over_is_no_run_that_is_left(make_plan, tune, tmp_path, stand_in):
+    plan = make_plan("training.learning_rate=0.4,0.8", sampler="random")
+    tune(plan, tmp_path / "search", trials=8)
+    runs, ended = trials.planned_trials(plan, tmp_path / "search", 8)
+    assert ended == 8
+    assert [run.folder.is_finished for run in runs] == [True, True]

@@ -138,8 +138,12 @@ class Reproduction(Study):
         runs = [planned for planned in self.runs() if planned.row.name not in left_out]
         outcomes = run_all(runs, jobs=jobs, overwrite=overwrite, console=console)
         for folder, (models, data) in checks.items():
-            if all(model.folder.is_finished for model in models):
+            if not all(model.folder.is_finished for model in models):
+                continue
+            try:
                 score_models(models, data, folder, console)
+            except DataError as error:  # models of other images make no ensemble
+                refused.append(Outcome(folder.name, self.seeds[0], "failed", str(error), error.exit_code))
         return [*outcomes, *refused]
 
     def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:

@@ -130,10 +130,9 @@ def default_tuning_folder(plan: Plan) -> Path:
     return found_again(RUNS / f"tune-{stem}-{short_hash(_decisive(plan))}", is_same)
 
 
-def admit(plan: Plan, folder: Path) -> None:
-    """Write the plan into its folder; a folder is only gone on with by the plan it was begun with."""
-    file = plan_file(folder)
-    if file.exists():
+def check_folder(plan: Plan, folder: Path) -> None:
+    """A folder is only gone on with by the plan it was begun with."""
+    if plan_file(folder).exists():
         before, now = _decisive(Plan.read(folder)), _decisive(plan)
         listing = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in now if before.get(key) != now[key]]
         listing += [f"{key} was {before[key]}, is not set" for key in before if key not in now]
@@ -144,7 +143,12 @@ def admit(plan: Plan, folder: Path) -> None:
             )
     elif RunFolder(folder).is_begun:
         raise RecipeError(f"{folder} holds a run: give another folder for the search with -o")
-    write_atomically(file, json.dumps(plan.definition(), indent=2, ensure_ascii=False).encode())
+
+
+def admit(plan: Plan, folder: Path) -> None:
+    """Write the plan into its folder."""
+    check_folder(plan, folder)
+    write_atomically(plan_file(folder), json.dumps(plan.definition(), indent=2, ensure_ascii=False).encode())
 
 
 def plan_file(folder: str | Path) -> Path:

@@ -218,8 +218,6 @@ def _side_by_side(plan: Plan, folder: Path, wanted: int, jobs: int, console: Con
 
     def trials() -> Iterator[Job]:
         for number in _numbers(plan, study, wanted, jobs):
-            if missing:
-                return
             yield Job(
                 label_of(plan, study, number),
                 ["-m", "nearkin.studies.tune.worker", str(folder), str(number)],
@@ -227,6 +225,8 @@ def _side_by_side(plan: Plan, folder: Path, wanted: int, jobs: int, console: Con
                 is_done=partial(is_done, number),
                 ended=partial(ended, number),
             )
+            if missing:
+                return
 
     def is_done(number: int) -> bool:
         return number not in unfinished(study)

@@ -29,7 +29,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.runs.scores import Scores
 from nearkin.studies.study import PlannedRun, Row
-from nearkin.studies.tune.plan import Plan, check_plan, plan_file
+from nearkin.studies.tune.plan import Plan, check_folder, check_plan, plan_file
 from nearkin.studies.tune.space import shown, with_values
 from nearkin.training.observers import ConsoleObserver, Observers
 from nearkin.training.state import Evaluation, TrainingState
@@ -163,14 +163,15 @@ def planned_trials(plan: Plan, folder: str | Path, trials: int | None = None) ->
     """The runs of a search that have finished or are still to come, and how many trials have ended in any way."""
     require("optuna", "tune")
     check_plan(plan)
-    known = read_tuning(folder).trials if plan_file(folder).exists() else []
-    ended = {trial.number: trial for trial in known if trial.status != "unfinished"}
+    check_folder(plan, Path(folder))
+    known = {trial.number: trial for trial in read_tuning(folder).trials} if plan_file(folder).exists() else {}
     first, runs = plan.recipe.training.seed, []
     for number in range(plan.trials(trials)):
-        if number not in ended or ended[number].status == "finished":
-            row = Row(f"trial-{number}", f"trial {number}", plan.recipe)
+        trial = known.get(number, Trial(number, "unfinished", {}))
+        if trial.status in ("finished", "unfinished") and trial.same_as is None:
+            row = Row(f"trial-{number}", f"trial {number}", with_values(plan.recipe, trial.values))
             runs += _runs_of(row, Path(folder), number, range(first, first + plan.seeds))
-    return runs, len(ended)
+    return runs, sum(trial.status != "unfinished" for trial in known.values())
 
 
 def train_trial(plan: Plan, folder: Path, number: int, console: Console) -> None:

@@ -8,46 +8,17 @@ import warnings
 import numpy as np
 import pytest
 
-from nearkin.recipe import Recipe
-from nearkin.report.tuning_pictures import _plane, fit_surface
-from nearkin.studies.tune import Plan, Trial, Tuning, read_space
-
-RANGES = ("method.pull=1e-6..1:log", "method.proxies_per_class=1..7")
+from nearkin.studies.tune.pictures import _plane, fit_surface
 
 
-@pytest.fixture
-def search(tmp_path):
-    """A search with the grid or TPE whose finished trials are ``(score, *values)``."""
-
-    def build(trials, space=RANGES, **settings):
-        recipe = Recipe.load("glyphs/ccp")
-        plan = Plan(recipe, read_space(space, recipe), **settings)
-        keys = [dimension.key for dimension in plan.space]
-        made = [
-            Trial(number, "finished", dict(zip(keys, values, strict=True)), score, scores=[score], epochs=[7.0])
-            for number, (score, *values) in enumerate(trials)
-        ]
-        return Tuning(plan, tmp_path, made, {})
-
-    return build
-
-
-@pytest.fixture
-def many(search):
-    rng = np.random.default_rng(0)
-    points = [(10 ** rng.uniform(-6, 0), int(rng.integers(1, 8))) for _ in range(12)]
-    return search(
-        [(0.5 - 0.01 * (np.log10(pull) + 3) ** 2 - 0.005 * (count - 4) ** 2, pull, count) for pull, count in points]
-    )
-
-
-def test_a_grid_has_a_cell_for_every_pair_of_values(search):
+def test_a_grid_has_a_cell_for_every_pair_of_values(made_up):
     lists = ("method.pull=0,1e-4,1e-2", "method.proxies_per_class=1,2")
     points = [(pull, count) for pull in (0.0, 1e-4, 1e-2) for count in (1, 2)][:5]
-    grid = search([(0.1 * n, *point) for n, point in enumerate(points, 1)], lists, sampler="grid")
+    grid = made_up([("finished", 0.1 * n, *point) for n, point in enumerate(points, 1)], lists, sampler="grid")
     (cells,) = _plane(grid).axes[0].collections
     np.testing.assert_allclose(cells.get_array().filled(np.nan), [[10, 30, 50], [20, 40, np.nan]])
-    ints = search([(0.3, 16, 2)], ("training.epochs=15..17", "method.proxies_per_class=1..4"), sampler="grid")
+    whole = ("training.epochs=15..17", "method.proxies_per_class=1..4")
+    ints = made_up([("finished", 0.3, 16, 2)], whole, sampler="grid")
     axis = _plane(ints).axes[0]
     assert (axis.get_xlim(), axis.get_ylim()) == ((14.5, 17.5), (0.5, 4.5)), "whole cells"
 
