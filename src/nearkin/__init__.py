@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from nearkin.runs.evaluate import evaluate_run as evaluate_run
     from nearkin.runs.final import train_final as train_final
     from nearkin.runs.folder import RunFolder as RunFolder
-    from nearkin.runs.run import load_run as load_run
     from nearkin.runs.run import run as run
+    from nearkin.runs.trained import load_run as load_run
     from nearkin.studies.compare import compare as compare
     from nearkin.studies.mlrc import mlrc as mlrc
     from nearkin.studies.reproduce import reproduce as reproduce
@@ -55,7 +55,7 @@ _HOMES = {
     "embed_images": "training.embedding",
     "evaluate_backbone": "runs.backbone_score",
     "evaluate_run": "runs.evaluate",
-    "load_run": "runs.run",
+    "load_run": "runs.trained",
     "mlrc": "studies.mlrc",
     "ranking_scores": "evaluation",
     "read_folder": "data.folder",

@@ -19,10 +19,11 @@ from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import ProtocolSection, Recipe
 from nearkin.report.data_report import data_report_text, left_out_text
 from nearkin.runs import data_report
+from nearkin.runs.data import open_data, report_on
 from nearkin.runs.data_report import Part, Repeated, describe_data, parts_of
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import open_data, report_on, run
+from nearkin.runs.run import run
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},

@@ -13,8 +13,9 @@ from nearkin.errors import DataError, InterruptedRunError, RecipeError
 from nearkin.recipe import Recipe
 from nearkin.runs.final import final_recipe, train_final
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import load_run, run
+from nearkin.runs.run import run
 from nearkin.runs.scores import Scores
+from nearkin.runs.trained import load_run
 from nearkin.training import checkpoint
 
 SMALL = {

@@ -8,7 +8,7 @@ import pytest
 
 from nearkin.data.loader import TrainingLoader
 from nearkin.recipe import Recipe
-from nearkin.runs.run import open_data
+from nearkin.runs.data import open_data
 from nearkin.training.build import build_state
 
 SMALL = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import open_data, run
+from nearkin.runs.run import run
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck

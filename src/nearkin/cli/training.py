@@ -79,88 +79,63 @@ def train(
     from nearkin.report import draw_neighbours
     from nearkin.report.run_table import run_table, verdict
     from nearkin.runs.default_folders import default_folder
+    from nearkin.runs.final import final_folder, train_final
     from nearkin.runs.folder import RunFolder
     from nearkin.runs.run import run
     from nearkin.training.observers import ConsoleObserver, Observers, TensorBoardObserver
 
-    progress = progress_console(verbose)
+    console, progress, drawn = Console(), progress_console(verbose), None
+    announce = announcer(progress, as_json=as_json)
     if final is not None:
         if arguments or data is not None or kinds is not None:
             raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
-        _train_final(final, output, resume, overwrite, data_root, device, as_json, progress)
-        return
-    recipe = recipe_from(arguments, data, progress, root=data_root, device=device, kinds=kinds)
-    folder = RunFolder(output or default_folder(recipe))
-    with ConsoleObserver(progress) as observer:
-        observers = Observers(observer, TensorBoardObserver(folder)) if recipe.training.tensorboard else observer
-        scores = run(
-            recipe,
-            folder,
-            observers,
-            resume=resume,
-            overwrite=overwrite,
-            progress=observer.decoding,
-            announce=announcer(progress, as_json=as_json),
-        )
-        if picture:
-            observer.doing("drawing neighbours")
-        drawn = draw_neighbours(folder) if picture else None
+        folder = RunFolder(output or final_folder(final))
+        with ConsoleObserver(progress) as bar:
+            scores = train_final(
+                final,
+                bar,
+                output=folder.path,
+                resume=resume,
+                overwrite=overwrite,
+                data_root=data_root,
+                device=device,
+                progress=bar.decoding,
+                announce=announce,
+            )
+        recipe = RunFolder(final).recipe()
+    else:
+        recipe = recipe_from(arguments, data, progress, root=data_root, device=device, kinds=kinds)
+        folder = RunFolder(output or default_folder(recipe))
+        with ConsoleObserver(progress) as bar:
+            observer = Observers(bar, TensorBoardObserver(folder)) if recipe.training.tensorboard else bar
+            scores = run(
+                recipe,
+                folder,
+                observer,
+                resume=resume,
+                overwrite=overwrite,
+                progress=bar.decoding,
+                announce=announce,
+            )
+            if picture:
+                bar.doing("drawing neighbours")
+                drawn = draw_neighbours(folder)
     if as_json:
         print(json.dumps({"run": str(folder.path), **scores}))
         return
-    console = Console()
-    said = verdict(scores, recipe)
-    if scores.test is None:
+    if scores.test is None and scores.final_of is None:
         console.print("No classes were kept for testing, so there is no score.")
     else:
         print_table(run_table(scores))
+    said = verdict(scores if scores.final_of is None else scores.final_of.scores, recipe)
     if said is not None:
         console.print(f"[yellow]{escape(said)}[/yellow]", highlight=False, soft_wrap=True)
-    console.print(f"Run folder: {folder.path}" + (f", neighbours: {drawn}" if drawn else ""), soft_wrap=True)
+    beside = f", model card: {folder.card_file}" if final else f", neighbours: {drawn}" if drawn else ""
+    console.print(f"Run folder: {folder.path}{beside}", soft_wrap=True)
     console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
     if scores.test is not None and said is None:
         last = "(the same on every kind, those of the test too: the model to use)"
         console.print(f"      nearkin train --final {folder.path}  {last}", highlight=False, soft_wrap=True)
-
-
-def _train_final(
-    chosen: Path,
-    output: Path | None,
-    resume: bool,
-    overwrite: bool,
-    data_root: Path | None,
-    device: str | None,
-    as_json: bool,
-    progress: Console,
-) -> None:
-    from nearkin.report.run_table import run_table, verdict
-    from nearkin.runs.final import final_folder, train_final
-    from nearkin.runs.folder import RunFolder
-    from nearkin.training.observers import ConsoleObserver
-
-    folder = RunFolder(output or final_folder(chosen))
-    with ConsoleObserver(progress) as observer:
-        scores = train_final(
-            chosen,
-            observer,
-            output=folder.path,
-            resume=resume,
-            overwrite=overwrite,
-            data_root=data_root,
-            device=device,
-            progress=observer.decoding,
-            announce=announcer(progress, as_json=as_json),
-        )
-    if as_json:
-        print(json.dumps({"run": str(folder.path), **scores}))
-        return
-    console = Console()
-    print_table(run_table(scores))
-    of = scores.final_of
-    if of is not None and (said := verdict(of.scores, RunFolder.existing(chosen).recipe())) is not None:
-        console.print(f"[yellow]{escape(said)}[/yellow]", highlight=False, soft_wrap=True)
-    console.print(f"Run folder: {folder.path}, model card: {folder.card_file}", soft_wrap=True)
-    console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
 
 
 @app.command()

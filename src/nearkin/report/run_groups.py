@@ -14,10 +14,9 @@ from nearkin.recipe import Recipe
 from nearkin.recipe.identity import deciding, fingerprint
 from nearkin.report.opened_run import Look, OpenedRun, open_runs, source_of
 from nearkin.report.run_names import part_names
-from nearkin.runs.data import say_if_images_differ
+from nearkin.runs.data import Progress, say_if_images_differ
 from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import Progress
 from nearkin.runs.scores import Scores
 
 _MOST_NAMED = 3

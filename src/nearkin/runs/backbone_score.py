@@ -14,8 +14,8 @@ from nearkin.data.folder import Kinds
 from nearkin.data.source import is_benchmark
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
+from nearkin.runs.data import Progress, open_data
 from nearkin.runs.data_report import Announce, describe_data
-from nearkin.runs.run import Progress, open_data
 from nearkin.runs.scores import Evaluated
 from nearkin.training.build import encoder_from, transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, pick_device

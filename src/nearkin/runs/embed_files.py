@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,11 +18,10 @@ from nearkin.data.images import UnreadableImageError
 from nearkin.data.listing import readable
 from nearkin.data.manifest import manifest_images
 from nearkin.data.table import ImageTable, LeftOut
+from nearkin.disk import check_room, check_writable, write_atomically
 from nearkin.errors import DataError, RecipeError
-from nearkin.runs.folder import write_atomically
-from nearkin.runs.run import load_run, open_data
-
-Progress = Callable[[int, int], None]
+from nearkin.runs.data import Progress, open_data
+from nearkin.runs.trained import load_run
 
 # A number in a .csv takes about so many bytes.
 _BYTES_PER_VALUE = {".npz": 4, ".csv": 13}
@@ -69,7 +66,7 @@ def embed_files(
     run = load_run(path, which=which, device=device)
     table = images_of(sources, kinds=run.recipe.data.kinds)
     opened = open_data(replace(run.recipe.data, unreadable_tolerance=1.0), table=table, progress=progress)
-    _check_room(target, len(opened.table) * run.encoder.dim * _BYTES_PER_VALUE[target.suffix])
+    check_room(target.parent, len(opened.table) * run.encoder.dim * _BYTES_PER_VALUE[target.suffix], target.name)
     embeddings = run.embed(opened.images).cpu().numpy()
     write_atomically(target, (_npz if target.suffix == ".npz" else _csv)(opened.table, embeddings))
     return EmbeddedFiles(opened.table.ids, run.encoder.dim, tuple(opened.unreadable), table.left_out)
@@ -107,23 +104,7 @@ def check_output(target: Path) -> None:
         raise RecipeError(f"cannot write {target.name}: the folder {str(target.parent)!r} {what}; make it first")
     if target.is_dir():
         raise RecipeError(f"cannot write {str(target)!r}: it is a folder; give a file name in it")
-    try:
-        # Permissions do not tell of read-only disks and of systems with rules of their own.
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-    except OSError as error:
-        raise DataError(
-            f"cannot write to the folder {str(target.parent)!r} ({error.strerror or error}); give another with -o"
-        ) from error
-
-
-def _check_room(target: Path, needed: int) -> None:
-    free = shutil.disk_usage(target.parent).free
-    if needed > free:
-        raise DataError(
-            f"no room for {str(target)!r}: about {needed / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free; "
-            "make room, or give another folder with -o"
-        )
+    check_writable(target.parent)
 
 
 def _table_of(source: Path, kinds: Kinds | None, *, alone: bool) -> ImageTable:

@@ -18,8 +18,8 @@ from nearkin.recipe import ProtocolSection
 from nearkin.runs.data import SCORED, Progress, open_data, open_run_data
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import TrainedRun, load_run
 from nearkin.runs.scores import Evaluated
+from nearkin.runs.trained import TrainedRun, load_run
 from nearkin.training.device import describe_hardware
 
 

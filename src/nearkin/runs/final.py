@@ -8,12 +8,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from nearkin.disk import write_atomically
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
+from nearkin.runs.data import Progress
 from nearkin.runs.data_report import Announce
-from nearkin.runs.folder import RunFolder, write_atomically
+from nearkin.runs.folder import RunFolder
 from nearkin.runs.model_card import model_card
-from nearkin.runs.run import Progress, run
+from nearkin.runs.run import run
 from nearkin.runs.scores import FinalOf, Scores
 from nearkin.training.state import Observer
 

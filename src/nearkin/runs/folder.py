@@ -12,13 +12,11 @@ from typing import Any, TypeVar
 import yaml
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
-from nearkin.disk import make_folder
-from nearkin.disk import write_atomically as write_atomically
+from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.notices import notice
 from nearkin.recipe import Recipe
-from nearkin.recipe.identity import INDIFFERENT as INDIFFERENT
 from nearkin.recipe.identity import LOCATIONS, deciding, differences, located
 from nearkin.runs.environment import Environment
 from nearkin.runs.scores import Scores

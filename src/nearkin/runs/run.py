@@ -17,17 +17,12 @@ from nearkin.notices import notice
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import located
 from nearkin.runs.admission import admit
-from nearkin.runs.data import Progress as Progress
-from nearkin.runs.data import RunData, open_own_data, split_as_stored
-from nearkin.runs.data import open_data as open_data
-from nearkin.runs.data import report_on as report_on
+from nearkin.runs.data import Progress, RunData, open_data, open_own_data, report_on, split_as_stored
 from nearkin.runs.data_report import Announce
 from nearkin.runs.environment import Environment, weights_hash
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.scores import Conditions, Cost, Scores
-from nearkin.runs.trained import TrainedRun as TrainedRun
-from nearkin.runs.trained import load_run as load_run
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, peak_process_memory

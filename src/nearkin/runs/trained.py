@@ -39,7 +39,7 @@ class TrainedRun:
         """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
 
         One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
-        file would be (:class:`~nearkin.data.given.GivenImages`). Or images that :func:`~nearkin.runs.run.open_data` has
+        file would be (:class:`~nearkin.data.given.GivenImages`). Or what :func:`~nearkin.runs.data.open_data` has
         opened, of which ``rows`` may choose some.
         """
         return embed_images(

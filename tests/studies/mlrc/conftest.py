@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nearkin.recipe import Recipe
-from nearkin.runs.run import TrainedRun
+from nearkin.runs.trained import TrainedRun
 from nearkin.studies import study
 
 TINY = {

@@ -34,7 +34,7 @@ from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
 from nearkin.report.retrieved import Retrieved, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
-from nearkin.runs.run import Progress
+from nearkin.runs.data import Progress
 
 __all__ = ["WrittenReport", "default_report_file", "write_report"]
 

@@ -14,8 +14,8 @@ from nearkin.report.opened_run import CLASSES_BY, Look, OpenedRun, open_runs
 from nearkin.report.plots._maps import WITH_MAPS, without_tsne
 from nearkin.report.plots._runs import Drawing
 from nearkin.report.plots._style import STYLE, save_figure
+from nearkin.runs.data import Progress
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import Progress
 from nearkin.suggest import did_you_mean
 
 __all__ = ["WITH_MAPS", "Look", "NotDrawn", "Written", "draw_plots", "without_tsne"]

@@ -25,8 +25,8 @@ from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
 from nearkin.runs.data import RunData, split_as_stored
 from nearkin.runs.ensemble_scores import FILE, Combinations, EnsembleScores, FoldModel
-from nearkin.runs.run import load_run
 from nearkin.runs.scores import Conditions
+from nearkin.runs.trained import load_run
 from nearkin.studies.study import PlannedRun
 from nearkin.training.device import pick_device
 

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
+from nearkin.disk import write_atomically
 from nearkin.evaluation.measurement import measure
 from nearkin.methods.ccp import Ccp
 from nearkin.numerics import normalise
-from nearkin.runs.folder import RunFolder, write_atomically
+from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data
 from nearkin.studies.reproduce.survey import DIGITS
