@@ -127,12 +127,12 @@ def test_the_output_is_looked_at_before_the_run(photos, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_to_is_noticed_at_once(tmp_path, monkeypatch):
-    def refuse(**_):
+    def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     check_output(tmp_path / "e.npz")
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("pathlib.Path.touch", refuse)
     with pytest.raises(NearkinError, match=r"cannot write .*: Permission denied"):
         check_output(tmp_path / "e.npz")
 
