@@ -15,10 +15,16 @@ from nearkin.errors import RecipeError
 if TYPE_CHECKING:
     from nearkin.studies.study import Study
 
-__all__ = ["Format", "Jobs", "Yes", "carry_out", "names_in"]
+__all__ = ["Format", "Jobs", "Listed", "OtherData", "Overwrite", "Seeds", "Yes", "carry_out", "names_in"]
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Begin without asking, however long it will take.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, to fill a GPU.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row.")]
+Listed = Annotated[bool, typer.Option("--list", help="Show the rows and their options, and run nothing.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Run anew what the folder holds with another recipe.")]
+OtherData = Annotated[
+    str | None, typer.Option("--data", help="Images instead of the recipe's: a benchmark, a folder or a manifest.")
+]
 Format = Annotated[Literal["table", "md", "latex", "csv"], typer.Option("--format", help="How to print the result.")]
 
 

@@ -10,7 +10,7 @@ import typer
 
 from nearkin.cli._app import DataRoot, Device, Epochs, Json, Kinds, Verbose, app, print_table
 from nearkin.cli._recipe import changes_from
-from nearkin.cli._study import Format, Jobs, Yes, carry_out, names_in
+from nearkin.cli._study import Format, Jobs, Listed, Overwrite, Seeds, Yes, carry_out, names_in
 from nearkin.errors import RecipeError
 
 __all__ = ["compare"]
@@ -41,18 +41,16 @@ def compare(
             "that it names goes with it.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row.")] = 3,
+    seeds: Seeds = 3,
     jobs: Jobs = 1,
     epochs: Epochs = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for all runs. Default: runs/compare-<data>-<hash>.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Run anew what the folder holds with another recipe.")
-    ] = False,
+    overwrite: Overwrite = False,
     kinds: Kinds = None,
     yes: Yes = False,
-    listing: Annotated[bool, typer.Option("--list", help="Show the rows and their options, and run nothing.")] = False,
+    listing: Listed = False,
     format_: Format = "table",
     data_root: DataRoot = None,
     device: Device = None,

@@ -9,7 +9,7 @@ import typer
 
 from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, Yes, carry_out
+from nearkin.cli._study import Format, Jobs, OtherData, Yes, carry_out
 
 __all__ = ["mlrc"]
 
@@ -23,10 +23,7 @@ def mlrc(
             help="A recipe file or name, then changes to it, such as protocol.folds=4 or encoder.dim=128.",
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Images instead of the recipe's: a benchmark, a folder or a manifest."),
-    ] = None,
+    data: OtherData = None,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Models per fold; two or more give confidence intervals.")
     ] = 1,

@@ -11,7 +11,7 @@ import typer
 
 from nearkin.cli._app import DataRoot, Device, Epochs, Json, Kinds, Verbose, app, print_table, progress_console
 from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, Yes, carry_out
+from nearkin.cli._study import Format, Jobs, Listed, OtherData, Overwrite, Seeds, Yes, carry_out
 from nearkin.cli.listing import Markdown, print_listing
 from nearkin.errors import RecipeError
 
@@ -28,20 +28,15 @@ def study(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the planner, option=value. Give it once for each.")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Images instead of the recipe's: a benchmark, a folder or a manifest."),
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row.")] = 3,
+    data: OtherData = None,
+    seeds: Seeds = 3,
     jobs: Jobs = 1,
     epochs: Epochs = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for all runs.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Run anew what the folder holds with another recipe.")
-    ] = False,
+    overwrite: Overwrite = False,
     kinds: Kinds = None,
     yes: Yes = False,
-    listing: Annotated[bool, typer.Option("--list", help="Show the rows and run nothing.")] = False,
+    listing: Listed = False,
     format_: Format = "table",
     data_root: DataRoot = None,
     device: Device = None,

@@ -10,7 +10,7 @@ import typer
 
 from nearkin.cli._app import DataRoot, Device, Epochs, Json, Kinds, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, Yes, carry_out
+from nearkin.cli._study import Format, Jobs, OtherData, Yes, carry_out
 from nearkin.errors import RecipeError
 
 __all__ = ["tune"]
@@ -34,10 +34,7 @@ def tune(
             "optimiser, which come with nearkin. Give it once for each.",
         ),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Images instead of the recipe's: a benchmark, a folder or a manifest."),
-    ] = None,
+    data: OtherData = None,
     trials: Annotated[
         int | None,
         typer.Option("--trials", min=1, help="Trials in all, those from before included. Default: 20, a grid whole."),
