@@ -6,9 +6,11 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from nearkin.errors import OutputError
 
@@ -20,22 +22,28 @@ _TEMPORARY = re.compile(r"\..+\.(?P<process>\d+)\.tmp")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment either the old or the new content is there, whole.
+    """Write a file so that at any moment either the old or the new content is there, whole."""
+    with writing(path, needed=len(content)), replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name ``path`` once all that is written to it is on the disk.
 
     What was written of a file that does not fit is taken away again, as it would keep the disk full.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path, needed=len(content)):
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 @contextlib.contextmanager
@@ -84,7 +92,7 @@ def check_room(folder: Path, needed: int, what: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Take away what :func:`write_atomically` was writing in processes that have been killed."""
+    """Take away what :func:`replacing` was writing in processes that have been killed."""
     for file in folder.glob(".*.tmp"):
         made = _TEMPORARY.fullmatch(file.name)
         if made and not is_alive(int(made["process"])):
@@ -105,7 +113,7 @@ def is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
