@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.images import MAX_PIXELS, UnreadableImageError, decode, decode_bytes, read_file
+from nearkin.data.images import UnreadableImageError, decode, decode_bytes, read_file
 from nearkin.data.listing import some_of
 from nearkin.data.packs import KnownFiles, PackedImages, PackWriter, Place, file_state, read_packs, sole_writer, sweep
 from nearkin.data.table import ImageTable
@@ -79,7 +79,6 @@ def open_images(
     cache_dir: Path | None,
     shorter_side: int = SHORTER_SIDE,
     tolerance: float = TOLERANCE,
-    max_pixels: int = MAX_PIXELS,
     memory_budget: int = MEMORY_BUDGET,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -106,7 +105,7 @@ def open_images(
         pixels = ArrayImages(table.images)
         return OpenedImages(table, pixels, digests=tuple(_digest(image.tobytes()) for image in table.images))
 
-    reader = _Reader(shorter_side, max_pixels, workers or usable_cores(), progress)
+    reader = _Reader(shorter_side, workers or usable_cores(), progress)
     paths = [Path(image) for image in table.images]
     files = list(dict.fromkeys(paths))
     if cache_dir is None:
@@ -118,7 +117,7 @@ def open_images(
     digests = tuple(reader.digests[path] for path in kept)
     images: Images
     if cache_dir is None:
-        images = HeldImages(kept, held, shorter_side, max_pixels)
+        images = HeldImages(kept, held, shorter_side)
     else:
         images = PackedImages([places[digest] for digest in digests])
     return OpenedImages(
@@ -165,7 +164,6 @@ class HeldImages:
     paths: Sequence[Path]
     held: Mapping[Path, NDArray[np.uint8]]
     shorter_side: int
-    max_pixels: int
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -174,7 +172,7 @@ class HeldImages:
         path = self.paths[row]
         if path in self.held:
             return self.held[path]
-        return decode(path, max_pixels=self.max_pixels, shorter_side=self.shorter_side)
+        return decode(path, shorter_side=self.shorter_side)
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,6 @@ class _Reader:
     """
 
     shorter_side: int
-    max_pixels: int
     workers: int
     progress: Progress | None
     digests: dict[Path, str] = field(default_factory=dict)
@@ -196,11 +193,11 @@ class _Reader:
 
         def read_one(path: Path) -> tuple[str, NDArray[np.uint8] | None] | UnreadableImageError:
             try:
-                data = read_file(path, max_pixels=self.max_pixels)
+                data = read_file(path)
                 digest = _digest(data)
                 if digest in known:
                     return digest, None
-                return digest, decode_bytes(data, path=path, max_pixels=self.max_pixels, shorter_side=self.shorter_side)
+                return digest, decode_bytes(data, path=path, shorter_side=self.shorter_side)
             except UnreadableImageError as error:
                 # A new one, because the traceback of the old holds on to the bytes of the file.
                 return UnreadableImageError(error.path, error.reason)
@@ -229,7 +226,6 @@ def _hold(files: Sequence[Path], reader: _Reader, memory_budget: int) -> dict[Pa
 
 def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, Place]:
     """Every place by digest, after the files that are in no pack yet have been put into new ones."""
-    # max_pixels is no part of the key: it decides whether an image is decoded, never what comes out.
     folder = cache_dir / f"pixels{_PIXELS_VERSION}-side{reader.shorter_side}"
 
     def look_up(known: KnownFiles) -> tuple[dict[str, Place], list[Path]]:
