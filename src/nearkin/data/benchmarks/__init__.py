@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from nearkin.catalogue import modules_of
 from nearkin.data.benchmarks.benchmark import Benchmark
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
@@ -24,29 +23,20 @@ def benchmarks() -> Mapping[str, Benchmark]:
     >>> benchmarks()["cub"].counts["train"]
     (5864, 100)
     """
-    modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    found = [importlib.import_module(f"{__name__}.{name}") for name in modules]
-    listed = [benchmark for module in found for benchmark in getattr(module, "BENCHMARKS", ())]
-    return MappingProxyType({each.name: each for each in sorted(listed, key=lambda each: each.name)})
+    modules = modules_of(__name__, __path__).values()
+    found = {each.name: each for module in modules for each in getattr(module, "BENCHMARKS", ())}
+    return MappingProxyType(dict(sorted(found.items())))
 
 
 def read_benchmark(name: str, data_root: str | Path | None, *, check_counts: bool = True) -> ImageTable:
-    """Find a benchmark below ``data_root`` and read it.
+    """Find a benchmark below ``data_root``, the folder with the data sets, and :meth:`~Benchmark.read` it.
 
-    Args:
-        name: as in :func:`benchmarks`.
-        data_root: the folder with the data sets; None is enough for a benchmark that the package makes itself.
-        check_counts: whether other numbers of images or classes than the published ones are an error.
+    None is enough for a benchmark that the package makes itself.
 
-    Raises:
-        RecipeError: for an unknown name.
-        DataError: when the benchmark is not there, or a file of it is missing or wrong.
-
-    Example:
-        >>> read_benchmark("cup", None)
-        Traceback (most recent call last):
-        ...
-        nearkin.errors.RecipeError: unknown benchmark 'cup'; did you mean 'cub'? Valid: ...
+    >>> read_benchmark("cup", None)
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: unknown benchmark 'cup'; did you mean 'cub'? Valid: ...
     """
     known = benchmarks()
     if name not in known:
