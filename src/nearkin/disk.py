@@ -101,11 +101,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this machine is still there.
-
-    >>> is_alive(os.getpid())
-    True
-    """
+    """Whether a process of this machine is still there."""
     if os.name == "nt":  # there os.kill(process, 0) would end it
         return _is_alive_on_windows(process)
     try:

@@ -58,11 +58,7 @@ class OpenedImages:
 
 
 def cache_root() -> Path:
-    """The folder for what is decoded or rendered once: ``NEARKIN_CACHE``, else the user's cache folder.
-
-    >>> isinstance(cache_root(), Path)
-    True
-    """
+    """The folder for what is decoded or rendered once: ``NEARKIN_CACHE``, else the user's cache folder."""
     if chosen := os.environ.get("NEARKIN_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):

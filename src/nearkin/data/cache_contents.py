@@ -48,12 +48,7 @@ class CacheContents:
 
 
 def cache_contents(root: Path | None = None) -> CacheContents:
-    """What nearkin keeps below ``root``, by default the cache folder; files that are not its own do not count.
-
-    >>> import tempfile
-    >>> cache_contents(Path(tempfile.mkdtemp())).parts
-    ()
-    """
+    """What nearkin keeps below ``root``, by default the cache folder; files that are not its own do not count."""
     root = cache_root() if root is None else Path(root)
     parts = []
     for folder in _pack_folders(root):
