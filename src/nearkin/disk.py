@@ -55,16 +55,19 @@ def writing(path: Path, *, needed: int | None = None) -> Iterator[None]:
         raise output_error(error, path, needed=needed) from error
 
 
-def output_error(error: OSError, path: Path | None = None, *, needed: int | None = None) -> OutputError:
-    """One line about a file that could not be written."""
+def output_error(
+    error: OSError, path: Path | None = None, *, needed: int | None = None, advice: str | None = None
+) -> OutputError:
+    """One line about a file that could not be written, with the ``advice`` to give other than ``-o``."""
     where = path or (Path(os.fsdecode(error.filename)) if error.filename else None)
     what = f"cannot write {where or 'the output'}: {error.strerror or error}"
     if error.errno in FULL:
         room = "" if needed is None else f", {_size(needed)} needed"
         with contextlib.suppress(OSError):
             room = f" ({_size(shutil.disk_usage(_existing(where or Path.cwd())).free)} free{room})"
-        return OutputError(f"{what}{room}. What was there before is untouched: make room, or write elsewhere with -o")
-    return OutputError(f"{what}. Give a folder that can be written to with -o")
+        usual = "What was there before is untouched: make room, or write elsewhere with -o"
+        return OutputError(f"{what}{room}. {advice or usual}")
+    return OutputError(f"{what}. {advice or 'Give a folder that can be written to with -o'}")
 
 
 def make_folder(folder: Path) -> None:

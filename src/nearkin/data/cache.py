@@ -20,7 +20,7 @@ from nearkin.data.images import UnreadableImageError, decode, decode_bytes, read
 from nearkin.data.listing import some_of
 from nearkin.data.packs import KnownFiles, PackedImages, PackWriter, Place, file_state, read_packs, sole_writer, sweep
 from nearkin.data.table import ImageTable
-from nearkin.disk import FULL
+from nearkin.disk import output_error
 from nearkin.errors import DataError
 
 SHORTER_SIDE = 256
@@ -30,6 +30,10 @@ MEMORY_BUDGET = 4 << 30
 # Part of the key of a pack: raise it whenever decoding or shrinking gives other pixels than before.
 _PIXELS_VERSION = 1
 
+_OTHER_PLACE = (
+    "Decoded images are kept there: set NEARKIN_CACHE (from Python cache_dir) to another folder with room for them, or "
+    "data.cache=memory (cache_dir=None) to store nothing"
+)
 _LISTED = 20
 _FREE_SPACE_EVERY = 256
 _MOST_WORKERS = 16
@@ -265,22 +269,8 @@ def _store(files: Sequence[Path], reader: _Reader, folder: Path, known: set[str]
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         needed = writer.bytes_written * len(files) // max(done, 1) - writer.bytes_kept
-        raise DataError(_no_room(error, folder, needed)) from error
+        raise output_error(error, folder, needed=needed, advice=_OTHER_PLACE) from error
     return writer.places
-
-
-def _no_room(error: OSError, folder: Path, needed: int) -> str:
-    advice = (
-        "set NEARKIN_CACHE (from Python cache_dir) to a folder with room, or data.cache=memory (cache_dir=None) "
-        "to store nothing"
-    )
-    if error.errno not in FULL:
-        return f"cannot write decoded images to {folder} ({error.strerror or error}); {advice}"
-    free = shutil.disk_usage(folder).free
-    return (
-        f"no room for the decoded images in {folder}: about {needed / 1e6:,.0f} MB more are needed and "
-        f"{free / 1e6:,.0f} MB are free; {advice}"
-    )
 
 
 def _readable_rows(
