@@ -17,7 +17,7 @@ from nearkin.encoders.pooling import build_pooling
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import WeightsReport, load_weights
 from nearkin.errors import RecipeError
-from nearkin.numerics import Normalisation, at_least_float32, normalise
+from nearkin.numerics import Normalisation, at_least_float32, full_precision, normalise
 from nearkin.suggest import did_you_mean
 
 
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
         if features.ndim == 4:
             features = self.pooling(features)
         embeddings = self.head(features)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with full_precision(embeddings.device.type):
             return normalise(at_least_float32(embeddings), self.normalisation)
 
     def without_head(self) -> Encoder:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.errors import RecipeError
-from nearkin.numerics import at_least_float32
+from nearkin.numerics import at_least_float32, full_precision
 from nearkin.suggest import did_you_mean
 
 
@@ -50,7 +50,7 @@ class GeMPool(nn.Module):
         self.eps = eps
 
     def forward(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features.device.type):
             powers = at_least_float32(features).clamp_min(self.eps).pow(self.p)
             return powers.mean(dim=(-2, -1)).pow(1.0 / self.p)
 
