@@ -11,19 +11,11 @@ from typing import Literal, get_args
 from nearkin.data.folder_tree import Folder, scan
 from nearkin.data.formats import MANIFEST_ENDINGS, is_archive
 from nearkin.data.listing import class_name, natural_key, readable, some_of
-from nearkin.data.table import ImageTable, LeftOut
+from nearkin.data.table import SPLITS, ImageTable, LeftOut
 from nearkin.errors import DataError, RecipeError
 from nearkin.suggest import did_you_mean
 
-SPLIT_FOLDERS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-    "query": "query",
-    "gallery": "gallery",
-}
+SPLIT_FOLDERS = {split: split for split in SPLITS} | {"valid": "validation", "val": "validation"}
 
 _COMMON = "jpg, png, webp, gif, tif, bmp, avif and what else Pillow reads"
 
