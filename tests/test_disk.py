@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def test_a_file_that_does_not_fit_leaves_the_old_one_and_no_temporary(tmp_path, 
         write_atomically(file, bytes(3_000_000))
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
     assert file.read_bytes() == b"old"
+
+
+def test_threads_that_write_the_same_file_do_not_mix(tmp_path):
+    contents = [bytes([number]) * 200_000 for number in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda content: write_atomically(tmp_path / "file", content), contents * 5))
+    assert (tmp_path / "file").read_bytes() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path):

@@ -7,21 +7,23 @@ import inspect
 import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
+
+
+def modules_of(package: str, path: Iterable[str]) -> dict[str, ModuleType]:
+    """The modules of ``package`` whose name does not begin with an underscore, by that name."""
+    names = [info.name for info in pkgutil.iter_modules(path) if not info.name.startswith("_")]
+    return {name: importlib.import_module(f"{package}.{name}") for name in names}
 
 
 def parts_of(package: str, path: Iterable[str]) -> dict[str, type]:
-    """The first public name of every module of ``package`` whose name does not begin with an underscore.
+    """The first public name of every module of ``package``.
 
     >>> import nearkin.methods
     >>> parts_of("nearkin.methods", nearkin.methods.__path__)["plain"].__name__
     'Plain'
     """
-    found: dict[str, type] = {}
-    for info in pkgutil.iter_modules(path):
-        if not info.name.startswith("_"):
-            module = importlib.import_module(f"{package}.{info.name}")
-            found[info.name] = getattr(module, module.__all__[0])
-    return found
+    return {name: getattr(module, module.__all__[0]) for name, module in modules_of(package, path).items()}
 
 
 def keyword_options(part: type) -> dict[str, inspect.Parameter]:

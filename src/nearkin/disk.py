@@ -6,9 +6,11 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from nearkin.errors import OutputError
 
@@ -20,22 +22,28 @@ _TEMPORARY = re.compile(r"\..+\.(?P<process>\d+)\.tmp")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment either the old or the new content is there, whole.
+    """Write a file so that at any moment either the old or the new content is there, whole."""
+    with writing(path, needed=len(content)), replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name ``path`` once all that is written to it is on the disk.
 
     What was written of a file that does not fit is taken away again, as it would keep the disk full.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path, needed=len(content)):
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 @contextlib.contextmanager
@@ -47,16 +55,19 @@ def writing(path: Path, *, needed: int | None = None) -> Iterator[None]:
         raise output_error(error, path, needed=needed) from error
 
 
-def output_error(error: OSError, path: Path | None = None, *, needed: int | None = None) -> OutputError:
-    """One line about a file that could not be written."""
+def output_error(
+    error: OSError, path: Path | None = None, *, needed: int | None = None, advice: str | None = None
+) -> OutputError:
+    """One line about a file that could not be written, with the ``advice`` to give other than ``-o``."""
     where = path or (Path(os.fsdecode(error.filename)) if error.filename else None)
     what = f"cannot write {where or 'the output'}: {error.strerror or error}"
     if error.errno in FULL:
         room = "" if needed is None else f", {_size(needed)} needed"
         with contextlib.suppress(OSError):
             room = f" ({_size(shutil.disk_usage(_existing(where or Path.cwd())).free)} free{room})"
-        return OutputError(f"{what}{room}. What was there before is untouched: make room, or write elsewhere with -o")
-    return OutputError(f"{what}. Give a folder that can be written to with -o")
+        usual = "What was there before is untouched: make room, or write elsewhere with -o"
+        return OutputError(f"{what}{room}. {advice or usual}")
+    return OutputError(f"{what}. {advice or 'Give a folder that can be written to with -o'}")
 
 
 def make_folder(folder: Path) -> None:
@@ -84,7 +95,7 @@ def check_room(folder: Path, needed: int, what: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Take away what :func:`write_atomically` was writing in processes that have been killed."""
+    """Take away what :func:`replacing` was writing in processes that have been killed."""
     for file in folder.glob(".*.tmp"):
         made = _TEMPORARY.fullmatch(file.name)
         if made and not is_alive(int(made["process"])):
@@ -93,11 +104,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this machine is still there.
-
-    >>> is_alive(os.getpid())
-    True
-    """
+    """Whether a process of this machine is still there."""
     if os.name == "nt":  # there os.kill(process, 0) would end it
         return _is_alive_on_windows(process)
     try:
@@ -105,7 +112,7 @@ def is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 

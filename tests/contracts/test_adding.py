@@ -93,7 +93,7 @@ def test_a_data_set(add, nearkin, train, photos, tmp_path):
 
     (tmp_path / "root" / "shells").mkdir(parents=True)
     (tmp_path / "root" / "shells" / "photos").symlink_to(photos)
-    add("nearkin.data.benchmarks", "shells", 'name="shells"', benchmarks._catalogue)
+    add("nearkin.data.benchmarks", "shells", 'name="shells"', benchmarks.benchmarks)
     assert benchmarks.benchmarks()["shells"].title == "Shells of the seven seas"
     listed = json.loads(nearkin("datasets", "--json", "--data-root", tmp_path / "root")[1])
     assert next(each["found"] for each in listed if each["name"] == "shells") == str(tmp_path / "root" / "shells")

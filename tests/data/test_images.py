@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nearkin.data import images
 from nearkin.data.images import UnreadableImageError, decode
 from nearkin.errors import DataError
 
@@ -262,39 +263,44 @@ def test_permission_denied(tmp_path, monkeypatch):
 
 def test_bomb_is_refused_before_its_pixels_are_decoded(tmp_path, monkeypatch):
     path = save(Image.new("L", (200, 100)), tmp_path / "a.png")
-    assert decode(path, max_pixels=20_000).shape == (100, 200, 3)
+    monkeypatch.setattr(images, "MAX_PIXELS", 20_000)
+    assert decode(path).shape == (100, 200, 3)
 
     def decoded(*_: object) -> None:
         raise AssertionError("pixels were decoded")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoded)
+    monkeypatch.setattr(images, "MAX_PIXELS", 19_999)
     with pytest.raises(UnreadableImageError, match="200 x 100"):
-        decode(path, max_pixels=19_999)
+        decode(path)
 
 
-def test_file_far_too_large_for_an_image_is_not_read(tmp_path):
+def test_file_far_too_large_for_an_image_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
     path = tmp_path / "film.jpg"
     with open(path, "wb") as file:
         file.truncate(3 << 20)
     with pytest.raises(UnreadableImageError, match="3,145,728 bytes"):
-        decode(path, max_pixels=1000)
+        decode(path)
 
 
-def test_limits_of_pillow_are_left_alone_across_threads(tmp_path):
+def test_limits_of_pillow_are_left_alone_across_threads(tmp_path, monkeypatch):
     before = Image.MAX_IMAGE_PIXELS
-    path = save(photo(), tmp_path / "a.png")
+    monkeypatch.setattr(images, "MAX_PIXELS", 48 * 64)
+    sizes = [(10, 10), (48, 64), (48, 65), (100, 100)]
+    paths = {save(photo(*size), tmp_path / f"{place}.png"): size for place, size in enumerate(sizes)}
     wrong: list[object] = []
 
-    def work(limit: int) -> None:
+    def work(path: Path, height: int, width: int) -> None:
         for _ in range(30):
             try:
-                ok = decode(path, max_pixels=limit).shape == (48, 64, 3)
+                ok = decode(path).shape == (height, width, 3)
             except UnreadableImageError:
                 ok = False
-            if ok != (limit >= 48 * 64):
-                wrong.append(limit)
+            if ok != (height * width <= 48 * 64):
+                wrong.append((height, width))
 
-    threads = [threading.Thread(target=work, args=(limit,)) for limit in (100, 48 * 64, 10**9, 3071)]
+    threads = [threading.Thread(target=work, args=(path, *size)) for path, size in paths.items()]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearkin.data.packs import FileState, KnownFiles, PackedImages, PackWriter, read_packs, sole_writer, sweep
+from nearkin.data.packs import KnownFiles, PackedImages, PackWriter, file_state, read_packs, sole_writer, sweep
 from nearkin.errors import DataError
 
 DAY = 24 * 3600
@@ -208,46 +208,54 @@ def test_interruption_keeps_what_was_decoded(tmp_path):
     check(tmp_path, images)
 
 
+def old_file(path: Path, content: bytes = b"abc", *, seconds: float = 100) -> Path:
+    path.write_bytes(content)
+    age(path, seconds)
+    return path
+
+
 def test_known_files_are_recognised_until_they_change(tmp_path):
-    file = tmp_path / "Vögel 1.jpg"
-    file.write_bytes(b"abc")
-    age(file, 100)
-    state = FileState.of(file)
-    KnownFiles(tmp_path).remember({file: (state, "d" * 32)})
-    assert KnownFiles(tmp_path).digest(file, state) == "d" * 32
-    assert KnownFiles(tmp_path).digest(tmp_path / "other.jpg", state) is None
+    file = old_file(tmp_path / "Vögel 1.jpg")
+    then = file.stat().st_mtime_ns
+    KnownFiles(tmp_path).remember({file: (file_state(file), "d" * 32)})
+    assert KnownFiles(tmp_path).digest(file) == "d" * 32
+    assert KnownFiles(tmp_path).digest(old_file(tmp_path / "other.jpg")) is None
     age(file, 50)
-    assert KnownFiles(tmp_path).digest(file, FileState.of(file)) is None
-    assert KnownFiles(tmp_path).digest(file, FileState(4, state.mtime_ns)) is None
-    assert FileState.of(tmp_path / "missing") is None
+    assert KnownFiles(tmp_path).digest(file) is None
+    file.write_bytes(b"abcd")
+    os.utime(file, ns=(then, then))
+    assert KnownFiles(tmp_path).digest(file) is None
+    file.write_bytes(b"abc")
+    os.utime(file, ns=(then, then))
+    assert KnownFiles(tmp_path).digest(file) == "d" * 32
+    file.unlink()
+    assert KnownFiles(tmp_path).digest(file) is None
+    assert file_state(file) is None
 
 
 def test_files_changed_a_moment_ago_are_not_trusted_by_time(tmp_path):
-    file = tmp_path / "a.jpg"
-    file.write_bytes(b"abc")
-    state = FileState.of(file)
+    file = old_file(tmp_path / "a.jpg", seconds=0)
     known = KnownFiles(tmp_path)
-    known.remember({file: (state, "d" * 32)})
-    assert known.digest(file, state) is None
+    known.remember({file: (file_state(file), "d" * 32)})
+    assert known.digest(file) is None
 
 
 def test_two_writers_of_known_files_keep_each_others_entries(tmp_path):
-    state = FileState(1, 1)
-    first, second = KnownFiles(tmp_path), KnownFiles(tmp_path)
-    first.remember({Path("a"): (state, "a" * 32)})
-    second.remember({Path("b"): (state, "b" * 32)})
+    files = {name: old_file(tmp_path / name) for name in "ab"}
+    for writer, (name, file) in zip([KnownFiles(tmp_path), KnownFiles(tmp_path)], files.items(), strict=True):
+        writer.remember({file: (file_state(file), name * 32)})
     known = KnownFiles(tmp_path)
-    assert known.digest(Path("a"), state) == "a" * 32
-    assert known.digest(Path("b"), state) == "b" * 32
+    assert [known.digest(file) for file in files.values()] == ["a" * 32, "b" * 32]
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b'{"a": 1', b"\xff\xfe"])
 def test_broken_list_of_known_files_is_begun_anew(tmp_path, content):
     (tmp_path / "files.json").write_bytes(content)
+    file = old_file(tmp_path / "a")
     known = KnownFiles(tmp_path)
-    assert known.digest(Path("a"), FileState(1, 1)) is None
-    known.remember({Path("a"): (FileState(1, 1), "a" * 32)})
-    assert KnownFiles(tmp_path).digest(Path("a"), FileState(1, 1)) == "a" * 32
+    assert known.digest(file) is None
+    known.remember({file: (file_state(file), "a" * 32)})
+    assert KnownFiles(tmp_path).digest(file) == "a" * 32
 
 
 COUNT_UP = """

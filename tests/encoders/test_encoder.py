@@ -117,7 +117,7 @@ def test_frozen_batch_norm_holds_from_the_start():
 
 def test_parameters_are_split_between_backbone_and_head_without_loss():
     encoder = build_encoder("small", dim=8, pooling="gem")
-    backbone, head = list(encoder.backbone_parameters()), list(encoder.head_parameters())
+    backbone, head = list(encoder.backbone.parameters()), list(encoder.head_parameters())
     assert {id(p) for p in backbone}.isdisjoint(id(p) for p in head)
     assert {id(p) for p in [*backbone, *head]} == {id(p) for p in encoder.parameters()}
     assert sorted(p.numel() for p in head) == [1, 8, 8 * encoder.backbone.out_channels]

@@ -6,9 +6,9 @@ import errno
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -16,9 +16,11 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.images import MAX_PIXELS, UnreadableImageError, decode, decode_bytes, read_file
-from nearkin.data.packs import FileState, KnownFiles, PackedImages, PackWriter, Place, read_packs, sole_writer, sweep
+from nearkin.data.images import UnreadableImageError, decode, decode_bytes, read_file
+from nearkin.data.listing import some_of
+from nearkin.data.packs import KnownFiles, PackedImages, PackWriter, Place, file_state, read_packs, sole_writer, sweep
 from nearkin.data.table import ImageTable
+from nearkin.disk import output_error
 from nearkin.errors import DataError
 
 SHORTER_SIDE = 256
@@ -28,6 +30,10 @@ MEMORY_BUDGET = 4 << 30
 # Part of the key of a pack: raise it whenever decoding or shrinking gives other pixels than before.
 _PIXELS_VERSION = 1
 
+_OTHER_PLACE = (
+    "Decoded images are kept there: set NEARKIN_CACHE (from Python cache_dir) to another folder with room for them, or "
+    "data.cache=memory (cache_dir=None) to store nothing"
+)
 _LISTED = 20
 _FREE_SPACE_EVERY = 256
 _MOST_WORKERS = 16
@@ -56,11 +62,7 @@ class OpenedImages:
 
 
 def cache_root() -> Path:
-    """The folder for what is decoded or rendered once: ``NEARKIN_CACHE``, else the user's cache folder.
-
-    >>> isinstance(cache_root(), Path)
-    True
-    """
+    """The folder for what is decoded or rendered once: ``NEARKIN_CACHE``, else the user's cache folder."""
     if chosen := os.environ.get("NEARKIN_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -77,7 +79,6 @@ def open_images(
     cache_dir: Path | None,
     shorter_side: int = SHORTER_SIDE,
     tolerance: float = TOLERANCE,
-    max_pixels: int = MAX_PIXELS,
     memory_budget: int = MEMORY_BUDGET,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -104,22 +105,23 @@ def open_images(
         pixels = ArrayImages(table.images)
         return OpenedImages(table, pixels, digests=tuple(_digest(image.tobytes()) for image in table.images))
 
-    reader = _Reader(shorter_side, max_pixels, workers or usable_cores(), progress)
+    reader = _Reader(shorter_side, workers or usable_cores(), progress)
     paths = [Path(image) for image in table.images]
+    files = list(dict.fromkeys(paths))
     if cache_dir is None:
-        held, digests, unreadable = _hold(paths, reader, memory_budget)
-        rows = _readable_rows(table, paths, unreadable, tolerance)
-        kept = [paths[row] for row in rows]
-        images: Images = HeldImages(kept, [held.get(path) for path in kept], reader.shorter_side, reader.max_pixels)
+        held = _hold(files, reader, memory_budget)
     else:
-        places, digests, unreadable = _pack(paths, reader, Path(cache_dir))
-        rows = _readable_rows(table, paths, unreadable, tolerance)
-        images = PackedImages([places[digests[paths[row]]] for row in rows])
+        places = _pack(files, reader, Path(cache_dir))
+    rows = _readable_rows(table, paths, reader.unreadable, tolerance)
+    kept = [paths[row] for row in rows]
+    digests = tuple(reader.digests[path] for path in kept)
+    images: Images
+    if cache_dir is None:
+        images = HeldImages(kept, held, shorter_side)
+    else:
+        images = PackedImages([places[digest] for digest in digests])
     return OpenedImages(
-        table.take(rows) if unreadable else table,
-        images,
-        tuple(unreadable.values()),
-        tuple(digests[paths[row]] for row in rows),
+        table.take(rows) if reader.unreadable else table, images, tuple(reader.unreadable.values()), digests
     )
 
 
@@ -141,177 +143,134 @@ class ArrayImages:
         return image if image.ndim == 3 else np.broadcast_to(image[:, :, None], (*image.shape, 3))
 
 
+@dataclass(frozen=True, eq=False)
 class SelectedImages:
-    """Some rows of other images, in an order of their own."""
+    """Some ``rows`` of other images, in an order of their own."""
 
-    def __init__(self, images: Images, rows: NDArray[np.int64]) -> None:
-        self._images = images
-        self._rows = rows
+    images: Images
+    rows: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
-        return self._images[int(self._rows[row])]
+        return self.images[int(self.rows[row])]
 
 
+@dataclass(frozen=True, eq=False)
 class HeldImages:
     """Images decoded from files, as far as there was memory for them; the others are decoded when asked for."""
 
-    def __init__(
-        self, paths: Sequence[Path], held: Sequence[NDArray[np.uint8] | None], shorter_side: int, max_pixels: int
-    ) -> None:
-        self._paths = paths
-        self._held = held
-        self._shorter_side = shorter_side
-        self._max_pixels = max_pixels
+    paths: Sequence[Path]
+    held: Mapping[Path, NDArray[np.uint8]]
+    shorter_side: int
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
-        image = self._held[row]
-        if image is not None:
-            return image
-        return decode(self._paths[row], max_pixels=self._max_pixels, shorter_side=self._shorter_side)
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    path: Path
-    digest: str
-    image: NDArray[np.uint8] | None
+        path = self.paths[row]
+        if path in self.held:
+            return self.held[path]
+        return decode(path, shorter_side=self.shorter_side)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads, hashes and decodes files in threads: Pillow's decoders and resampling release the interpreter's lock."""
+    """Reads, hashes and decodes files in threads: Pillow's decoders and resampling release the interpreter's lock.
+
+    Of every file that has been read it keeps the digest of the content, or the error.
+    """
 
     shorter_side: int
-    max_pixels: int
     workers: int
     progress: Progress | None
+    digests: dict[Path, str] = field(default_factory=dict)
+    unreadable: dict[Path, UnreadableImageError] = field(default_factory=dict)
 
-    def read(self, paths: Sequence[Path], known: set[str]) -> Iterator[_Decoded | UnreadableImageError]:
-        """Each file's digest and pixels, in order; files whose digest is in ``known`` are not decoded."""
+    def read(self, files: Sequence[Path], known: Container[str]) -> Iterator[tuple[int, Path, NDArray[np.uint8]]]:
+        """Number, path and pixels of the files, in order, without those whose digest is ``known``."""
 
-        def read_one(path: Path) -> _Decoded | UnreadableImageError:
+        def read_one(path: Path) -> tuple[str, NDArray[np.uint8] | None] | UnreadableImageError:
             try:
-                data = read_file(path, max_pixels=self.max_pixels)
+                data = read_file(path)
                 digest = _digest(data)
                 if digest in known:
-                    return _Decoded(path, digest, None)
-                image = decode_bytes(data, path=path, max_pixels=self.max_pixels, shorter_side=self.shorter_side)
-                return _Decoded(path, digest, image)
+                    return digest, None
+                return digest, decode_bytes(data, path=path, shorter_side=self.shorter_side)
             except UnreadableImageError as error:
                 # A new one, because the traceback of the old holds on to the bytes of the file.
                 return UnreadableImageError(error.path, error.reason)
 
-        for done, result in enumerate(_in_order(read_one, paths, self.workers), start=1):
-            yield result
+        for done, (path, result) in enumerate(
+            zip(files, in_order(read_one, files, self.workers), strict=True), start=1
+        ):
+            if isinstance(result, UnreadableImageError):
+                self.unreadable[path] = result
+            else:
+                self.digests[path], image = result
+                if image is not None:
+                    yield done, path, image
             if self.progress is not None:
-                self.progress(done, len(paths))
+                self.progress(done, len(files))
 
 
-def _hold(
-    paths: Sequence[Path], reader: _Reader, memory_budget: int
-) -> tuple[dict[Path, NDArray[np.uint8]], dict[Path, str], dict[Path, UnreadableImageError]]:
+def _hold(files: Sequence[Path], reader: _Reader, memory_budget: int) -> dict[Path, NDArray[np.uint8]]:
     held: dict[Path, NDArray[np.uint8]] = {}
-    digests: dict[Path, str] = {}
-    unreadable: dict[Path, UnreadableImageError] = {}
-    for result in reader.read(list(dict.fromkeys(paths)), known=set()):
-        if isinstance(result, UnreadableImageError):
-            unreadable[result.path] = result
-            continue
-        digests[result.path] = result.digest
-        if result.image is not None and result.image.nbytes <= memory_budget:
-            memory_budget -= result.image.nbytes
-            held[result.path] = result.image
-    return held, digests, unreadable
+    for _, path, image in reader.read(files, known=()):
+        if image.nbytes <= memory_budget:
+            memory_budget -= image.nbytes
+            held[path] = image
+    return held
 
 
-def _pack(
-    paths: Sequence[Path], reader: _Reader, cache_dir: Path
-) -> tuple[dict[str, Place], dict[Path, str], dict[Path, UnreadableImageError]]:
-    # max_pixels is no part of the key: it decides whether an image is decoded, never what comes out.
+def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, Place]:
+    """Every place by digest, after the files that are in no pack yet have been put into new ones."""
     folder = cache_dir / f"pixels{_PIXELS_VERSION}-side{reader.shorter_side}"
-    files = list(dict.fromkeys(paths))
-    known = KnownFiles(cache_dir)
-    found, stored = _look_up(files, known, folder)
-    if len(found) == len(files):
-        return stored, found, {}
+
+    def look_up(known: KnownFiles) -> tuple[dict[str, Place], list[Path]]:
+        stored = read_packs(folder)
+        found = {path: digest for path in files if (digest := known.digest(path)) in stored}
+        reader.digests.update(found)
+        return stored, [path for path in files if path not in found]
+
+    stored, missing = look_up(KnownFiles(cache_dir))
+    if not missing:
+        return stored
     work = blake2b("\0".join(os.path.abspath(path) for path in files).encode(errors="surrogateescape"), digest_size=8)
     with sole_writer(folder, work.hexdigest()):
         sweep(cache_dir)
         sweep(folder)
-        known.reload()
-        found, stored = _look_up(files, known, folder)
-        missing = [path for path in files if path not in found]
+        known = KnownFiles(cache_dir)
+        stored, missing = look_up(known)
         # Before reading, so that a change during it is noticed the next time.
-        states = {path: FileState.of(path) for path in missing}
-        digests, unreadable = _store(missing, reader, folder, stored)
-        known.remember({path: (state, digests[path]) for path, state in states.items() if state and path in digests})
-    return stored, found | digests, unreadable
+        states = {path: file_state(path) for path in missing}
+        stored |= _store(missing, reader, folder, set(stored))
+        read = [path for path in missing if path not in reader.unreadable]
+        known.remember({path: (state, reader.digests[path]) for path in read if (state := states[path])})
+    return stored
 
 
-def _look_up(files: Sequence[Path], known: KnownFiles, folder: Path) -> tuple[dict[Path, str], dict[str, Place]]:
-    """The digests of files that have not changed since they were packed, and every place by digest."""
-    stored = read_packs(folder)
-    found: dict[Path, str] = {}
-    for path in files:
-        state = FileState.of(path)
-        digest = known.digest(path, state) if state else None
-        if digest is not None and digest in stored:
-            found[path] = digest
-    return found, stored
-
-
-def _store(
-    files: Sequence[Path], reader: _Reader, folder: Path, stored: dict[str, Place]
-) -> tuple[dict[Path, str], dict[Path, UnreadableImageError]]:
-    """Pack the files whose content is not in ``stored`` yet, and add their places to it."""
-    digests: dict[Path, str] = {}
-    unreadable: dict[Path, UnreadableImageError] = {}
-    known = set(stored)
+def _store(files: Sequence[Path], reader: _Reader, folder: Path, known: set[str]) -> dict[str, Place]:
+    """Pack the files whose content is not ``known`` yet: their places."""
     writer = PackWriter(folder)
     done = 0
     try:
         with writer:
-            for done, result in enumerate(reader.read(files, known), start=1):
-                if isinstance(result, UnreadableImageError):
-                    unreadable[result.path] = result
-                    continue
-                digests[result.path] = result.digest
+            for done, path, image in reader.read(files, known):
+                digest = reader.digests[path]
                 # Of two files with the same content both may have been decoded before the first was known.
-                if result.image is not None and result.digest not in known:
-                    known.add(result.digest)
-                    writer.add(result.digest, result.image)
-                if done % _FREE_SPACE_EVERY == 0 and writer.bytes_written:
-                    _check_room(folder, writer.bytes_written * (len(files) - done) // done)
+                if digest in known:
+                    continue
+                known.add(digest)
+                writer.add(digest, image)
+                needed = writer.bytes_written * (len(files) - done) // done
+                if len(known) % _FREE_SPACE_EVERY == 0 and needed > shutil.disk_usage(folder).free:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         needed = writer.bytes_written * len(files) // max(done, 1) - writer.bytes_kept
-        raise DataError(_no_room(error, folder, needed)) from error
-    stored |= writer.places
-    return digests, unreadable
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    if needed > shutil.disk_usage(folder).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _no_room(error: OSError, folder: Path, needed: int) -> str:
-    advice = (
-        "set NEARKIN_CACHE (from Python cache_dir) to a folder with room, or data.cache=memory (cache_dir=None) "
-        "to store nothing"
-    )
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"cannot write decoded images to {folder} ({error.strerror or error}); {advice}"
-    free = shutil.disk_usage(folder).free
-    return (
-        f"no room for the decoded images in {folder}: about {needed / 1e6:,.0f} MB more are needed and "
-        f"{free / 1e6:,.0f} MB are free; {advice}"
-    )
+        raise output_error(error, folder, needed=needed, advice=_OTHER_PLACE) from error
+    return writer.places
 
 
 def _readable_rows(
@@ -320,15 +279,13 @@ def _readable_rows(
     rows = [row for row, path in enumerate(paths) if path not in unreadable]
     lost = len(paths) - len(rows)
     if lost and lost / len(paths) >= tolerance:
-        listing = [f"  {error}" for error in list(unreadable.values())[:_LISTED]]
-        if len(unreadable) > _LISTED:
-            listing.append(f"  ... and {len(unreadable) - _LISTED:,} more")
+        listing = some_of([str(error) for error in unreadable.values()], most=_LISTED)
         if not rows:
-            raise DataError(f"none of the {len(paths):,} images of {table.name!r} can be read:\n" + "\n".join(listing))
+            raise DataError(f"none of the {len(paths):,} images of {table.name!r} can be read:\n{listing}")
         raise DataError(
             f"{lost:,} of the {len(paths):,} images of {table.name!r} cannot be read; fewer than {tolerance:.2%} would "
-            "be left out:\n" + "\n".join(listing) + "\nRepair or remove these files, or raise "
-            "data.unreadable_tolerance (from Python tolerance)."
+            f"be left out:\n{listing}\nRepair or remove these files, or raise data.unreadable_tolerance (from Python "
+            "tolerance)."
         )
     return rows
 
@@ -341,10 +298,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
     """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory."""
     pending: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
+    with ThreadPoolExecutor(workers, thread_name_prefix="nearkin-images") as pool:
         try:
             for item in items:
                 pending.append(pool.submit(function, item))

@@ -17,7 +17,8 @@ from nearkin.errors import DataError
 
 DECODED, GLYPHS = "decoded", "glyphs"
 
-_PACKS = re.compile(r"pixels\d+-side(\d+)")
+_PACKS = re.compile(r"pixels\d+-side\d+")
+_ENDINGS = (".bin", ".npz", ".tmp", ".lock")
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ class CacheContents:
 
 
 def cache_contents(root: Path | None = None) -> CacheContents:
-    """What nearkin keeps below ``root``, by default the cache folder; files that are not its own do not count.
-
-    >>> import tempfile
-    >>> cache_contents(Path(tempfile.mkdtemp())).parts
-    ()
-    """
+    """What nearkin keeps below ``root``, by default the cache folder; files that are not its own do not count."""
     root = cache_root() if root is None else Path(root)
-    parts = [_packs(folder) for folder in _pack_folders(root)]
+    parts = []
+    for folder in _pack_folders(root):
+        files = sorted(file for file in folder.iterdir() if file.suffix in _ENDINGS and file.is_file())
+        parts.append(
+            _part(f"decoded, shorter side {folder.name.partition('-side')[2]}", len(read_packs(folder)), files)
+        )
     if known := [file for file in (root / DECODED).glob("files.json*") if file.is_file()]:
         parts.append(_part("which files have been decoded", 0, known))
     if drawn := sorted((root / GLYPHS).glob("glyphs-*.*")):
@@ -89,14 +90,6 @@ def clear_cache(root: Path | None = None) -> CacheContents:
 
 def _pack_folders(root: Path) -> list[Path]:
     return sorted(folder for folder in (root / DECODED).glob("pixels*") if _PACKS.fullmatch(folder.name))
-
-
-def _packs(folder: Path) -> CachePart:
-    named = _PACKS.fullmatch(folder.name)
-    assert named is not None
-    endings = (".bin", ".npz", ".tmp", ".lock")
-    files = sorted(file for file in folder.iterdir() if file.suffix in endings and file.is_file())
-    return _part(f"decoded, shorter side {named[1]}", len(read_packs(folder)), files)
 
 
 def _part(what: str, images: int, files: Iterable[Path]) -> CachePart:

@@ -5,26 +5,17 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from nearkin.data.folder_tree import Folder, scan
 from nearkin.data.formats import MANIFEST_ENDINGS, is_archive
 from nearkin.data.listing import class_name, natural_key, readable, some_of
-from nearkin.data.table import ImageTable, LeftOut
+from nearkin.data.table import SPLITS, ImageTable, LeftOut
 from nearkin.errors import DataError, RecipeError
 from nearkin.suggest import did_you_mean
 
-SPLIT_FOLDERS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-    "query": "query",
-    "gallery": "gallery",
-}
+SPLIT_FOLDERS = {split: split for split in SPLITS} | {"valid": "validation", "val": "validation"}
 
 _COMMON = "jpg, png, webp, gif, tif, bmp, avif and what else Pillow reads"
 
@@ -78,39 +69,42 @@ def folder_table(root: str | Path, *, name: str | None = None, kinds: Kinds | No
 
     splits = _split_folders(tree)
     tops = splits or [tree]
-    groups = [(SPLIT_FOLDERS[top.key] if splits else "train", top, folder) for top in tops for folder in top.folders]
+    class_folders = [(top, folder) for top in tops for folder in top.folders]
     strays = list(tree.own_images())
     if splits:
-        strays += [image for top in splits for image in top.own_images()]
-        strays += [image for top in tree.folders if top.key not in SPLIT_FOLDERS for image in top.every_image()]
+        no_splits = [folder for top in tree.folders if top.key not in SPLIT_FOLDERS for folder in top.holding_images()]
+        strays += [image for folder in (*splits, *no_splits) for image in folder.own_images()]
     if kinds is None:
-        _check_flat(root, [(top, folder) for _, top, folder in groups])
+        _check_flat(root, class_folders)
 
-    images: list[tuple[str, Path]] = []
-    labels: list[str] = []
-    in_split: list[str] = []
-    for split, top, folder in groups:
-        for kind in folder.holding_images():
-            found = list(kind.own_images())
-            images += found
-            labels += [_label(_below(kind, top), "deepest" if kinds == "deepest" else "top")] * len(found)
-            in_split += [split] * len(found)
+    rows = [
+        (SPLIT_FOLDERS[top.key] if splits else "train", _label(kind, top, kinds), *image)
+        for top, folder in class_folders
+        for kind in folder.holding_images()
+        for image in kind.own_images()
+    ]
+    in_split, labels, ids, images = zip(*rows, strict=True)
     classes = sorted(set(labels), key=natural_key)
     if len(classes) < 2:
         raise DataError(
             f"{str(root)!r} has images of one class only ({classes[0]!r}), at least two are needed; "
             f"{_expected_layout(root)}"
         )
-    table = ImageTable.build(
+    left_out = []
+    if strays:
+        left_out.append(LeftOut(len(strays), "images", "in no class folder", strays[0][0], picture=True))
+    # Archives made on macOS bring a folder of hidden files along.
+    if empty := [folder for top in tops for folder in top.empty if not folder.startswith("__")]:
+        left_out.append(LeftOut(len(empty), "folders", "without an image that can be read", empty[0]))
+    return ImageTable.build(
         name or readable(root.resolve().name),
-        [path for _, path in images],
+        images,
         labels,
         splits=in_split,
-        ids=[name for name, _ in images],
+        ids=ids,
         class_names=classes,
+        left_out=(*left_out, *others),
     )
-    empty = [folder for top in tops for folder in top.empty]
-    return replace(table, left_out=(*_counted(strays, empty), *others))
 
 
 def list_images(root: str | Path) -> list[Path]:
@@ -136,30 +130,21 @@ def folder_images(root: str | Path, *, kinds: Kinds | None = None) -> ImageTable
     if not (tree.images or tree.folders):
         raise DataError(f"{str(root)!r} holds no images ({_COMMON}){_beside(others)}")
     try:
-        splits = {split.below_root for split in _split_folders(tree)}
+        splits = _split_folders(tree)
     except DataError:
-        splits = set()
-    images: list[tuple[str, Path]] = []
-    labels: list[str] = []
+        splits = []
+    rows = []
     for folder in tree.holding_images():
-        found = list(folder.own_images())
-        below = next((folder.below_root[len(split) :] for split in splits if folder.below_root.startswith(split)), None)
-        label = _label(folder.below_root if below is None else below, kinds)
-        images += found
-        labels += [label] * len(found)
-    table = ImageTable.build(
-        readable(root.resolve().name),
-        [path for _, path in images],
-        labels,
-        splits=["test"] * len(images),
-        ids=[name for name, _ in images],
-    )
-    return replace(table, left_out=others)
+        top = next((split for split in splits if folder.below_root.startswith(split.below_root)), tree)
+        rows += [(_label(folder, top, kinds), *image) for image in folder.own_images()]
+    labels, ids, images = zip(*rows, strict=True)
+    name = readable(root.resolve().name)
+    return ImageTable.build(name, images, labels, splits=["test"] * len(images), ids=ids, left_out=others)
 
 
-def _label(below: str, kinds: Kinds | None) -> str:
-    """The class of images whose folder is ``below`` the root or split; names end in a slash."""
-    parts = [class_name(part) for part in below.split("/")[:-1]]
+def _label(folder: Folder, top: Folder, kinds: Kinds | None) -> str:
+    """The class of the images in a folder: its path below the root or split, or the first part of it."""
+    parts = [class_name(part) for part in folder.below_root[len(top.below_root) :].split("/")[:-1]]
     return "/".join(parts[:1] if kinds == "top" else parts)
 
 
@@ -168,8 +153,8 @@ def _check_flat(root: Path, class_folders: list[tuple[Folder, Folder]]) -> None:
     nested = [kind for _, folder in class_folders if folder.folders for kind in folder.holding_images()]
     if not nested:
         return
-    deepest = {_label(_below(kind, top), None) for top, folder in class_folders for kind in folder.holding_images()}
-    tops = sorted({_label(_below(folder, top), "top") for top, folder in class_folders}, key=natural_key)
+    deepest = {_label(kind, top, None) for top, folder in class_folders for kind in folder.holding_images()}
+    tops = sorted({_label(folder, top, "top") for top, folder in class_folders}, key=natural_key)
     example = next(name for name in sorted(deepest, key=natural_key) if "/" in name)
     listed = [f"{kind.below_root} ({len(kind.images):,} images)" for kind in nested]
     advice = ""
@@ -181,16 +166,6 @@ def _check_flat(root: Path, class_folders: list[tuple[Folder, Folder]]) -> None:
         f"{example!r}; with --kinds top the {len(tops):,} at the top, such as {tops[0]!r}, each with all below it "
         f"(in a recipe data.kinds, from Python kinds).{advice}"
     )
-
-
-def _counted(strays: list[tuple[str, Path]], empty: list[str]) -> list[LeftOut]:
-    counted = []
-    if strays:
-        counted.append(LeftOut(len(strays), "images", "in no class folder", strays[0][0], picture=True))
-    # Archives made on macOS bring a folder of hidden files along.
-    if empty := [name for name in empty if not name.startswith("__")]:
-        counted.append(LeftOut(len(empty), "folders", "without an image that can be read", empty[0]))
-    return counted
 
 
 def _split_folders(tree: Folder) -> list[Folder]:
@@ -238,10 +213,6 @@ def nearest_folder(missing: Path) -> str:
     by_key = {folder.casefold(): folder for folder in sorted(beside)}
     near = difflib.get_close_matches(missing.name.casefold(), by_key, n=1)
     return f"; did you mean {str(missing.parent / by_key[near[0]])!r}?" if near else ""
-
-
-def _below(folder: Folder, top: Folder) -> str:
-    return folder.below_root[len(top.below_root) :]
 
 
 def _beside(others: tuple[LeftOut, ...]) -> str:

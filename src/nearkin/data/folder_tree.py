@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +36,6 @@ class Folder:
         for image in self.images:
             yield self.below_root + readable(image), self.path / image
 
-    def every_image(self) -> Iterator[tuple[str, Path]]:
-        for folder in self.holding_images():
-            yield from folder.own_images()
-
     def holding_images(self) -> Iterator[Folder]:
         """This folder and those below it, as far as images lie directly in them."""
         if self.images:
@@ -49,23 +46,18 @@ class Folder:
 
 def scan(root: Path) -> tuple[Folder, tuple[LeftOut, ...]]:
     """A folder with all below it, and by their endings the files that are no images; hidden files do not count."""
-    others: dict[str, tuple[int, str]] = {}
+    others: dict[str, list[str]] = defaultdict(list)
     tree = _scan(root, below_root="", above=frozenset(), others=others)
     left_out = [
-        LeftOut(count, what, _NOTHING_THERE if what == _BROKEN else why_left_out(what), example, is_picture(what))
-        for what, (count, example) in others.items()
+        LeftOut(
+            len(names), what, _NOTHING_THERE if what == _BROKEN else why_left_out(what), min(names), is_picture(what)
+        )
+        for what, names in others.items()
     ]
     return tree, tuple(sorted(left_out, key=lambda each: (-each.count, each.what)))
 
 
-def _count(others: dict[str, tuple[int, str]], what: str, name: str) -> None:
-    count, example = others.get(what, (0, name))
-    others[what] = (count + 1, min(example, name))
-
-
-def _scan(
-    path: Path, *, below_root: str, above: frozenset[tuple[int, int]], others: dict[str, tuple[int, str]]
-) -> Folder:
+def _scan(path: Path, *, below_root: str, above: frozenset[tuple[int, int]], others: dict[str, list[str]]) -> Folder:
     """``above`` are the folders it lies in, against links that go in circles."""
     images: list[str] = []
     folders: list[str] = []
@@ -75,20 +67,18 @@ def _scan(
         here = above | {(status.st_dev, status.st_ino)}
         with os.scandir(path) as entries:
             for entry in entries:
+                ending = os.path.splitext(entry.name)[1].lower()
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
                     below = entry.stat()
                     if (below.st_dev, below.st_ino) not in here:
                         folders.append(entry.name)
-                    continue
-                ending = os.path.splitext(entry.name)[1].lower()
-                if ending not in extensions:
-                    _count(others, ending or _NO_ENDING, below_root + readable(entry.name))
-                elif entry.is_file():
+                elif ending in extensions and entry.is_file():
                     images.append(entry.name)
                 else:
-                    _count(others, _BROKEN, below_root + readable(entry.name))
+                    what = _BROKEN if ending in extensions else ending or _NO_ENDING
+                    others[what].append(below_root + readable(entry.name))
     except OSError as error:
         raise DataError(f"cannot read the folder {str(path)!r}: {error.strerror or error}") from error
     scanned = [

@@ -52,7 +52,7 @@ _ARCHIVE_STARTS = (
     b"\xfd7zXZ",
     b"7z\xbc\xaf",
     b"Rar!",
-    b"\x28\xb5\x2f\xfd",
+    b"(\xb5/\xfd",
 )
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 

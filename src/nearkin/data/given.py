@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from nearkin.data.cache import Images
-from nearkin.data.images import MAX_PIXELS, decode, decode_bytes, decode_picture
+from nearkin.data.images import decode, decode_bytes, decode_picture
 from nearkin.errors import DataError
 
 Picture: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor"
@@ -37,12 +37,9 @@ class GivenImages:
     (2, (4, 6, 3), (4, 6, 3))
     """
 
-    def __init__(
-        self, given: Picture | Iterable[Picture], *, shorter_side: int | None, max_pixels: int = MAX_PIXELS
-    ) -> None:
+    def __init__(self, given: Picture | Iterable[Picture], *, shorter_side: int | None) -> None:
         self._items = [_checked(item, place) for place, item in enumerate(_many(given), start=1)]
         self._shorter_side = shorter_side
-        self._max_pixels = max_pixels
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -52,16 +49,15 @@ class GivenImages:
         item = self._items[row]
         name = Path(f"image {row + 1} of those given")
         if isinstance(item, Path):
-            return decode(item, max_pixels=self._max_pixels, shorter_side=self._shorter_side)
+            return decode(item, shorter_side=self._shorter_side)
         if isinstance(item, bytes):
-            return decode_bytes(item, path=name, max_pixels=self._max_pixels, shorter_side=self._shorter_side)
+            return decode_bytes(item, path=name, shorter_side=self._shorter_side)
         if isinstance(item, Image.Image):
             path = Path(getattr(item, "filename", "") or name)
             # The same image may have been given twice, and Pillow's images are not made to be read by two threads.
             with self._lock:
-                return decode_picture(item, path=path, max_pixels=self._max_pixels, shorter_side=self._shorter_side)
-        image = Image.fromarray(item)
-        return decode_picture(image, path=name, max_pixels=self._max_pixels, shorter_side=self._shorter_side)
+                return decode_picture(item, path=path, shorter_side=self._shorter_side)
+        return decode_picture(Image.fromarray(item), path=name, shorter_side=self._shorter_side)
 
 
 def as_images(given: Images | Picture | Iterable[Picture], *, shorter_side: int | None) -> Images:

@@ -17,6 +17,7 @@ from nearkin.data.formats import DRAWINGS, is_heic, teach_pillow_heic
 from nearkin.errors import DataError
 
 MAX_PIXELS = 120_000_000
+"""An image with more, by the size in its file's header, is refused before any pixel is decoded."""
 
 # Uncompressed 16-bit RGBA, the widest pixel that cameras and scanners write.
 _MOST_BYTES_PER_PIXEL = 8
@@ -52,13 +53,12 @@ class UnreadableImageError(DataError):
         return f"{self.path}: {self.reason}"
 
 
-def decode(path: Path | str, *, max_pixels: int = MAX_PIXELS, shorter_side: int | None = None) -> NDArray[np.uint8]:
+def decode(path: Path | str, *, shorter_side: int | None = None) -> NDArray[np.uint8]:
     """The image at ``path`` as an RGB array ``[H, W, 3]``, upright, or :class:`UnreadableImageError`.
 
     Greyscale (8 and 16 bits), palette and CMYK images become RGB, transparent ones are laid on white, and of an
-    animation the first frame is taken. The size in the file's header is compared with ``max_pixels`` before any pixel
-    is decoded. With ``shorter_side`` an image whose shorter side is longer is shrunk to it, which lets large JPEG files
-    be decoded at a fraction of their size.
+    animation the first frame is taken. With ``shorter_side`` an image whose shorter side is longer is shrunk to it,
+    which lets large JPEG files be decoded at a fraction of their size.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -69,11 +69,10 @@ def decode(path: Path | str, *, max_pixels: int = MAX_PIXELS, shorter_side: int 
     ((2, 4, 3), [200, 200, 200])
     """
     path = Path(path)
-    data = read_file(path, max_pixels=max_pixels)
-    return decode_bytes(data, path=path, max_pixels=max_pixels, shorter_side=shorter_side)
+    return decode_bytes(read_file(path), path=path, shorter_side=shorter_side)
 
 
-def read_file(path: Path, *, max_pixels: int = MAX_PIXELS) -> bytes:
+def read_file(path: Path) -> bytes:
     """The bytes of an image file, unless there is no such regular file or it is too large to be an image.
 
     >>> read_file(Path("no such file.png"))
@@ -81,14 +80,14 @@ def read_file(path: Path, *, max_pixels: int = MAX_PIXELS) -> bytes:
     ...
     nearkin.data.images.UnreadableImageError: no such file.png: no such file
     """
-    limit = max_pixels * _MOST_BYTES_PER_PIXEL + (1 << 20)
+    limit = MAX_PIXELS * _MOST_BYTES_PER_PIXEL + (1 << 20)
     try:
         status = os.stat(path)
         # Opening a pipe would wait for ever for somebody to write to it.
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableImageError(path, "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file")
         if status.st_size > limit:
-            raise UnreadableImageError(path, f"too large: {status.st_size:,} bytes for at most {max_pixels:,} pixels")
+            raise UnreadableImageError(path, f"too large: {status.st_size:,} bytes for at most {MAX_PIXELS:,} pixels")
         with open(path, "rb") as file:
             data = file.read(limit)
     except (OSError, ValueError) as error:
@@ -98,15 +97,13 @@ def read_file(path: Path, *, max_pixels: int = MAX_PIXELS) -> bytes:
     return data
 
 
-def decode_bytes(
-    data: bytes, *, path: Path, max_pixels: int = MAX_PIXELS, shorter_side: int | None = None
-) -> NDArray[np.uint8]:
+def decode_bytes(data: bytes, *, path: Path, shorter_side: int | None = None) -> NDArray[np.uint8]:
     """Like :func:`decode`, from the bytes that were read from ``path``."""
     _hush_pillow()
     teach_pillow_heic()
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            _check_size(opened, path, max_pixels)
+            _check_size(opened, path)
             if opened.format in DRAWINGS:
                 raise UnreadableImageError(path, f"a drawing ({opened.format}), not pixels; export it as PNG")
             if shorter_side is not None and opened.format in ("JPEG", "MPO"):
@@ -121,9 +118,7 @@ def decode_bytes(
         raise UnreadableImageError(path, _reason(error)) from error
 
 
-def decode_picture(
-    image: Image.Image, *, path: Path, max_pixels: int = MAX_PIXELS, shorter_side: int | None = None
-) -> NDArray[np.uint8]:
+def decode_picture(image: Image.Image, *, path: Path, shorter_side: int | None = None) -> NDArray[np.uint8]:
     """Like :func:`decode`, from an image that Pillow has opened or made; ``path`` is what errors call it.
 
     A file that was opened but not yet read is read here from its beginning, which gives the same pixels as its path
@@ -135,9 +130,9 @@ def decode_picture(
         image.fp.seek(0)
         data = image.fp.read()
         image.fp.seek(place)
-        return decode_bytes(data, path=path, max_pixels=max_pixels, shorter_side=shorter_side)
+        return decode_bytes(data, path=path, shorter_side=shorter_side)
     try:
-        _check_size(image, path, max_pixels)
+        _check_size(image, path)
         return _pixels(image, shorter_side)
     except UnreadableImageError:
         raise
@@ -145,10 +140,10 @@ def decode_picture(
         raise UnreadableImageError(path, _reason(error)) from error
 
 
-def _check_size(opened: Image.Image, path: Path, max_pixels: int) -> None:
+def _check_size(opened: Image.Image, path: Path) -> None:
     width, height = opened.size
-    if width * height > max_pixels or max(width, height) > _LONGEST_SIDE:
-        raise UnreadableImageError(path, f"too large: {width} x {height} pixels, allowed are {max_pixels:,}")
+    if width * height > MAX_PIXELS or max(width, height) > _LONGEST_SIDE:
+        raise UnreadableImageError(path, f"too large: {width} x {height} pixels, allowed are {MAX_PIXELS:,}")
     if not width * height:
         raise UnreadableImageError(path, f"no pixels: {width} x {height}")
 
@@ -156,7 +151,7 @@ def _check_size(opened: Image.Image, path: Path, max_pixels: int) -> None:
 def _pixels(opened: Image.Image, shorter_side: int | None) -> NDArray[np.uint8]:
     opened.load()
     image = _upright(_as_rgb(opened), opened)
-    return _array(image if shorter_side is None else _shrunk(image, shorter_side))
+    return np.array(image if shorter_side is None else _shrunk(image, shorter_side), dtype=np.uint8)
 
 
 def resized_shape(height: int, width: int, shorter_side: int) -> tuple[int, int]:
@@ -213,21 +208,13 @@ def _upright(pixels: Image.Image, opened: Image.Image) -> Image.Image:
     return pixels if turn is None else pixels.transpose(turn)
 
 
-def _array(image: Image.Image) -> NDArray[np.uint8]:
-    return np.array(image, dtype=np.uint8)
-
-
 def _reason(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file"
-    if isinstance(error, PermissionError):
-        return "permission denied"
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or a format that Pillow cannot read"
     if isinstance(error, Image.DecompressionBombError):
         return f"too large: {error}"
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+        return "no such file" if isinstance(error, FileNotFoundError) else error.strerror.lower()
     first_line = str(error).strip().partition("\n")[0]
     return first_line if first_line and isinstance(error, OSError) else f"{type(error).__name__}: {first_line}"
 

@@ -70,9 +70,6 @@ class Listing:
 
     Every folder is read once, because asking after a hundred thousand files one by one takes minutes on a network
     file system. A name matches whichever way its accents are composed.
-
-    >>> Listing(Path("."))["no/such/file.jpg"] is None
-    True
     """
 
     def __init__(self, base: Path) -> None:
@@ -94,30 +91,37 @@ class Listing:
 
     def _folder(self, name: str) -> tuple[Path, dict[str, str]] | None:
         if name not in self._folders:
-            self._folders[name] = self._read(name)
+            path = self._spelled(name)
+            contents = _files(path)
+            self._folders[name] = None if contents is None else (Path(path), contents)
         return self._folders[name]
 
-    def _read(self, name: str) -> tuple[Path, dict[str, str]] | None:
+    def _spelled(self, name: str) -> str:
+        """The path of a folder below the base, as the disk spells it."""
         path = os.path.join(self.base, name)
-        contents = _files(path)
-        if contents is None:
-            path = self._respell(name)
-            contents = _files(path)
-        return None if contents is None else (Path(path), contents)
-
-    def _respell(self, name: str) -> str:
         parent, last = os.path.split(name)
-        above = os.path.join(self.base, parent) if parent in ("", name) else self._respell_existing(parent)
+        if os.path.isdir(path) or parent == name:
+            return path
+        above = self._spelled(parent)
         wanted = unicodedata.normalize("NFC", last)
-        if os.path.isdir(above):
-            for entry in os.listdir(above):
-                if unicodedata.normalize("NFC", entry) == wanted:
-                    return os.path.join(above, entry)
-        return os.path.join(above, last)
+        entries = os.listdir(above) if os.path.isdir(above) else []
+        return os.path.join(above, next((e for e in entries if unicodedata.normalize("NFC", e) == wanted), last))
 
-    def _respell_existing(self, name: str) -> str:
-        path = os.path.join(self.base, name)
-        return path if os.path.isdir(path) else self._respell(name)
+
+def existing_images(
+    base: Path, names: Sequence[str], *, listed_in: str, lines: Sequence[int] | None = None, advice: str = ""
+) -> list[Path]:
+    """The images' paths below ``base``, or an error that says how many are missing and names the first ten."""
+    listing = Listing(base)
+    found = [listing[name] for name in names]
+    shown = names if lines is None else [f"line {line}: {name}" for line, name in zip(lines, names, strict=True)]
+    missing = [name for name, image in zip(shown, found, strict=True) if image is None]
+    if missing:
+        raise DataError(
+            f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing "
+            f"(paths are relative to {str(base)!r}{advice}):\n{some_of(missing)}"
+        )
+    return [image for image in found if image is not None]
 
 
 def _files(folder: str) -> dict[str, str] | None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.data.cache import Images, usable_cores
+from nearkin.data.cache import Images, in_order, usable_cores
 from nearkin.data.transforms import Transform
 from nearkin.samplers import BatchSampler
 
@@ -72,17 +73,18 @@ class TrainingLoader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __iter__(self) -> Iterator[Batch]:
-        waiting: deque[tuple[int, NDArray[np.int64], dict[str, Any], list[Future[None]], Tensor]] = deque()
+        waiting: deque[tuple[Batch, dict[str, Any], list[Future[None]]]] = deque()
         while True:
             while len(waiting) <= self.sampler.lookahead:
                 waiting.append(self._begin())
-            number, rows, state, pending, pixels = waiting.popleft()
+            batch, state, pending = waiting.popleft()
             for future in pending:
                 future.result()
             self.sampler_state = state
-            yield Batch(number, rows, pixels, self.labels[torch.from_numpy(rows)])
+            yield batch
 
-    def _begin(self) -> tuple[int, NDArray[np.int64], dict[str, Any], list[Future[None]], Tensor]:
+    def _begin(self) -> tuple[Batch, dict[str, Any], list[Future[None]]]:
+        """The next batch, whose pixels are there when the futures are done, and the sampler's state after it."""
         rows = self.sampler.next_batch()
         number, self._next_number = self._next_number, self._next_number + 1
         size = self.transform.size
@@ -95,7 +97,7 @@ class TrainingLoader:
                 target[place] = self.transform.train(self.images[int(rows[place])], rng)
 
         pending = [self._pool.submit(prepare, part) for part in _parts(len(rows), self._workers)]
-        return number, rows, self.sampler.state_dict(), pending, pixels
+        return Batch(number, rows, pixels, self.labels[torch.from_numpy(rows)]), self.sampler.state_dict(), pending
 
 
 def evaluation_batches(
@@ -113,23 +115,11 @@ def evaluation_batches(
     def prepare(part: NDArray[np.int64]) -> NDArray[np.uint8]:
         return np.stack([transform.evaluate(images[int(row)]) for row in part])
 
-    def begin(pool: ThreadPoolExecutor, start: int) -> list[Future[NDArray[np.uint8]]]:
-        chunk = order[start : start + batch_size]
-        return [pool.submit(prepare, chunk[part.start : part.stop]) for part in _parts(len(chunk), threads)]
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="nearkin-evaluation") as pool:
-        waiting: deque[list[Future[NDArray[np.uint8]]]] = deque()
-        starts = iter(range(0, len(order), batch_size))
-        for start in starts:
-            waiting.append(begin(pool, start))
-            if len(waiting) > 2:
-                yield _collect(waiting.popleft())
-        while waiting:
-            yield _collect(waiting.popleft())
-
-
-def _collect(parts: list[Future[NDArray[np.uint8]]]) -> Tensor:
-    return torch.from_numpy(np.concatenate([part.result() for part in parts]))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    parts = [[batch[part.start : part.stop] for part in _parts(len(batch), threads)] for batch in batches]
+    prepared = in_order(prepare, chain.from_iterable(parts), threads)
+    for batch in parts:
+        yield torch.from_numpy(np.concatenate(list(islice(prepared, len(batch)))))
 
 
 def _parts(count: int, workers: int) -> list[range]:

@@ -6,18 +6,21 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from nearkin.data.folder import SPLIT_FOLDERS
 from nearkin.data.formats import ARCHIVE_ENDINGS, OTHER_FILES, is_archive, is_image_file, why_left_out
-from nearkin.data.listing import Listing, class_name, natural_key, some_of
+from nearkin.data.listing import class_name, existing_images, natural_key
 from nearkin.data.table import SPLITS, ImageTable
 from nearkin.errors import DataError
 from nearkin.suggest import did_you_mean
 
-PATH_COLUMNS = ("path", "image", "file", "filename")
-LABEL_COLUMNS = ("label", "class")
+COLUMNS = {
+    "path": ("path", "image", "file", "filename"),
+    "label": ("label", "class"),
+    "split": ("split",),
+    "id": ("id",),
+}
 DELIMITERS = (",", ";", "\t")
 
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
@@ -56,84 +59,66 @@ def manifest_images(path: str | Path) -> ImageTable:
     return _read(path, None, need_labels=False)
 
 
+class _LineError(Exception):
+    """A line of a list, and what is wrong with it."""
+
+
 def _read(path: str | Path, root: str | Path | None, *, need_labels: bool) -> ImageTable:
     path = Path(path).expanduser()
-    text = _read_text(path)
+    base = Path(root).expanduser() if root is not None else path.parent
+    try:
+        return _table(path, _read_text(path), base, need_labels=need_labels)
+    except _LineError as error:
+        line, problem = error.args
+        raise DataError(f"{str(path)!r} line {line}: {problem}") from error
+
+
+def _table(path: Path, text: str, base: Path, *, need_labels: bool) -> ImageTable:
     is_json = path.suffix.lower() in _JSON_ENDINGS or text.lstrip().startswith("{")
-    rows = list(_json_rows(path, text) if is_json else _csv_rows(path, text))
+    if is_json and text.lstrip().startswith("["):
+        raise DataError(f"{str(path)!r} is one JSON array; write one object per line instead (JSON Lines)")
+    rows = dict(_json_rows(text) if is_json else _csv_rows(text))
     if not rows:
         raise DataError(f"{str(path)!r} lists no images")
+    names = list(dict.fromkeys(column for row in rows.values() for column in row))
+    by_key = {name.casefold(): name for name in reversed(names)}
+    columns: dict[str, str] = {}
+    for meaning, accepted in COLUMNS.items():
+        if spelling := next((by_key[key] for key in accepted if key in by_key), None):
+            columns[meaning] = spelling
+    needed = ("path", "label") if need_labels else ("path",)
+    if lacking := [COLUMNS[meaning] for meaning in needed if meaning not in columns]:
+        raise DataError(
+            f"{str(path)!r} needs a column {' and '.join(' or '.join(map(repr, accepted)) for accepted in lacking)}; "
+            f"its columns are {', '.join(map(repr, names))}"
+        )
 
-    names = list(dict.fromkeys(column for row in rows for column in row.values))
-    columns = _Columns.among(path, names, need_labels=need_labels)
-    files = [row.required(columns.path).replace("\\", "/") for row in rows]
-    if need_labels:
-        labels = [class_name(row.required(columns.label)) for row in rows]
-    else:
-        labels = [class_name(row.values.get(columns.label, "")) for row in rows]
+    def values(meaning: str) -> list[str]:
+        column = columns[meaning]
+        for line, row in rows.items():
+            if not row.get(column, "").strip():
+                raise _LineError(line, f"column {column!r} is empty")
+        return [row[column].strip() for row in rows.values()]
+
+    files = [file.replace("\\", "/") for file in values("path")]
+    labels = values("label") if need_labels else [row.get(columns.get("label", ""), "") for row in rows.values()]
+    labels = [class_name(label) for label in labels]
     classes = sorted(set(labels), key=natural_key)
     if need_labels and len(classes) < 2:
         raise DataError(f"{str(path)!r} has images of one class only ({classes[0]!r}), at least two are needed")
+    splits = ["train"] * len(rows)
+    if "split" in columns:
+        splits = [_split(line, columns["split"], value) for line, value in zip(rows, values("split"), strict=True)]
+    others = [name for name in names if name not in columns.values()]
     return ImageTable.build(
         path.stem,
-        _existing_images(path, rows, files, Path(root).expanduser() if root is not None else path.parent),
+        existing_images(base, files, listed_in=repr(str(path)), lines=[*rows], advice="; give root to change that"),
         labels,
-        splits=[_split(row, columns.split) if columns.split else "train" for row in rows],
-        ids=_unique_ids(rows, [row.required(columns.id) for row in rows] if columns.id else files),
+        splits=splits,
+        ids=_unique(dict(zip(rows, values("id") if "id" in columns else files, strict=True))),
         class_names=classes,
-        columns={column: [row.values.get(column, "") for row in rows] for column in columns.others},
+        columns={column: [row.get(column, "") for row in rows.values()] for column in others},
     )
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One image's values by column, and where they stand."""
-
-    path: Path
-    line: int
-    values: dict[str, str]
-
-    def required(self, column: str) -> str:
-        value = self.values.get(column, "").strip()
-        if not value:
-            raise self.error(f"column {column!r} is empty")
-        return value
-
-    def error(self, problem: str) -> DataError:
-        return _error(self.path, self.line, problem)
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Which of a manifest's columns mean what, in the manifest's own spelling."""
-
-    path: str
-    label: str
-    split: str | None
-    id: str | None
-    others: tuple[str, ...]
-
-    @classmethod
-    def among(cls, path: Path, names: list[str], *, need_labels: bool) -> _Columns:
-        by_key = {name.casefold(): name for name in reversed(names)}
-        found: dict[str, str | None] = {}
-        meanings = {"path": PATH_COLUMNS, "label": LABEL_COLUMNS, "split": ("split",), "id": ("id",)}
-        for meaning, accepted in meanings.items():
-            found[meaning] = next((by_key[key] for key in accepted if key in by_key), None)
-        image, label = found["path"], found["label"]
-        if label is None and not need_labels:
-            label = LABEL_COLUMNS[0]
-        if image is None or label is None:
-            wanted = " and ".join(
-                " or ".join(repr(name) for name in accepted)
-                for column, accepted in ((image, PATH_COLUMNS), (label, LABEL_COLUMNS))
-                if column is None
-            )
-            raise DataError(
-                f"{str(path)!r} needs a column {wanted}; its columns are {', '.join(repr(name) for name in names)}"
-            )
-        used = set(found.values())
-        return cls(image, label, found["split"], found["id"], tuple(name for name in names if name not in used))
 
 
 def _read_text(path: Path) -> str:
@@ -155,7 +140,7 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         byte = f"0x{content[error.start]:02x}"
-        raise _error(path, line, f"byte {byte} is not UTF-8; save the file as 'CSV UTF-8'") from error
+        raise _LineError(line, f"byte {byte} is not UTF-8; save the file as 'CSV UTF-8'") from error
 
 
 def _check_is_list(path: Path) -> None:
@@ -175,25 +160,35 @@ def _check_is_list(path: Path) -> None:
         )
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[_Row]:
-    skipped = 0
+def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The line and the values by column of each row."""
     first, _, rest = text.partition("\n")
     if first.strip().lower().startswith("sep="):  # a hint that spreadsheets write for each other
-        text, skipped = rest, 1
-    header_line = text.lstrip("\r\n").partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(header_line), strict=True)
-    header: list[str] | None = None
-    line = skipped + 1
+        text = "\n" + rest
+    delimiter = _delimiter(text.lstrip("\r\n").partition("\n")[0])
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    line = 1
     try:
-        for fields in reader:
-            if any(field.strip() for field in fields):
-                if header is None:
-                    header = _header(path, line, fields)
-                else:
-                    yield _csv_row(path, line, header, fields)
-            line = skipped + reader.line_num + 1
+        for row in reader:
+            fields = [field.strip() for field in row]
+            if any(fields) and not header:
+                header = fields
+                names = [name.casefold() for name in header if name]
+                if twice := [name for name in names if names.count(name) > 1]:
+                    raise _LineError(line, f"two columns are called {twice[0]!r}")
+            elif any(fields):
+                if any(fields[len(header) :]) or len(fields) < len(header):
+                    raise _LineError(
+                        line,
+                        f"{len(fields)} fields where the header has {len(header)} columns; "
+                        "a value with the delimiter in it must stand in double quotes",
+                    )
+                # Spreadsheets leave empty columns at the right, which have no name.
+                yield line, {name: field for name, field in zip(header, fields, strict=False) if name}
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise _error(path, line, f"not CSV: {error}") from error
+        raise _LineError(line, f"not CSV: {error}") from error
 
 
 def _delimiter(header: str) -> str:
@@ -201,37 +196,12 @@ def _delimiter(header: str) -> str:
 
     def merit(delimiter: str) -> tuple[int, int]:
         names = {field.strip().strip('"').casefold() for field in header.split(delimiter)}
-        return sum(bool(names & set(accepted)) for accepted in (PATH_COLUMNS, LABEL_COLUMNS)), len(names)
+        return sum(bool(names & set(COLUMNS[needed])) for needed in ("path", "label")), len(names)
 
     return max(DELIMITERS, key=merit)
 
 
-def _header(path: Path, line: int, fields: list[str]) -> list[str]:
-    header = [field.strip() for field in fields]
-    seen: set[str] = set()
-    for name in filter(None, (name.casefold() for name in header)):
-        if name in seen:
-            raise _error(path, line, f"two columns are called {name!r}")
-        seen.add(name)
-    return header
-
-
-def _csv_row(path: Path, line: int, header: list[str], fields: list[str]) -> _Row:
-    beyond = [field for field in fields[len(header) :] if field.strip()]
-    if beyond or len(fields) < len(header):
-        raise _error(
-            path,
-            line,
-            f"{len(fields)} fields where the header has {len(header)} columns; "
-            "a value with the delimiter in it must stand in double quotes",
-        )
-    # Spreadsheets leave empty columns at the right, which have no name.
-    return _Row(path, line, {name: field.strip() for name, field in zip(header, fields, strict=False) if name})
-
-
-def _json_rows(path: Path, text: str) -> Iterator[_Row]:
-    if text.lstrip().startswith("["):
-        raise DataError(f"{str(path)!r} is one JSON array; write one object per line instead (JSON Lines)")
+def _json_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
     # Not splitlines(): it also breaks at characters that JSON allows inside strings.
     for line, content in enumerate(text.split("\n"), start=1):
         if not content.strip():
@@ -239,10 +209,10 @@ def _json_rows(path: Path, text: str) -> Iterator[_Row]:
         try:
             record = json.loads(content)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise _error(path, line, f"not a JSON object on one line: {error}") from error
+            raise _LineError(line, f"not a JSON object on one line: {error}") from error
         if not isinstance(record, dict):
-            raise _error(path, line, f"a JSON object is needed, got {content.strip()[:40]!r}")
-        yield _Row(path, line, {key.strip(): _as_text(value) for key, value in record.items()})
+            raise _LineError(line, f"a JSON object is needed, got {content.strip()[:40]!r}")
+        yield line, {key.strip(): _as_text(value) for key, value in record.items()}
 
 
 def _as_text(value: object) -> str:
@@ -251,37 +221,21 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _split(row: _Row, column: str) -> str:
-    value = row.required(column)
-    split = SPLIT_FOLDERS.get(value.casefold())
-    if split is None:
-        raise row.error(f"column {column!r} has the unknown split {value!r}; {did_you_mean(value.casefold(), SPLITS)}")
-    return split
+def _split(line: int, column: str, value: str) -> str:
+    key = value.casefold()
+    if key not in SPLIT_FOLDERS:
+        raise _LineError(line, f"column {column!r} has the unknown split {value!r}; {did_you_mean(key, SPLITS)}")
+    return SPLIT_FOLDERS[key]
 
 
-def _unique_ids(rows: list[_Row], ids: list[str]) -> list[str]:
+def _unique(ids: dict[int, str]) -> list[str]:
     first: dict[str, int] = {}
-    for row, name in zip(rows, ids, strict=True):
+    for line, name in ids.items():
         if name in first:
-            raise row.error(
-                f"{name!r} stands in line {first[name]} already; ids must differ, and an image listed "
-                "twice would be its own nearest neighbour"
+            raise _LineError(
+                line,
+                f"{name!r} stands in line {first[name]} already; ids must differ, and an image listed twice would be "
+                "its own nearest neighbour",
             )
-        first[name] = row.line
-    return ids
-
-
-def _existing_images(path: Path, rows: list[_Row], files: list[str], base: Path) -> list[Path]:
-    listing = Listing(base)
-    found = [listing[file] for file in files]
-    missing = [f"line {row.line}: {file}" for row, file, image in zip(rows, files, found, strict=True) if image is None]
-    if missing:
-        raise DataError(
-            f"{len(missing):,} of the {len(files):,} images in {str(path)!r} are missing "
-            f"(paths are relative to {str(base)!r}; give root to change that):\n{some_of(missing)}"
-        )
-    return [image for image in found if image is not None]
-
-
-def _error(path: Path, line: int, problem: str) -> DataError:
-    return DataError(f"{str(path)!r} line {line}: {problem}")
+        first[name] = line
+    return list(first)

@@ -16,13 +16,13 @@ import secrets
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.disk import replacing
 from nearkin.errors import DataError
 
 try:
@@ -57,9 +57,8 @@ class PackedImages:
     def __init__(self, places: Sequence[Place]) -> None:
         self._packs = list(dict.fromkeys(place.pack for place in places))
         number = {pack: index for index, pack in enumerate(self._packs)}
-        self._places = np.array(
-            [(number[p.pack], p.offset, p.height, p.width) for p in places], dtype=np.int64
-        ).reshape(-1, 4)
+        rows = [(number[place.pack], *place[1:]) for place in places]
+        self._places = np.array(rows, dtype=np.int64).reshape(-1, 4)
         self._maps = [_map(pack) for pack in self._packs]
 
     def __len__(self) -> int:
@@ -115,9 +114,10 @@ class PackWriter:
     def __init__(self, folder: Path, *, pack_bytes: int = PACK_BYTES) -> None:
         self._folder = folder
         self._pack_bytes = pack_bytes
+        self._open = contextlib.ExitStack()
         self._file: IO[bytes] | None = None
-        self._rows: list[tuple[str, int, int, int]] = []
-        self._end = 0
+        self._pack = folder
+        self._begun: dict[str, Place] = {}
         self.places: dict[str, Place] = {}
         self.bytes_written = 0
         self.bytes_kept = 0
@@ -125,68 +125,53 @@ class PackWriter:
     def __enter__(self) -> PackWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         # After a failed write (a full disk) the open pack is not worth saving; after Ctrl-C it is.
         if kind is None or issubclass(kind, KeyboardInterrupt):
             self._finish_pack()
         else:
-            self._drop_pack()
+            self._open.__exit__(kind, *error)
 
     def add(self, digest: str, image: NDArray[np.uint8]) -> None:
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(_temporary(self._folder, "bin"), "wb")  # noqa: SIM115 - closed when the pack is full
-        height, width, _ = image.shape
+            self._pack = self._folder / f"{secrets.token_hex(8)}.bin"
+            self._file = self._open.enter_context(replacing(self._pack))
         self._file.write(np.ascontiguousarray(image).data)
-        self._rows.append((digest, self._end, height, width))
-        self._end += image.nbytes
+        self._begun[digest] = Place(self._pack, self.bytes_written - self.bytes_kept, *image.shape[:2])
         self.bytes_written += image.nbytes
-        if self._end >= self._pack_bytes:
+        if self.bytes_written - self.bytes_kept >= self._pack_bytes:
             self._finish_pack()
 
     def _finish_pack(self) -> None:
-        if self._file is None:
+        if not self._begun:
             return
-        pack = self._folder / f"{secrets.token_hex(8)}.bin"
+        self._open.close()
         try:
-            _settle(self._file)
-            os.replace(self._file.name, pack)
-            with _replacing(pack.with_suffix(".npz")) as index:
+            with replacing(self._pack.with_suffix(".npz")) as index:
                 np.savez(
                     index,
-                    digests=np.array([row[0] for row in self._rows], dtype=np.bytes_),
-                    rows=np.array([row[1:] for row in self._rows], dtype=np.int64),
+                    digests=np.array(list(self._begun), dtype=np.bytes_),
+                    rows=np.array([place[1:] for place in self._begun.values()], dtype=np.int64),
                 )
         except OSError:
-            self._drop_pack()
-            _remove(pack)
+            _remove(self._pack)
             raise
-        self.places.update((row[0], Place(pack, *row[1:])) for row in self._rows)
-        self.bytes_kept += self._end
-        self._file, self._rows, self._end = None, [], 0
-
-    def _drop_pack(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            _remove(Path(self._file.name))
-            self._file, self._rows, self._end = None, [], 0
+        self.places |= self._begun
+        self.bytes_kept = self.bytes_written
+        self._file, self._begun = None, {}
 
 
-@dataclass(frozen=True)
-class FileState:
-    """What tells without reading a file that it has not changed."""
+FileState = tuple[int, int]
+"""Size and time of change, which tell without reading a file that it has not changed."""
 
-    size: int
-    mtime_ns: int
 
-    @classmethod
-    def of(cls, path: Path) -> FileState | None:
-        try:
-            status = os.stat(path)
-        except (OSError, ValueError):
-            return None
-        return cls(status.st_size, status.st_mtime_ns)
+def file_state(path: Path) -> FileState | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 class KnownFiles:
@@ -194,19 +179,18 @@ class KnownFiles:
 
     def __init__(self, cache_dir: Path) -> None:
         self._path = cache_dir / "files.json"
-        self._entries: dict[str, list[object]] = {}
-        self.reload()
+        self._entries = self._read()
 
-    def reload(self) -> None:
+    def _read(self) -> dict[str, list[object]]:
         try:
             entries = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
-            entries = {}
-        self._entries = entries if isinstance(entries, dict) else {}
+            return {}
+        return entries if isinstance(entries, dict) else {}
 
-    def digest(self, path: Path, state: FileState) -> str | None:
+    def digest(self, path: Path) -> str | None:
         match self._entries.get(os.path.abspath(path)):
-            case [state.size, state.mtime_ns, str(digest)]:
+            case [int(size), int(time_of_change), str(digest)] if file_state(path) == (size, time_of_change):
                 return digest
         return None
 
@@ -219,17 +203,14 @@ class KnownFiles:
         """
         settled = time.time_ns() - _SETTLED_NS
         fresh: dict[str, list[object]] = {
-            os.path.abspath(path): [state.size, state.mtime_ns, digest]
-            for path, (state, digest) in digests.items()
-            if state.mtime_ns < settled
+            os.path.abspath(path): [*state, digest] for path, (state, digest) in digests.items() if state[1] < settled
         }
         if not fresh:
             return
-        self.reload()
-        self._entries |= fresh
+        self._entries = self._read() | fresh
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with _replacing(self._path) as file:
+            with replacing(self._path) as file:
                 file.write(json.dumps(self._entries).encode())
 
 
@@ -277,28 +258,3 @@ def sweep(folder: Path) -> None:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def _temporary(folder: Path, kind: str) -> Path:
-    return folder / f"{os.getpid()}-{secrets.token_hex(8)}.{kind}.tmp"
-
-
-def _settle(file: IO[bytes]) -> None:
-    """Close ``file`` once its bytes are on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name ``path`` only when everything has been written."""
-    temporary = _temporary(path.parent, path.suffix[1:])
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            _settle(file)
-        os.replace(temporary, path)
-    except BaseException:
-        _remove(temporary)
-        raise

@@ -39,11 +39,7 @@ def read_source(source: str | Path, *, root: str | Path | None = None, kinds: Ki
     path = Path(text).expanduser()
     if path.is_file():
         return read_manifest(path)
-    if path.exists() or _looks_like_path(text):
+    if path.exists() or any(mark in text for mark in "/\\. ~"):
         return folder_table(path, kinds=kinds)
     near = nearest_folder(path) or f": {did_you_mean(text, benchmarks())}"
     raise DataError(f"{text!r} is neither a folder or manifest here nor a benchmark{near}")
-
-
-def _looks_like_path(text: str) -> bool:
-    return any(mark in text for mark in ("/", "\\", ".", " ", "~"))

@@ -84,6 +84,7 @@ class ImageTable:
         ids: Sequence[str] | None = None,
         class_names: Sequence[str] | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
+        left_out: Sequence[LeftOut] = (),
     ) -> ImageTable:
         """Make a table from one class name per image.
 
@@ -91,16 +92,17 @@ class ImageTable:
         """
         names = tuple(class_names) if class_names is not None else tuple(dict.fromkeys(class_of))
         position = {class_name: index for index, class_name in enumerate(names)}
-        if ids is None:
-            ids = [str(image) for image in images] if not isinstance(images, np.ndarray) else _numbered(len(images))
+        if ids is None and isinstance(images, np.ndarray):
+            ids = [f"{row:0{len(str(len(images) - 1))}d}" for row in range(len(images))]
         return cls(
             name=name,
             images=images if isinstance(images, np.ndarray) else tuple(images),
             labels=np.array([position[c] for c in class_of], dtype=np.int64),
             class_names=names,
-            ids=tuple(ids),
+            ids=tuple(map(str, images) if ids is None else ids),
             splits=np.array(splits, dtype=np.str_),
             columns={key: np.array(values, dtype=np.str_) for key, values in (columns or {}).items()},
+            left_out=tuple(left_out),
         )
 
     def __len__(self) -> int:
@@ -141,8 +143,3 @@ class ImageTable:
     def training_labels(self) -> NDArray[np.int64]:
         """Labels renumbered 0, 1, … over the classes that occur: what an objective with proxies is given."""
         return np.searchsorted(self.classes(), self.labels).astype(np.int64)
-
-
-def _numbered(count: int) -> list[str]:
-    width = len(str(max(count - 1, 0)))
-    return [f"{row:0{width}d}" for row in range(count)]

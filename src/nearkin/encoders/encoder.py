@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, Self
@@ -16,7 +17,7 @@ from nearkin.encoders.pooling import build_pooling
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import WeightsReport, load_weights
 from nearkin.errors import RecipeError
-from nearkin.numerics import Normalisation, at_least_float32, normalise
+from nearkin.numerics import Normalisation, at_least_float32, full_precision, normalise
 from nearkin.suggest import did_you_mean
 
 
@@ -100,7 +101,7 @@ class Encoder(nn.Module):
         if features.ndim == 4:
             features = self.pooling(features)
         embeddings = self.head(features)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with full_precision(embeddings.device.type):
             return normalise(at_least_float32(embeddings), self.normalisation)
 
     def without_head(self) -> Encoder:
@@ -112,16 +113,10 @@ class Encoder(nn.Module):
         >>> encoder.dim, encoder.without_head().dim
         (64, 128)
         """
-        mode = self.training
-        bare = Encoder(
-            self.backbone,
-            self.pooling,
-            dim=None,
-            normalisation=self.normalisation,
-            freeze_batch_norm=self.freeze_batch_norm,
-            channels_last=self.channels_last,
-        )
-        return bare.train(mode)
+        bare = copy.copy(self)
+        bare._modules = {**self._modules, "head": nn.Identity()}  # a copy shares the dictionary itself
+        bare.dim = self.backbone.out_channels
+        return bare
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -131,12 +126,8 @@ class Encoder(nn.Module):
                     module.eval()
         return self
 
-    def backbone_parameters(self) -> Iterator[nn.Parameter]:
-        """What pretrained weights fill: trained slowly, and not at all during warm-up."""
-        return self.backbone.parameters()
-
     def head_parameters(self) -> Iterator[nn.Parameter]:
-        """What starts from scratch: the projection, and the pooling's parameters where it has any."""
+        """What starts from scratch and not from pretrained weights: the projection, and what the pooling learns."""
         yield from self.pooling.parameters()
         yield from self.head.parameters()
 
@@ -159,18 +150,14 @@ def build_encoder(
     channels_last: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> Encoder:
-    """An encoder from the names that a recipe holds.
+    """An encoder from the names that a recipe holds; what is not said here is as in :class:`Encoder`.
 
     Args:
         backbone: a name from :func:`nearkin.encoders.backbones`, or ``hf:<model>`` or ``timm:<model>``.
-        dim: dimension of the embeddings; None for the pooled features themselves.
         pooling: ``avg``, ``max``, ``avg+max`` or ``gem``.
-        normalisation: ``l2`` or ``ball``.
         weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``imagenet`` for the weights that come
             with an installed package; None to start from random numbers (from the model's own weights with ``hf:``
             and ``timm:``). What was loaded is in the encoder's ``weights_report``.
-        freeze_batch_norm: keep the backbone's batch-norm statistics.
-        channels_last: run the backbone with channels last in memory.
         options: the backbone's own, and ``preprocessing``.
 
     Example:
@@ -178,11 +165,10 @@ def build_encoder(
         >>> encoder.dim, encoder.input_size
         (512, 224)
     """
-    pool = build_pooling(pooling)
     network = build_backbone(backbone, options)
     encoder = Encoder(
         network,
-        pool,
+        build_pooling(pooling),
         dim=dim,
         normalisation=normalisation,
         freeze_batch_norm=freeze_batch_norm,

@@ -8,38 +8,26 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.errors import RecipeError
-from nearkin.numerics import at_least_float32
+from nearkin.numerics import at_least_float32, full_precision
 from nearkin.suggest import did_you_mean
 
 
 class AvgPool(nn.Module):
-    """Mean over positions, ``[B, C, h, w]`` → ``[B, C]``.
-
-    >>> AvgPool()(torch.tensor([[[[1.0, 3.0]]]]))
-    tensor([[2.]])
-    """
+    """Mean over positions, ``[B, C, h, w]`` → ``[B, C]``."""
 
     def forward(self, features: Tensor) -> Tensor:
         return features.mean(dim=(-2, -1))
 
 
 class MaxPool(nn.Module):
-    """Maximum over positions, ``[B, C, h, w]`` → ``[B, C]``.
-
-    >>> MaxPool()(torch.tensor([[[[1.0, 3.0]]]]))
-    tensor([[3.]])
-    """
+    """Maximum over positions, ``[B, C, h, w]`` → ``[B, C]``."""
 
     def forward(self, features: Tensor) -> Tensor:
         return features.amax(dim=(-2, -1))
 
 
 class AvgMaxPool(nn.Module):
-    """Mean plus maximum over positions, as Proxy-Anchor's official code pools, ``[B, C, h, w]`` → ``[B, C]``.
-
-    >>> AvgMaxPool()(torch.tensor([[[[1.0, 3.0]]]]))
-    tensor([[5.]])
-    """
+    """Mean plus maximum over positions, as Proxy-Anchor's official code pools, ``[B, C, h, w]`` → ``[B, C]``."""
 
     def forward(self, features: Tensor) -> Tensor:
         return features.mean(dim=(-2, -1)) + features.amax(dim=(-2, -1))
@@ -62,7 +50,7 @@ class GeMPool(nn.Module):
         self.eps = eps
 
     def forward(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features.device.type):
             powers = at_least_float32(features).clamp_min(self.eps).pow(self.p)
             return powers.mean(dim=(-2, -1)).pow(1.0 / self.p)
 
@@ -78,9 +66,8 @@ POOLINGS: Mapping[str, Callable[[], nn.Module]] = {
 def build_pooling(name: str) -> nn.Module:
     """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max`` or ``gem``.
 
-    >>> build_pooling("gem").p
-    Parameter containing:
-    tensor(3., requires_grad=True)
+    >>> build_pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
+    tensor([[5.]])
     """
     if name not in POOLINGS:
         raise RecipeError(f"unknown pooling {name!r}; {did_you_mean(name, POOLINGS)}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nearkin.errors import RecipeError
+from nearkin.recipe.coerce import coerce_fields
 from nearkin.suggest import did_you_mean
 
 Channels = tuple[float, float, float]
@@ -36,12 +37,6 @@ class Preprocessing:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            numbers = isinstance(values, tuple | list) and all(isinstance(value, int | float) for value in values)
-            if not numbers or len(values) != 3:
-                raise RecipeError(f"preprocessing {name} must be three numbers, one per channel, got {values!r}")
-            object.__setattr__(self, name, tuple(float(value) for value in values))
         if min(self.std) <= 0.0:
             raise RecipeError(f"preprocessing std must be positive, got {self.std}")
         if self.scale <= 0.0:
@@ -89,16 +84,13 @@ def as_preprocessing(value: object) -> Preprocessing:
     """
     if isinstance(value, Preprocessing):
         return value
-    if isinstance(value, str):
-        if value not in NAMED:
-            raise RecipeError(f"unknown preprocessing {value!r}; {did_you_mean(value, NAMED)}")
+    if isinstance(value, str) and value in NAMED:
         return NAMED[value]
+    if isinstance(value, str):
+        raise RecipeError(f"unknown preprocessing {value!r}; {did_you_mean(value, NAMED)}")
     if isinstance(value, Mapping):
-        valid = [field.name for field in fields(Preprocessing)]
-        for key in value:
-            if key not in valid:
-                raise RecipeError(f"unknown preprocessing field {key!r}; {did_you_mean(str(key), valid)}")
-        if "mean" not in value or "std" not in value:
-            raise RecipeError(f"preprocessing needs mean and std, got {sorted(value)}")
-        return Preprocessing(**value)
+        given = coerce_fields(value, Preprocessing, "encoder.options.preprocessing")
+        if "mean" not in given or "std" not in given:
+            raise RecipeError(f"preprocessing needs mean and std, got {sorted(given)}")
+        return Preprocessing(**given)
     raise RecipeError(f"preprocessing must be a name ({', '.join(sorted(NAMED))}) or its fields, got {value!r}")

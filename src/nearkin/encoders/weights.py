@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +39,9 @@ class WeightsReport:
         """
         parts = [f"{len(self.loaded)} tensors loaded"]
         for what in ("missing", "mismatched", "unexpected"):
-            names = getattr(self, what)
-            if names:
-                parts.append(f"{len(names)} {what} ({_first_few(names)})")
+            if names := getattr(self, what):
+                more = f", … {len(names) - 4} more" if len(names) > 4 else ""
+                parts.append(f"{len(names)} {what} ({', '.join(names[:4])}{more})")
         return f"{self.path.name}: {'; '.join(parts)}"
 
 
@@ -122,29 +122,19 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 def _tensors(content: object, path: Path) -> Mapping[str, Tensor]:
     """The mapping of tensors in what ``torch.load`` returned, out of the wrapper that training scripts put round it."""
-    for _ in range(3):
-        wrapped = [content[key] for key in WRAPPERS if key in content] if isinstance(content, Mapping) else []
-        if not wrapped or not isinstance(wrapped[0], Mapping):
+    for _ in range(4):
+        if not isinstance(content, Mapping):
             break
-        content = wrapped[0]
-    if isinstance(content, Mapping):
-        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-        if tensors:
+        inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is not None:
+            content = inner
+        elif tensors := {str(name): value for name, value in content.items() if isinstance(value, Tensor)}:
             return tensors
     raise DataError(f"weights file {path} holds no named tensors: save a module's state_dict()")
 
 
 def _bare(name: str) -> str:
-    """A tensor's name without the prefixes of wrappers, however many.
-
-    >>> _bare("module.backbone.conv1.weight")
-    'conv1.weight'
-    """
+    """A tensor's name without the prefixes of wrappers, however many: ``conv1.weight``."""
     while name.startswith(PREFIXES):
         name = name.split(".", 1)[1]
     return name
-
-
-def _first_few(names: Sequence[str], count: int = 4) -> str:
-    more = f", … {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin import losses, methods
-from nearkin.data.benchmarks import survey
+from nearkin.data.benchmarks import benchmarks
 from nearkin.encoders.architectures import backbones, families
 from nearkin.evaluation import scores
 from nearkin.report.formats import markdown_table
@@ -136,9 +136,10 @@ def list_backbones() -> Listing:
 def list_datasets(root: Path | None) -> Listing:
     """The benchmarks, and what is found of them below ``root``."""
     records = []
-    for found in survey(root or Path("data")):
-        benchmark = found.benchmark
-        place = "comes with nearkin" if benchmark.embedded else (str(found.path) if found.path else None)
+    for benchmark in benchmarks().values():
+        folder = benchmark.find(root or Path("data"))
+        problem = benchmark.problem(folder) if folder else None
+        place = "comes with nearkin" if benchmark.embedded else (str(folder) if folder else None)
         counts = {split: list(pair) for split, pair in benchmark.counts.items()}
         records.append(
             {
@@ -148,8 +149,8 @@ def list_datasets(root: Path | None) -> Listing:
                 "images (classes)": ", ".join(f"{split} {n:,} ({c:,})" for split, (n, c) in counts.items()),
                 "home": benchmark.home,
                 "found": place,
-                "here": found.problem or place,
-                "problem": found.problem,
+                "here": problem or place,
+                "problem": problem,
             }
         )
     where = f"under {root}" if root else "(no data root given)"

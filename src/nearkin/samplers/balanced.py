@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.samplers.sampler import ClassSampler
 from nearkin.samplers.stream import FairStream
 
 
-class BalancedSampler:
+class BalancedSampler(ClassSampler):
     """Batches of ``batch_size / images_per_class`` classes with ``images_per_class`` images each.
 
     Classes come in shuffled rounds, and so do the images of each class, over the whole run and not only within an
@@ -23,27 +22,13 @@ class BalancedSampler:
     [2, 2]
     """
 
-    lookahead = 4
-
     def __init__(self, labels: NDArray[np.int64], *, batch_size: int, images_per_class: int, seed: int) -> None:
-        if batch_size % images_per_class:
-            raise ValueError(f"batch_size ({batch_size}) must be a multiple of images_per_class ({images_per_class})")
-        order = np.argsort(labels, kind="stable")
-        _, starts = np.unique(labels[order], return_index=True)
-        self.rows = np.split(order.astype(np.int64), starts[1:])
-        self.classes_per_batch = min(batch_size // images_per_class, len(self.rows))
-        self.batch_size = self.classes_per_batch * images_per_class
-        self.drawn = 0
-        self._count = len(labels)
+        super().__init__(labels, batch_size=batch_size, images_per_class=images_per_class)
         self._classes = FairStream(len(self.rows), self.classes_per_batch, seed=seed, stream=(0,))
         self._images = [
             FairStream(len(rows), images_per_class, seed=seed, stream=(1, label))
             for label, rows in enumerate(self.rows)
         ]
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return max(1, self._count // self.batch_size)
 
     def next_batch(self) -> NDArray[np.int64]:
         classes = self._classes[self.drawn]
@@ -52,9 +37,3 @@ class BalancedSampler:
         return np.concatenate(
             [self.rows[c][self._images[c][t]] for c, t in zip(classes.tolist(), turns.tolist(), strict=True)]
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drawn = int(state["drawn"])

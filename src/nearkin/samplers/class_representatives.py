@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearkin.samplers.sampler import ClassSampler
 from nearkin.samplers.stream import FairStream
 
 
-class ClassRepresentativeSampler:
+class ClassRepresentativeSampler(ClassSampler):
     """The batches of PROFS: representatives of some classes, then examples of the same classes.
 
     One image of every class represents it for ``steps_per_projection`` batches (a projection); then each class is
@@ -62,29 +63,19 @@ class ClassRepresentativeSampler:
             raise ValueError(
                 f"images_per_class must be at least 2 (a representative and an example), got {images_per_class}"
             )
-        if batch_size < images_per_class or batch_size % images_per_class:
-            raise ValueError(f"batch_size ({batch_size}) must be a multiple of images_per_class ({images_per_class})")
         if steps_per_projection is not None and steps_per_projection < 0:
             raise ValueError(f"steps_per_projection must be at least 0 (endless), got {steps_per_projection}")
         if occurrences < 1:
             raise ValueError(f"occurrences must be at least 1, got {occurrences}")
-        order = np.argsort(labels, kind="stable")
-        _, starts = np.unique(labels[order], return_index=True)
-        self.rows = np.split(order.astype(np.int64), starts[1:])
+        super().__init__(labels, batch_size=batch_size, images_per_class=images_per_class)
         classes = len(self.rows)
         if embeddings is not None and len(embeddings) != classes:
             raise ValueError(f"embeddings must have a row for each of the {classes} classes, got {len(embeddings)}")
-        self.classes_per_batch = min(batch_size // images_per_class, classes)
-        self.batch_size = self.classes_per_batch * images_per_class
-        self.steps_per_projection = (
-            -(-occurrences * classes // self.classes_per_batch)
-            if steps_per_projection is None
-            else steps_per_projection
-        )
+        if steps_per_projection is None:
+            steps_per_projection = -(-occurrences * classes // self.classes_per_batch)
+        self.steps_per_projection = steps_per_projection
         self.embeddings = embeddings
         self.lookahead = 4 if embeddings is None else 0
-        self.drawn = 0
-        self._count = len(labels)
         self._turns = np.zeros(classes, dtype=np.int64)
         at_once = 1 if embeddings is not None else self.classes_per_batch
         self._classes = FairStream(classes, at_once, seed=seed, stream=(0,))
@@ -93,10 +84,6 @@ class ClassRepresentativeSampler:
             FairStream(max(1, len(rows) - 1), images_per_class - 1, seed=seed, stream=(2, c))
             for c, rows in enumerate(self.rows)
         ]
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return max(1, self._count // self.batch_size)
 
     @property
     def num_representatives(self) -> int:
@@ -137,13 +124,13 @@ class ClassRepresentativeSampler:
 
     def state_dict(self) -> dict[str, Any]:
         if self.embeddings is None:
-            return {"drawn": self.drawn}
+            return super().state_dict()
         # The embeddings are not copied: a loader asks for the state when it draws a batch, and the state of the run is
         # written after the step that learned from it, which has refreshed them.
-        return {"drawn": self.drawn, "turns": torch.from_numpy(self._turns.copy()), "embeddings": self.embeddings}
+        return super().state_dict() | {"turns": torch.from_numpy(self._turns.copy()), "embeddings": self.embeddings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drawn = int(state["drawn"])
+        super().load_state_dict(state)
         if self.embeddings is not None:
             self._turns = state["turns"].numpy().copy()
             self.embeddings.copy_(state["embeddings"])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.samplers.sampler import BatchSampler
 from nearkin.samplers.stream import generator
 
 
-class RandomSampler:
+class RandomSampler(BatchSampler):
     """Shuffles ``count`` rows each epoch and cuts them into batches, leaving out the last that is not full.
 
     Fewer rows than a batch make one batch of all of them.
@@ -20,21 +19,15 @@ class RandomSampler:
     (2, [2, 2, 2])
     """
 
-    lookahead = 4
-
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
         if count < 1 or batch_size < 1:
             raise ValueError(f"count and batch_size must be at least 1, got {count} and {batch_size}")
         self.count = count
         self.batch_size = min(batch_size, count)
+        self.batches_per_epoch = count // self.batch_size
         self.seed = seed
-        self.drawn = 0
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return self.count // self.batch_size
 
     def next_batch(self) -> NDArray[np.int64]:
         epoch, position = divmod(self.drawn, self.batches_per_epoch)
@@ -43,9 +36,3 @@ class RandomSampler:
             self._order = generator(self.seed, epoch).permutation(self.count).astype(np.int64)
         self.drawn += 1
         return self._order[position * self.batch_size : (position + 1) * self.batch_size]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drawn = int(state["drawn"])

@@ -31,7 +31,7 @@ def parameter_groups(
     banked = {id(p) for p in proxies}
     others = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
     groups = [
-        {"name": "backbone", "params": list(encoder.backbone_parameters()), "lr": rate},
+        {"name": "backbone", "params": list(encoder.backbone.parameters()), "lr": rate},
         {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_multiplier},
         {"name": "proxies", "params": proxies, "lr": rate * training.proxy_multiplier},
         {"name": "objective", "params": others, "lr": rate},

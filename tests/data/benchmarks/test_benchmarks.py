@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import nearkin.data.benchmarks as package
-from nearkin.data.benchmarks import benchmarks, read_benchmark, survey
+from nearkin.data.benchmarks import benchmarks, read_benchmark
 from nearkin.errors import DataError, RecipeError
 
 # Images per split and classes per split, as the papers that introduced the protocols print them.
@@ -84,22 +84,16 @@ def test_an_empty_folder_of_the_right_name_says_which_files_are_missing(tmp_path
     assert benchmark.home in str(caught.value)
 
 
-def test_survey_tells_complete_incomplete_and_absent_apart(tmp_path):
+def test_complete_incomplete_and_absent_are_told_apart(tmp_path):
     (tmp_path / "omniglot" / "images_background").mkdir(parents=True)
     (tmp_path / "sop" / "bicycle_final").mkdir(parents=True)
     for file in ("Ebay_train.txt", "Ebay_test.txt"):
         (tmp_path / "sop" / file).touch()
-    seen = {entry.name: entry for entry in survey(tmp_path)}
-    assert set(seen) == set(benchmarks())
-    assert (seen["sop"].path, seen["sop"].problem, seen["sop"].ready) == (tmp_path / "sop", None, True)
-    assert seen["omniglot"].path == tmp_path / "omniglot"
-    assert seen["omniglot"].problem == "there is no images_evaluation"
-    assert not seen["omniglot"].ready
-    assert (seen["cub"].path, seen["cub"].problem, seen["cub"].ready) == (None, None, False)
-    assert seen["cub"].title == "CUB-200-2011"
-    assert seen["cub"].counts == PUBLISHED["cub"]
+    found = {name: folder for name, each in benchmarks().items() if (folder := each.find(tmp_path))}
+    assert found == {"sop": tmp_path / "sop", "omniglot": tmp_path / "omniglot"}
+    assert benchmarks()["sop"].problem(found["sop"]) is None
+    assert benchmarks()["omniglot"].problem(found["omniglot"]) == "there is no images_evaluation"
 
 
-@pytest.mark.parametrize("data_root", [None, "no/such/folder"])
-def test_survey_without_data(data_root):
-    assert all(entry.path is None and entry.ready == entry.benchmark.embedded for entry in survey(data_root))
+def test_nothing_is_found_where_nothing_is():
+    assert not any(benchmark.find("no/such/folder") for benchmark in benchmarks().values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nearkin.data.listing import Listing, some_of
 from nearkin.errors import DataError
 
 
@@ -35,16 +34,3 @@ def whole_number(text: str, path: Path, line: int, column: str) -> int:
 
 def malformed(path: Path, line: int, problem: str) -> DataError:
     return DataError(f"{path.name} line {line}: {problem}")
-
-
-def existing_images(base: Path, names: Sequence[str], *, listed_in: str) -> list[Path]:
-    """The images' paths below ``base``, or an error that says how many are missing and names the first ten."""
-    listing = Listing(base)
-    found = [listing[name] for name in names]
-    missing = [name for name, image in zip(names, found, strict=True) if image is None]
-    if missing:
-        raise DataError(
-            f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are not in "
-            f"{str(base)!r}:\n{some_of(missing)}"
-        )
-    return [image for image in found if image is not None]

@@ -27,11 +27,7 @@ CONTRAST = 4
 
 
 def drawing_size(size: int) -> int:
-    """The font size, in pixels per em, at which a glyph for an image of the given ``size`` is drawn.
-
-    >>> drawing_size(48)
-    72
-    """
+    """The font size, in pixels per em, at which a glyph for an image of the given ``size`` is drawn."""
     return round(OVERSAMPLING * EM_SHARE * size)
 
 

@@ -69,20 +69,15 @@ class Benchmark:
         return not self.folders
 
     def read(self, root: str | Path, *, check_counts: bool = True) -> ImageTable:
-        """The table of the benchmark in the folder ``root``, with the published numbers of images and classes.
+        """The table of the benchmark in ``root``, the folder that the layout starts with.
 
-        Args:
-            root: the folder that the layout starts with.
-            check_counts: whether other numbers than the published ones are an error.
-
-        Raises:
-            DataError: naming the file that is missing or wrong, the expected layout and where the data is published.
+        What is missing or wrong is a DataError that names the file, the expected layout and where the data is
+        published. So are, with ``check_counts``, other numbers of images or classes than the published ones.
         """
         root = Path(root).expanduser()
         try:
-            lacking = self.missing(root)
-            if lacking:
-                raise DataError(f"there is no {', no '.join(lacking)}")
+            if problem := self.problem(root):
+                raise DataError(problem)
             table = self.reader(root)
             if check_counts:
                 self._check_counts(table)
@@ -98,6 +93,11 @@ class Benchmark:
         candidates = list(self._candidates(Path(data_root).expanduser()))
         complete = [folder for folder in candidates if not self.missing(folder)]
         return next(iter(complete or candidates), None)
+
+    def problem(self, folder: Path) -> str | None:
+        """Which of the key files ``folder`` lacks, in words."""
+        lacking = self.missing(folder)
+        return f"there is no {', no '.join(lacking)}" if lacking else None
 
     def expectation(self) -> str:
         """The layout that is read and where the files are published, for messages."""

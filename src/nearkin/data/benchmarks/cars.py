@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from nearkin.data.benchmarks._annotations import existing_images
 from nearkin.data.benchmarks.benchmark import Benchmark
 from nearkin.data.folder import folder_table
+from nearkin.data.listing import existing_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, require
 

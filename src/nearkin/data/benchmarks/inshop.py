@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nearkin.data.benchmarks._annotations import existing_images, malformed, read_rows, whole_number
+from nearkin.data.benchmarks._annotations import malformed, read_rows, whole_number
 from nearkin.data.benchmarks.benchmark import Benchmark, needs
+from nearkin.data.listing import existing_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 
@@ -18,18 +19,18 @@ SPLITS = ("train", "query", "gallery")
 def _read(root: Path) -> ImageTable:
     listed = next((root / file for file in LISTS if (root / file).is_file()), root / LISTS[0])
     # The first line holds one number, so the lines are read with a single field and divided here.
-    lines = read_rows(listed, ("line",))
-    announced = whole_number(lines[0][1][0], listed, lines[0][0], "the number of images") if lines else 0
-    if len(lines) < 2 or tuple(lines[1][1][0].split()) != COLUMNS:
+    lines = [(line, content.split()) for line, (content,) in read_rows(listed, ("line",))]
+    announced = whole_number(" ".join(lines[0][1]), listed, lines[0][0], "the number of images") if lines else 0
+    if len(lines) < 2 or tuple(lines[1][1]) != COLUMNS:
         raise malformed(listed, 2, f"the header '{' '.join(COLUMNS)}' is missing")
     rows = []
-    for line, (content,) in lines[2:]:
-        fields = content.split()
+    for line, fields in lines[2:]:
         if len(fields) != len(COLUMNS):
-            raise malformed(listed, line, f"expected '{' '.join(COLUMNS)}', got {content!r}")
-        if fields[2] not in SPLITS:
-            raise malformed(listed, line, f"evaluation_status must be {', '.join(SPLITS)}, got {fields[2]!r}")
-        rows.append((fields[0].removeprefix("img/"), fields[1], fields[2]))
+            raise malformed(listed, line, f"expected '{' '.join(COLUMNS)}', got {' '.join(fields)!r}")
+        name, item, split = fields
+        if split not in SPLITS:
+            raise malformed(listed, line, f"evaluation_status must be {', '.join(SPLITS)}, got {split!r}")
+        rows.append((name.removeprefix("img/"), item, split))
     if len(rows) != announced:
         raise DataError(f"{listed.name} announces {announced:,} images but lists {len(rows):,}")
     names = [name for name, _, _ in rows]

@@ -110,9 +110,7 @@ each with or without .gz, or with a dot before idx
 """
 
 
-def _benchmark(
-    *, name: str, title: str, home: str, folders: tuple[str, ...], class_names: tuple[str, ...]
-) -> Benchmark:
+def _benchmark(name: str, title: str, home: str, folders: tuple[str, ...], class_names: tuple[str, ...]) -> Benchmark:
     return Benchmark(
         name=name,
         title=title,
@@ -127,18 +125,12 @@ def _benchmark(
 
 
 BENCHMARKS = (
+    _benchmark("mnist", "MNIST", "http://yann.lecun.com/exdb/mnist/", ("MNIST", "mnist"), DIGITS),
     _benchmark(
-        name="mnist",
-        title="MNIST",
-        home="http://yann.lecun.com/exdb/mnist/",
-        folders=("MNIST", "mnist"),
-        class_names=DIGITS,
-    ),
-    _benchmark(
-        name="fashion_mnist",
-        title="Fashion-MNIST",
-        home="https://github.com/zalandoresearch/fashion-mnist",
-        folders=("FashionMNIST", "fashion-mnist", "fashion_mnist"),
-        class_names=GARMENTS,
+        "fashion_mnist",
+        "Fashion-MNIST",
+        "https://github.com/zalandoresearch/fashion-mnist",
+        ("FashionMNIST", "fashion-mnist", "fashion_mnist"),
+        GARMENTS,
     ),
 )

@@ -13,24 +13,17 @@ FOLDERS = {"train": "images_background", "test": "images_evaluation"}
 
 
 def _read(root: Path) -> ImageTable:
-    images: list[Path] = []
-    ids: list[str] = []
-    splits: list[str] = []
-    for split, folder in FOLDERS.items():
-        for image in list_images(root / folder):
-            below = image.relative_to(root).as_posix()
-            if below.count("/") != 3:
-                raise DataError(f"{below!r} should lie in {folder}/alphabet/character/")
-            images.append(image)
-            ids.append(below)
-            splits.append(split)
+    rows = [(split, image) for split, folder in FOLDERS.items() for image in list_images(root / folder)]
+    ids = [image.relative_to(root).as_posix() for _, image in rows]
+    for name in ids:
+        if name.count("/") != 3:
+            raise DataError(f"{name!r} should lie in {name.partition('/')[0]}/alphabet/character/")
     parts = [name.split("/") for name in ids]
-    labels = [f"{alphabet}/{character}" for _, alphabet, character, _ in parts]
     return ImageTable.build(
         "omniglot",
-        images,
-        labels,
-        splits=splits,
+        [image for _, image in rows],
+        [f"{alphabet}/{character}" for _, alphabet, character, _ in parts],
+        splits=[split for split, _ in rows],
         ids=ids,
         columns={"alphabet": [alphabet for _, alphabet, _, _ in parts]},
     )

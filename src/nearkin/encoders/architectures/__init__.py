@@ -7,11 +7,10 @@ from a prefix (``hf`` in ``hf:facebook/dinov2-small``) to a builder that also ta
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 
+from nearkin.catalogue import modules_of
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.preprocessing import as_preprocessing
 from nearkin.errors import RecipeError
@@ -22,14 +21,9 @@ Builder = Callable[..., Backbone]
 
 
 @functools.cache
-def _found() -> tuple[dict[str, Builder], dict[str, Builder]]:
-    backbones: dict[str, Builder] = {}
-    families: dict[str, Builder] = {}
-    for module_info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{module_info.name}")
-        backbones |= getattr(module, "BACKBONES", {})
-        families |= getattr(module, "FAMILIES", {})
-    return backbones, families
+def _found(kind: str) -> dict[str, Builder]:
+    modules = modules_of(__name__, __path__).values()
+    return {name: builder for module in modules for name, builder in getattr(module, kind, {}).items()}
 
 
 def backbones() -> dict[str, Builder]:
@@ -38,7 +32,7 @@ def backbones() -> dict[str, Builder]:
     >>> sorted(backbones())
     ['bn_inception', 'efficientnet_lite0', 'googlenet', 'resnet18', 'resnet50', 'resnet50_v1', 'resnetv2_20', 'small']
     """
-    return dict(_found()[0])
+    return dict(_found("BACKBONES"))
 
 
 def families() -> dict[str, Builder]:
@@ -47,7 +41,7 @@ def families() -> dict[str, Builder]:
     >>> sorted(families())
     ['hf', 'timm']
     """
-    return dict(_found()[1])
+    return dict(_found("FAMILIES"))
 
 
 def build_backbone(name: str, options: Mapping[str, object] | None = None) -> Backbone:

@@ -61,8 +61,9 @@ def build_hf(model: str, *, pretrained: bool = True) -> HuggingFaceBackbone:
     # precision and some versions of the library leave them so; training wants float32.
     network = getattr(network, "vision_model", network).float()
     settings = _processor_settings(model)
-    input_size = _input_size(settings) or _config_size(network) or 224
-    return HuggingFaceBackbone(network, input_size=input_size, preprocessing=_preprocessing(settings, model))
+    return HuggingFaceBackbone(
+        network, input_size=_input_size(settings, network), preprocessing=_preprocessing(settings, model)
+    )
 
 
 def _processor_settings(model: str) -> Mapping[str, Any]:
@@ -94,25 +95,17 @@ def _preprocessing(settings: Mapping[str, Any], model: str) -> Preprocessing:
     factor = settings.get("rescale_factor", 1.0 / 255.0) if settings.get("do_rescale", True) else 1.0
     if settings.get("rescale_offset", False):
         mean = [value + 1.0 for value in mean]
-    return Preprocessing(
-        mean=tuple(mean),
-        std=tuple(std),
-        bgr=bool(settings.get("do_flip_channel_order", False)),
-        scale=255.0 * factor,
-    )
+    bgr = bool(settings.get("do_flip_channel_order", False))
+    return Preprocessing(mean=tuple(mean), std=tuple(std), bgr=bgr, scale=255.0 * factor)
 
 
-def _input_size(settings: Mapping[str, Any]) -> int | None:
+def _input_size(settings: Mapping[str, Any], network: nn.Module) -> int:
     key = "crop_size" if settings.get("do_center_crop", False) and "crop_size" in settings else "size"
     size = settings.get(key)
     if isinstance(size, Mapping):
         size = size.get("height", size.get("shortest_edge"))
-    return int(size) if size else None
-
-
-def _config_size(network: nn.Module) -> int | None:
-    size = getattr(network.config, "image_size", None)
-    return int(size[0] if isinstance(size, list | tuple) else size) if size else None
+    size = size or getattr(network.config, "image_size", None) or 224
+    return int(size[0] if isinstance(size, list | tuple) else size)
 
 
 FAMILIES = {"hf": build_hf}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nearkin.data.benchmarks import benchmarks, survey
+from nearkin.data.benchmarks import benchmarks
 from nearkin.data.source import data_root
 from nearkin.errors import DataError, RecipeError
 from nearkin.published.figures import Published, look_up
@@ -198,15 +198,16 @@ def missing_data(source: str, root: str | Path | None) -> str | None:
     where = data_root(root)
     if source not in benchmarks():
         return None if Path(source).expanduser().exists() else f"there is no {source}"
-    (entry,) = (entry for entry in survey(where) if entry.name == source)
-    if entry.ready:
+    benchmark = benchmarks()[source]
+    folder = benchmark.find(where) if where else None
+    if benchmark.embedded or (folder and not benchmark.problem(folder)):
         return None
-    if entry.problem is not None:
-        return f"{entry.title} in {entry.path} is not whole: {entry.problem}"
+    if folder:
+        return f"{benchmark.title} in {folder} is not whole: {benchmark.problem(folder)}"
     place = (
         f"was not found below {where}" if where else "is not here: name the folder of your data sets with --data-root"
     )
-    return f"{entry.title} {place}"
+    return f"{benchmark.title} {place}"
 
 
 def missing_weights(backbone: str, root: str | Path | None) -> str | None:
