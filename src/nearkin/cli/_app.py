@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,7 @@ from rich.markup import escape
 import nearkin
 
 if TYPE_CHECKING:
+    from nearkin.report.listings import Listing
     from nearkin.report.table import Table
     from nearkin.runs.data_report import Announce, DataReport
 
@@ -22,11 +24,13 @@ __all__ = [
     "Epochs",
     "Json",
     "Kinds",
+    "Markdown",
     "Verbose",
     "announcer",
     "app",
     "error_line",
     "escape",
+    "print_listing",
     "print_table",
     "progress_console",
 ]
@@ -47,6 +51,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show progress also when the output is piped.")]
 DataRoot = Annotated[
     Path | None, typer.Option("--data-root", help="Folder that holds the benchmarks. Default: $NEARKIN_DATA.")
@@ -103,6 +108,16 @@ def print_table(table: Table, format_: str = "table") -> None:
         Console().print(terminal(table), highlight=False)
     else:
         print(FORMATS[format_](table), end="")
+
+
+def print_listing(listing: Listing, *, as_json: bool, markdown: bool = False) -> None:
+    """For people, for programs, or as the page of the documentation."""
+    if as_json:
+        print(json.dumps(list(listing.records)))
+    elif markdown:
+        print(listing.page(), end="")
+    else:
+        print_table(listing.table())
 
 
 def error_line(text: str) -> None:

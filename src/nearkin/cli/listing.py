@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from nearkin.cli._app import DataRoot, Json, app, print_table
-
-if TYPE_CHECKING:
-    from nearkin.report.listings import Listing
+from nearkin.cli._app import DataRoot, Json, Markdown, app, print_listing
 
 __all__ = ["backbones", "datasets", "losses", "methods", "recipes", "scores"]
-
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")]
 
 
 @app.command()
@@ -73,13 +64,3 @@ def recipes(as_json: Json = False, markdown: Markdown = False) -> None:
         return
     records = tuple(dataclasses.asdict(each) for each in listed)
     print_listing(Listing("Recipes", "", ("name", "summary"), records), as_json=as_json)
-
-
-def print_listing(listing: Listing, *, as_json: bool, markdown: bool = False) -> None:
-    """For people, for programs, or as the page of the documentation."""
-    if as_json:
-        print(json.dumps(list(listing.records)))
-    elif markdown:
-        print(listing.page(), end="")
-    else:
-        print_table(listing.table())

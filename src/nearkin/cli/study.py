@@ -9,10 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from nearkin.cli._app import DataRoot, Device, Epochs, Json, Kinds, Verbose, app, print_table, progress_console
+from nearkin.cli._app import (
+    DataRoot,
+    Device,
+    Epochs,
+    Json,
+    Kinds,
+    Markdown,
+    Verbose,
+    app,
+    print_listing,
+    print_table,
+    progress_console,
+)
 from nearkin.cli._recipe import recipe_from
 from nearkin.cli._study import Format, Jobs, Listed, OtherData, Overwrite, Seeds, Yes, carry_out
-from nearkin.cli.listing import Markdown, print_listing
 from nearkin.errors import RecipeError
 
 __all__ = ["study"]
