@@ -86,12 +86,13 @@ def csv_text(table: Table) -> str:
 def html_table(part: Part, *, caption: str = "", kind: str = "") -> str:
     """A part for a page, in a frame that scrolls sideways where the screen is narrow."""
     head = "".join(
-        f'<th scope="col"{_number(part, place)}>{html_escape(name)}</th>' for place, name in enumerate(part.columns)
+        f'<th scope="col"{_attributes(part, place)}>{html_escape(name)}</th>' for place, name in enumerate(part.columns)
     )
     rows = []
     for line in part.lines:
         first, *others = (html_escape(cell) for cell in line.cells)
-        cells = "".join(f"<td{_number(part, place)}>{cell}</td>" for place, cell in enumerate(others, 1))
+        bars = line.fractions or (None,) * len(line.cells)
+        cells = "".join(f"<td{_attributes(part, at, bars[at])}>{cell}</td>" for at, cell in enumerate(others, 1))
         kinds = " ".join([line.kind] * bool(line.kind) + ["first"] * line.begins_group)
         rows.append(f'<tr{f" class={kinds!r}" if kinds else ""}><th scope="row">{first}</th>{cells}</tr>')
     said = f"<caption>{html_escape(caption)}</caption>" if caption else ""
@@ -144,10 +145,11 @@ def one_line(text: str) -> str:
 def counted(number: int, one: str, many: str | None = None) -> str:
     """A number with its noun.
 
-    >>> counted(1, "class", "classes"), counted(1200, "image")
-    ('1 class', '1,200 images')
+    >>> counted(1, "class"), counted(2, "class"), counted(1200, "image"), counted(2, "query", "queries")
+    ('1 class', '2 classes', '1,200 images', '2 queries')
     """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    plural = many or one + ("es" if one.endswith("s") else "s")
+    return f"{number:,} {one if number == 1 else plural}"
 
 
 def signed(value: float, digits: int = 1) -> str:
@@ -175,7 +177,9 @@ def _style(cell: str) -> str:
     return "green" if "▲" in cell else ("red" if "▼" in cell else "")
 
 
-def _number(part: Part, column: int) -> str:
+def _attributes(part: Part, column: int, bar: float | None = None) -> str:
+    if bar is not None:
+        return f' class="number bar" data-value="{bar:.6f}" style="--share:{100 * bar:.1f}%"'
     return " class=number" if part.is_number(column) else ""
 
 

@@ -19,6 +19,8 @@ class Line:
     """What sets it off from others: ``published``, ``difference`` or ``last``."""
     begins_group: bool = False
     """Whether it is the first of lines that belong together."""
+    fractions: tuple[float | None, ...] = ()
+    """What cells stand for, where a page is to draw bars behind them; one for each cell, or none."""
 
 
 @dataclass(frozen=True)

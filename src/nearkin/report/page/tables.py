@@ -7,27 +7,40 @@ import shlex
 from collections.abc import Sequence
 
 from nearkin.errors import DataError
-from nearkin.evaluation.scores import score_named
+from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
-from nearkin.report.formats import html_table, signed
-from nearkin.report.page._parts import Section, code, details, escape
-from nearkin.report.page.explained import explanation
+from nearkin.report.formats import html_escape, html_table, signed
+from nearkin.report.page._parts import code, details
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.run_table import baseline_in_words
-from nearkin.report.score_tables import ScoreTable, statistics_of
+from nearkin.report.score_tables import score_table, statistics_of
 from nearkin.report.table import NOTHING, Part
 from nearkin.runs.environment import Environment
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import Outcome
 
 
-def scores_section(scores: ScoreTable, groups: Sequence[RunGroup]) -> Section:
+def scores_section(groups: Sequence[RunGroup]) -> str:
     """The table of scores with published figures below ours, what they mean, and what they were before training."""
+    scores = score_table(groups)
     (part,) = scores.parts
     kind = "scores kinds" if part.texts > 1 else "scores"
     body = html_table(part, kind=kind, caption=" ".join(scores.conditions))
-    notes = "".join(f"<p class=note>{escape(note)}</p>" for note in scores.notes)
-    return Section("scores", "Scores", body + notes + explanation(scores.names) + before_and_after(groups))
+    notes = "".join(f"<p class=note>{html_escape(note)}</p>" for note in scores.notes)
+    return body + notes + explanation(scores.names) + before_and_after(groups)
+
+
+def explanation(metrics: Sequence[str]) -> str:
+    """What the scores mean, in plain words, for whoever is sent a report and not a paper."""
+    headings: dict[str, list[str]] = {}
+    for score in map(score_named, filter(is_score, metrics)):
+        headings.setdefault(score.meaning, []).append(score.heading)
+    listed = "".join(
+        f"<dt>{html_escape(', '.join(names))}</dt><dd>{html_escape(meaning)}</dd>"
+        for meaning, names in headings.items()
+    )
+    opening = "Every test image in turn is a query and looks for images of its own kind among the others."
+    return details("What the scores mean", f"<p>{html_escape(opening)}</p><dl>{listed}</dl>") if listed else ""
 
 
 def before_and_after(groups: Sequence[RunGroup]) -> str:
@@ -74,7 +87,7 @@ def _change(before: Statistic | None, after: Statistic | None, name: str) -> str
     return signed((100 if score.in_percent else 1) * (after.mean - before.mean), score.digits)
 
 
-def cost_section(groups: Sequence[RunGroup]) -> Section | None:
+def cost_section(groups: Sequence[RunGroup]) -> str:
     """Time, images per second and memory."""
     lines = []
     for group in groups:
@@ -95,17 +108,15 @@ def cost_section(groups: Sequence[RunGroup]) -> Section | None:
         ]
         hardware = " or ".join(sorted({each.conditions.hardware for each in group.scores})) + _shared(group)
         lines.append([group.title, *cells, hardware])
-    if not lines:
-        return None
     headings = ["", "epochs", "steps", "time", "ms per step", "images/s", "peak MiB", "parameters", "hardware"]
     caption = (
         "Means over the seeds. Time is that of the whole run with its evaluations, images per second that of the "
         "training steps alone; memory is the GPU's, or on a CPU the whole process's."
     )
-    return Section("cost", "Cost", html_table(Part.of(headings, lines, numbers=7), caption=caption))
+    return html_table(Part.of(headings, lines, numbers=7), caption=caption) if lines else ""
 
 
-def reproduce_section(groups: Sequence[RunGroup]) -> Section:
+def reproduce_section(groups: Sequence[RunGroup]) -> str:
     """The exact recipe, the environment and the command of every group."""
     blocks = []
     for group in groups:
@@ -115,7 +126,7 @@ def reproduce_section(groups: Sequence[RunGroup]) -> Section:
         started = list(dict.fromkeys(each.command for each in environments if each.command))
         if started:
             body += f"<p>As it was started:</p>{code(chr(10).join(started))}"
-        seeds = ", ".join(map(str, group.seeds))
+        seeds = ", ".join(str(run.recipe.training.seed) for run in group.runs)
         hashes = ", ".join(each.recipe for each in environments if each.recipe)
         body += details(
             f"Recipe {hashes}; {'seeds' if len(group.runs) > 1 else 'seed'} {seeds}",
@@ -125,8 +136,8 @@ def reproduce_section(groups: Sequence[RunGroup]) -> Section:
             if each.started:
                 text = json.dumps(dict(each), indent=2, ensure_ascii=False)
                 body += details(f"Environment, seed {run.recipe.training.seed}", code(text))
-        blocks.append(f"<h3>{escape(group.title)}</h3>{body}")
-    return Section("reproduce", "Recipes, environment and commands", "".join(blocks))
+        blocks.append(f"<h3>{html_escape(group.title)}</h3>{body}")
+    return "".join(blocks)
 
 
 def reproducing_command(folder: RunFolder) -> str:

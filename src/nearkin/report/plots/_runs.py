@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from nearkin.errors import NearkinError
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._style import RUN_COLOURS, shorten
+from nearkin.report.plots._style import RUN_COLOURS, shorten, show_image
 
 Drawing = Iterator[tuple[OpenedRun | None, Any]]
 """Matplotlib figures, or the errors that say why there are none, with the run where one is of a single run."""
@@ -72,3 +72,12 @@ def run_colour(run: OpenedRun) -> str:
 
 def class_name(run: OpenedRun, label: int, length: int = 24) -> str:
     return shorten(run.data.table.class_names[label], length)
+
+
+def show_examples(axes: Sequence[Any], run: OpenedRun, label: int, colour: str) -> None:
+    """Training images of a class, from the left; places that a small class leaves stay empty."""
+    rows = run.examples(label, len(axes))
+    for axis, row in zip(axes, rows, strict=False):
+        show_image(axis, run.data.images[row], colour)
+    for axis in axes[len(rows) :]:
+        axis.set_axis_off()

@@ -9,12 +9,10 @@ from nearkin.report.opened_run import OpenedRun
 from nearkin.report.plots._maps import map_figure, training_map, training_words
 from nearkin.report.plots._runs import Drawing, one_by_one
 
-__all__ = ["draw"]
-
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
     """Images as points and proxies as stars, a map for each run."""
-    return one_by_one(runs, lambda run: _figure(run.at_proxies()))
+    return one_by_one(runs, lambda run: _figure(run.at_proxies))
 
 
 def _figure(run: OpenedRun) -> Any:

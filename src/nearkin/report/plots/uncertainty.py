@@ -15,8 +15,6 @@ from nearkin.report.plots._maps import Map, class_legend, draw_points, map_words
 from nearkin.report.plots._runs import Drawing, one_by_one, run_title
 from nearkin.report.plots._style import RUN_COLOURS, class_style, head, new_figure, number
 
-__all__ = ["draw"]
-
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
     """The map with circles of radii σ̄, 2σ̄ and 3σ̄, and σ̄ against how close a class lies together."""
