@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
-import re
 from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from typing import Any
 
 from rich import box
@@ -52,7 +51,8 @@ def latex(table: Table) -> str:
         for line in part.lines:
             body += ["\\midrule"] if line is part.lines[0] or line.begins_group else []
             body.append(" & ".join(latex_escape(cell) for cell in line.cells) + r" \\")
-        caption = " ".join(_sentence(text) for text in (table.title, part.title, *table.conditions) if text)
+        said = [text for text in (table.title, part.title, *table.conditions) if text]
+        caption = " ".join(text if text.endswith(".") else f"{text}." for text in said)
         blocks += [
             "\\begin{table}",
             "\\centering",
@@ -86,16 +86,16 @@ def csv_text(table: Table) -> str:
 def html_table(part: Part, *, caption: str = "", kind: str = "") -> str:
     """A part for a page, in a frame that scrolls sideways where the screen is narrow."""
     head = "".join(
-        f'<th scope="col"{_attributes(part, place)}>{html_escape(name)}</th>' for place, name in enumerate(part.columns)
+        f'<th scope="col"{_attributes(part, place)}>{escape(name)}</th>' for place, name in enumerate(part.columns)
     )
     rows = []
     for line in part.lines:
-        first, *others = (html_escape(cell) for cell in line.cells)
+        first, *others = (escape(cell) for cell in line.cells)
         bars = line.fractions or (None,) * len(line.cells)
         cells = "".join(f"<td{_attributes(part, at, bars[at])}>{cell}</td>" for at, cell in enumerate(others, 1))
         kinds = " ".join([line.kind] * bool(line.kind) + ["first"] * line.begins_group)
         rows.append(f'<tr{f" class={kinds!r}" if kinds else ""}><th scope="row">{first}</th>{cells}</tr>')
-    said = f"<caption>{html_escape(caption)}</caption>" if caption else ""
+    said = f"<caption>{escape(caption)}</caption>" if caption else ""
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}">{said}<thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -126,16 +126,7 @@ def latex_escape(text: str) -> str:
     >>> latex_escape("mpa_ap & 5 % of {x} ± 1")
     'mpa\\_ap \\& 5 \\% of \\{x\\} $\\pm$ 1'
     """
-    return re.sub(r"[\\{}$&#_%~^<>\[\]±–−×…≈▲▼→τλσ]", lambda found: _LATEX[found.group()], one_line(text))
-
-
-def html_escape(text: object) -> str:
-    """Text for HTML, between tags and in attributes.
-
-    >>> html_escape('<b title="x">')
-    '&lt;b title=&quot;x&quot;&gt;'
-    """
-    return html.escape(str(text), quote=True)
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
 def one_line(text: str) -> str:
@@ -181,10 +172,6 @@ def _attributes(part: Part, column: int, bar: float | None = None) -> str:
     if bar is not None:
         return f' class="number bar" data-value="{bar:.6f}" style="--share:{100 * bar:.1f}%"'
     return " class=number" if part.is_number(column) else ""
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."
 
 
 def _markdown_escape(text: str) -> str:

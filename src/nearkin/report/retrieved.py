@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -59,11 +58,6 @@ class Retrieved:
     precision: NDArray[np.float64]
     """MAP@R of each query; NaN where there is nothing to be found."""
 
-    @cached_property
-    def place_of(self) -> dict[int, int]:
-        """The place of each query by its row in the table."""
-        return {row: place for place, row in enumerate(self.queries.rows.tolist())}
-
     def choose_queries(self, count: int) -> list[int]:
         """One query from each of ``count`` classes that have something to be found, drawn by chance."""
         rng, able = self.run.random(), np.flatnonzero(self.true > 0)
@@ -109,10 +103,7 @@ class Retrieved:
 def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -> Retrieved:
     """Rank the gallery among a sample of a run's test images for every query among them, exactly.
 
-    Args:
-        run: that the sample is of.
-        sample: test images, embedded.
-        distance: of the encoder that embedded them; default: the run's own.
+    ``distance`` is that of the encoder that embedded them; default: the run's own.
     """
     test = run.protocol.test
     assert test is not None, "a run with a sample of test images has test classes"

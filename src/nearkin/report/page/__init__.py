@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from html import escape
 from pathlib import Path
 from string import Template
 from typing import TypeVar
@@ -16,7 +17,7 @@ from typing import TypeVar
 import nearkin
 from nearkin.disk import check_writable, write_atomically
 from nearkin.errors import NearkinError, RecipeError
-from nearkin.report.formats import counted, html_escape
+from nearkin.report.formats import counted
 from nearkin.report.opened_run import Look, OpenedRun
 from nearkin.report.page._parts import Payload
 from nearkin.report.page.charts import covering_section, curves_section, uncertainty_section
@@ -113,18 +114,17 @@ class _Page:
         self._add("reproduce", "Recipes, environment and commands", lambda: reproduce_section(groups))
         script, style = _asset("page.js"), _colours() + _asset("page.css")
         script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        missing = "".join(f"<li>{html_escape(line)}</li>" for line in self.missing)
+        missing = "".join(f"<li>{escape(line)}</li>" for line in self.missing)
         return Template(_asset("page.html")).substitute(
-            title=html_escape(title),
+            title=escape(title),
             policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
             style=style,
-            subtitle=html_escape(self._subtitle()),
-            links="".join(f'<li><a href="#{name}">{html_escape(head)}</a></li>' for name, head, _ in self._sections),
+            subtitle=escape(self._subtitle()),
+            links="".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in self._sections),
             sections="\n".join(
-                f'<section id="{name}"><h2>{html_escape(head)}</h2>{body}</section>'
-                for name, head, body in self._sections
+                f'<section id="{name}"><h2>{escape(head)}</h2>{body}</section>' for name, head, body in self._sections
             ),
-            footer=html_escape(self._footer()),
+            footer=escape(self._footer()),
             missing=f"<details><summary>Not shown</summary><ul>{missing}</ul></details>" if missing else "",
             data=self.payload.as_script(),
             script=script,
@@ -133,11 +133,7 @@ class _Page:
     def _add_data(self, groups: Sequence[RunGroup], number: int) -> None:
         """The sections of the runs that share their data."""
         payload = self.payload
-
-        def add(name: str, title: str, make: Callable[[], str]) -> None:
-            self._add(name, title, make, number, groups[0].data) if several else self._add(name, title, make)
-
-        several = len(self.gathered.by_data) > 1
+        add = partial(self._add, number=number, data=groups[0].data if len(self.gathered.by_data) > 1 else "")
         add("curves", "Curves", lambda: curves_section(groups, payload))
         looked, left = groups[:MOST_LOOKED_AT], len(groups[MOST_LOOKED_AT:])
         if left:

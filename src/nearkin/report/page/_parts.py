@@ -7,13 +7,13 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.report.formats import html_escape
 from nearkin.report.opened_run import OpenedRun
 
 THUMBNAIL_SIDE = 88
@@ -50,8 +50,8 @@ class Payload:
         """A place for the script to draw in. ``label`` says in words what is drawn."""
         self.charts.append(dict(spec))
         return (
-            f'<figure class="chart {html_escape(spec["kind"])}" data-chart="{len(self.charts) - 1}" '
-            f'data-label="{html_escape(label)}"><figcaption>{html_escape(caption)}</figcaption></figure>'
+            f'<figure class="chart {escape(spec["kind"])}" data-chart="{len(self.charts) - 1}" '
+            f'data-label="{escape(label)}"><figcaption>{escape(caption)}</figcaption></figure>'
         )
 
     def as_script(self) -> str:
@@ -78,23 +78,23 @@ def shot(payload: Payload, run: OpenedRun, row: int, *, right: bool | None = Non
     kind, sign = {None: ("plain", ""), True: ("right", "✓"), False: ("wrong", "✗")}[right]
     mark = f'<span class="mark" role="img" aria-label="{kind}">{sign}</span>' if sign else ""
     picture = (
-        f'<img data-image="{image}" alt="{html_escape(name)}" width="{THUMBNAIL_SIDE}" height="{THUMBNAIL_SIDE}">'
+        f'<img data-image="{image}" alt="{escape(name)}" width="{THUMBNAIL_SIDE}" height="{THUMBNAIL_SIDE}">'
         if image is not None
         else '<span class="no-image">no image</span>'
     )
-    below = f'<span class="note">{html_escape(note)}</span>' if note else ""
+    below = f'<span class="note">{escape(note)}</span>' if note else ""
     return (
-        f'<figure class="shot {kind}" title="{html_escape(name)}"><span class="frame">{picture}{mark}</span>'
-        f"<figcaption>{html_escape(name)}{below}</figcaption></figure>"
+        f'<figure class="shot {kind}" title="{escape(name)}"><span class="frame">{picture}{mark}</span>'
+        f"<figcaption>{escape(name)}{below}</figcaption></figure>"
     )
 
 
 def details(summary: str, body: str, *, opened: bool = False) -> str:
     """A block that opens at a click; ``summary`` is text, ``body`` is HTML."""
-    return f"<details{' open' if opened else ''}><summary>{html_escape(summary)}</summary>{body}</details>"
+    return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{body}</details>"
 
 
 def code(text: str) -> str:
     """Text as it stands, with a button that copies it."""
     button = '<button type="button" class="copy">Copy</button>'
-    return f'<div class="code">{button}<pre><code>{html_escape(text)}</code></pre></div>'
+    return f'<div class="code">{button}<pre><code>{escape(text)}</code></pre></div>'

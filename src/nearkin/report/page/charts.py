@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from html import escape
 from typing import Any
 
-import numpy as np
-
 from nearkin.errors import NearkinError
-from nearkin.report.formats import counted, html_escape, html_table
+from nearkin.report.formats import counted, html_table
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, details
 from nearkin.report.page.pictures import examples
@@ -76,7 +76,7 @@ def covering_section(groups: Sequence[RunGroup], payload: Payload) -> str:
 def uncertainty_section(groups: Sequence[RunGroup], payload: Payload) -> str:
     """σ̄ of every class against how close its images lie, and the classes VCPA is most and least certain of."""
     return "".join(
-        f"<h3>{html_escape(group.title)}</h3>{_uncertainty(group.runs[0], payload)}"
+        f"<h3>{escape(group.title)}</h3>{_uncertainty(group.runs[0], payload)}"
         for group in groups
         if group.recipe.objective.name == "vcpa"
     )
@@ -122,17 +122,13 @@ def _evaluated(groups: Sequence[RunGroup]) -> dict[int, RunGroup]:
     """Groups by their place, less the runs that were never evaluated."""
     found = {}
     for place, group in enumerate(groups):
-        runs = tuple(run for run in group.runs if _has_evaluations(run))
+        runs: list[OpenedRun] = []
+        for run in group.runs:
+            with suppress(NearkinError):
+                runs += [run] if run.evaluations else []
         if runs:
-            found[place] = replace(group, runs=runs)
+            found[place] = replace(group, runs=tuple(runs))
     return found
-
-
-def _has_evaluations(run: OpenedRun) -> bool:
-    try:
-        return bool(run.evaluations)
-    except NearkinError:
-        return False
 
 
 def _charts(charts: Sequence[str], reading: str, named: Mapping[int, RunGroup]) -> str:
@@ -140,17 +136,16 @@ def _charts(charts: Sequence[str], reading: str, named: Mapping[int, RunGroup]) 
     buttons = "".join(
         f'<button type="button" class="series" aria-pressed="true" data-series="{place}">'
         f'<svg class="key" width="28" height="10" aria-hidden="true"><line class="line dash-{place % 4}" x1="1" y1="5" '
-        f'x2="27" y2="5" style="stroke:var(--run-{place % 8})"></line></svg>{html_escape(group.title)}</button>'
+        f'x2="27" y2="5" style="stroke:var(--run-{place % 8})"></line></svg>{escape(group.title)}</button>'
         for place, group in named.items()
     )
     legend = f'<div class="legend">{buttons}</div>' if named else ""
-    return f"{legend}<div class=charts>{''.join(charts)}</div><p class=note>{html_escape(reading)}</p>"
+    return f"{legend}<div class=charts>{''.join(charts)}</div><p class=note>{escape(reading)}</p>"
 
 
 def _uncertainty(run: OpenedRun, payload: Payload) -> str:
     every = run.uncertainty.mean(1).double().numpy()
-    classes, similar = closeness(run)
-    sigma = every[np.searchsorted(run.training_classes, classes)]
+    classes, similar, sigma = closeness(run)
     names = run.data.table.class_names
     points = [
         {"x": rounded(float(x)), "y": rounded(float(y)), "name": names[label]}
@@ -164,6 +159,6 @@ def _uncertainty(run: OpenedRun, payload: Payload) -> str:
         columns += f"<h4>{title}</h4>"
         for place in places.tolist():
             label = int(run.training_classes[place])
-            columns += f'<div class="row"><p class="row-name">{html_escape(names[label])}, σ̄ = {every[place]:.3g}</p>'
+            columns += f'<div class="row"><p class="row-name">{escape(names[label])}, σ̄ = {every[place]:.3g}</p>'
             columns += f"{examples(run, label, _EXAMPLES, payload)}</div>"
     return f"<div class=charts>{chart}<div>{columns}</div></div>"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.evaluation.scores import score_named
-from nearkin.report.formats import counted, html_escape, html_table
+from nearkin.report.formats import counted, html_table
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, details, shot
-from nearkin.report.plots._maps import Map, map_of_test, training_map, training_words
+from nearkin.report.plots._maps import Map, map_of, training_map, training_words
 from nearkin.report.plots._style import number
 from nearkin.report.plots.pairs import PAIRS_SHOWN, class_vectors, compared_run, extreme_pairs
 from nearkin.report.retrieved import Retrieved
@@ -33,30 +34,27 @@ Chart = tuple[str, str]
 
 def training_map_chart(run: OpenedRun, payload: Payload) -> Chart:
     """A map of some training classes with their proxies as stars."""
-    opened = run.at_proxies
-    found = training_map(opened)
-    rows = opened.training_sample.of_classes(found.classes).rows
-    return _map_chart(opened, found, rows, training_words(found), payload), found.how
+    found = training_map(run.at_proxies)
+    return _map_chart(run.at_proxies, found, training_words(found), payload), found.how
 
 
 def test_map_chart(found: Retrieved, payload: Payload) -> Chart:
     """A map of some test classes."""
-    shown = map_of_test(found.run, found.sample)
-    rows = found.sample.of_classes(shown.classes).rows
-    return _map_chart(found.run, shown, rows, f"Test: {found.run.protocol.test_classes}", payload), shown.how
+    shown = map_of(found.run, found.sample)
+    return _map_chart(found.run, shown, f"Test: {found.run.protocol.test_classes}", payload), shown.how
 
 
 def map_section(maps: Mapping[str, Sequence[Chart]]) -> str:
     """Maps under the titles of their groups."""
     blocks = [
-        f"<h3>{html_escape(title)}</h3><div class=charts>{''.join(chart for chart, _ in charts)}</div>"
+        f"<h3>{escape(title)}</h3><div class=charts>{''.join(chart for chart, _ in charts)}</div>"
         for title, charts in maps.items()
         if charts
     ]
     hows = {how for charts in maps.values() for _, how in charts}
     reading = "Point at or tap an image's point to see it; a class's name lifts that class out."
     reading += "".join(f" {said}" for how, said in _READING.items() if how in hows)
-    return f"{''.join(blocks)}<p class=note>{html_escape(reading)}</p>" if blocks else ""
+    return f"{''.join(blocks)}<p class=note>{escape(reading)}</p>" if blocks else ""
 
 
 def neighbours_section(found: Mapping[str, Retrieved], payload: Payload) -> str:
@@ -67,14 +65,12 @@ def neighbours_section(found: Mapping[str, Retrieved], payload: Payload) -> str:
         row = int(first.queries.rows[chosen])
         asked, lines = shot(payload, first.run, row), ""
         for title, each in found.items():
-            place = each.place_of.get(row)
-            if place is None:
-                continue
-            named = f'<p class="row-name">{html_escape(title)}</p>' if len(found) > 1 else ""
-            lines += f'<div class="row">{named}<div class="shots">{_found_shots(each, place, payload)}</div></div>'
+            named = f'<p class="row-name">{escape(title)}</p>' if len(found) > 1 else ""
+            for place in np.flatnonzero(each.queries.rows == row).tolist():  # none where its test classes are others
+                lines += f'<div class="row">{named}<div class="shots">{_found_shots(each, place, payload)}</div></div>'
         blocks.append(_query_block(asked, lines))
     reading = f"Queries at the left, chosen by chance; nearest first among {_among(first)}. {_SIGNS}"
-    return f"<p class=note>{html_escape(reading)}</p>{''.join(blocks)}" if blocks else ""
+    return f"<p class=note>{escape(reading)}</p>{''.join(blocks)}" if blocks else ""
 
 
 def classes_section(found: Mapping[str, Retrieved]) -> str:
@@ -125,7 +121,7 @@ def worst_section(found: Mapping[str, Retrieved], payload: Payload) -> str:
         "The lowest MAP@R, among equal ones the mistake with the highest similarity, one query of a class. Behind the "
         f"dots: the nearest image of the query's own class and its rank. {_SIGNS}"
     )
-    return f"<p class=note>{html_escape(reading)}</p>{''.join(blocks)}" if blocks else ""
+    return f"<p class=note>{escape(reading)}</p>{''.join(blocks)}" if blocks else ""
 
 
 def pairs_of(run: OpenedRun, payload: Payload) -> tuple[str, str]:
@@ -139,7 +135,7 @@ def pairs_of(run: OpenedRun, payload: Payload) -> tuple[str, str]:
             labels = [int(classes[place]) for place in places]
             rows = "".join(examples(run, label, _PAIR_EXAMPLES, payload) for label in labels)
             said = f"{' and '.join(names[label] for label in labels)}: similarity {number(cosine)}"
-            body += f'<div class="pair"><p class="row-name">{html_escape(said)}</p>{rows}</div>'
+            body += f'<div class="pair"><p class="row-name">{escape(said)}</p>{rows}</div>'
         body += "</div>"
     summary = f"{counted(len(classes), 'training class')}, by the cosine similarity of their {what}"
     return summary, f"<div class=charts>{body}</div>"
@@ -168,7 +164,7 @@ _READING = {
 _SIGNS = "Green and ✓: the query's class; red and ✗: another."
 
 
-def _map_chart(run: OpenedRun, found: Map, rows: NDArray[np.int64], what: str, payload: Payload) -> str:
+def _map_chart(run: OpenedRun, found: Map, what: str, payload: Payload) -> str:
     everything = np.concatenate([found.points, found.proxies.reshape(-1, 2)])
     low, wide = everything.min(0), max(float(np.ptp(everything, axis=0).max()), 1e-12)
 
@@ -178,7 +174,7 @@ def _map_chart(run: OpenedRun, found: Map, rows: NDArray[np.int64], what: str, p
         scaled[:, 1] = _GRID * float(np.ptp(everything[:, 1])) / wide - scaled[:, 1]
         return np.rint(scaled).astype(np.int64).tolist()  # type: ignore[no-any-return]
 
-    index = np.searchsorted(found.classes, found.labels)
+    index, rows = np.searchsorted(found.classes, found.labels), found.rows
     pictured = set(np.linspace(0, len(rows) - 1, min(MAP_IMAGES, len(rows))).astype(int).tolist())
     images = [payload.image(run, row) if place in pictured else None for place, row in enumerate(rows.tolist())]
     spec: dict[str, Any] = {

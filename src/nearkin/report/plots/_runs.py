@@ -39,30 +39,19 @@ def together(
         yield None, figure_of(shown)
 
 
-def data_name(run: OpenedRun) -> str:
-    return shorten(Path(run.recipe.data.source).stem, 40)
-
-
 def run_title(run: OpenedRun) -> str:
     """Data set, loss, method, protocol, seed and the weights that are shown."""
-    recipe = run.recipe
     step = f" (step {run.step})" if run.folder.last_checkpoint.exists() else ""
-    return (
-        f"{data_name(run)}: {run.label}, {recipe.protocol.name} protocol, seed {recipe.training.seed}, "
-        f"{run.look.checkpoint} weights{step}"
-    )
+    return f"{shared_title([run])}, {run.look.checkpoint} weights{step}"
 
 
 def shared_title(runs: Sequence[OpenedRun]) -> str:
     """What the runs of one picture have in common."""
-    if len(runs) == 1:
-        return f"{data_name(runs[0])}: {runs[0].label}, {protocols(runs)}, seed {runs[0].recipe.training.seed}"
-    return f"{data_name(runs[0])}, {protocols(runs)}"
-
-
-def protocols(runs: Sequence[OpenedRun]) -> str:
-    names = dict.fromkeys(run.recipe.protocol.name for run in runs)
-    return f"{' and '.join(names)} protocol{'s' if len(names) > 1 else ''}"
+    first, names = runs[0], dict.fromkeys(run.recipe.protocol.name for run in runs)
+    data = shorten(Path(first.recipe.data.source).stem, 40)
+    protocols = f"{' and '.join(names)} protocol{'s' if len(names) > 1 else ''}"
+    alone = f"{data}: {first.label}, {protocols}, seed {first.recipe.training.seed}"
+    return alone if len(runs) == 1 else f"{data}, {protocols}"
 
 
 def run_colour(run: OpenedRun) -> str:
