@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def modules_of(package: str, path: Iterable[str]) -> dict[str, ModuleType]:
@@ -26,7 +27,7 @@ def parts_of(package: str, path: Iterable[str]) -> dict[str, type]:
     return {name: getattr(module, module.__all__[0]) for name, module in modules_of(package, path).items()}
 
 
-def keyword_options(part: type) -> dict[str, inspect.Parameter]:
+def keyword_options(part: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The keyword-only arguments of a part's constructor: what a recipe may set.
 
     >>> from nearkin.losses.contrastive import Contrastive

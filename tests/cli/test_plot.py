@@ -202,8 +202,6 @@ ADDED = '''
 from nearkin.report.plots._runs import one_by_one
 from nearkin.report.plots._style import new_figure
 
-__all__ = ["draw"]
-
 
 def draw(runs):
     return one_by_one(runs, lambda run: new_figure(1 + len(run.recipe.to_yaml()) / 1e4, 1))

@@ -150,3 +150,11 @@ class _Reader(html.parser.HTMLParser):
 
     def handle_data(self, data):
         self.text[self.open[-1]][-1] += data
+
+
+def test_a_page_draws_bars_behind_fractions_and_sorts_by_all_their_digits():
+    lines = (Line(("a", "2", "12.3"), fractions=(None, None, 0.12345678)), Line(("b", "3", "–")))
+    first, second = html_table(Part(("class", "n", "R@1"), lines)).split("<tbody>")[1].split("</tr>")[:2]
+    assert '<td class="number bar" data-value="0.123457" style="--share:12.3%">12.3</td>' in first
+    assert "<td class=number>2</td>" in first
+    assert second.endswith("<td class=number>3</td><td class=number>–</td>")

@@ -94,7 +94,7 @@ def test_ccps_own_proxies_are_shown_with_the_weights_they_were_saved_with(made, 
     opened = OpenedRun(folder)
     assert opened.proxies is None
     assert opened.step == 1
-    shown = opened.at_proxies()
+    shown = opened.at_proxies
     assert (shown.step, shown.look.checkpoint) == (4, "last")
     saved = last["method"]["bank"]["vectors"]
     assert np.allclose(shown.proxies.vectors, saved / saved.norm(dim=2, keepdim=True), atol=1e-6)
@@ -115,7 +115,7 @@ def test_anchors_that_are_images_are_embedded_anew(made, tmp_path):
 def test_a_pair_loss_has_no_proxies_and_no_uncertainty(made):
     opened = OpenedRun(made / "pair")
     assert opened.proxies is None
-    assert opened.at_proxies() is opened
+    assert opened.at_proxies is opened
     with pytest.raises(CannotDrawError, match="the objective is contrastive; only vcpa has it"):
         _ = opened.uncertainty
 

@@ -101,7 +101,7 @@ class TestCurves:
         runs = open_runs([first, second, other])
         groups = curves.seed_groups(runs)
         assert [len(group.runs) for group in groups] == [2, 1]
-        assert groups[0].label.endswith("mean ± std of 2 seeds")
+        assert groups[0].title.endswith("mean ± std of 2 seeds")
         figure = shown(curves.draw(runs))
         loss, score, *_ = figure.axes
         assert loss.lines[0].get_ydata().tolist() == [5.0, 3.0]
@@ -116,9 +116,10 @@ class TestCurves:
         long = written(tmp_path / "a", [row(10, 1.0, 0.1), row(20, 2.0, 0.2)], seed=0)
         short = written(tmp_path / "b", [row(10, 3.0, 0.3)], seed=1)
         group = curves.seed_groups(open_runs([long, short]))[0]
-        epochs, values = group.curve("loss", "epoch")
+        epochs, mean, spread = curves.curve(group.runs, "loss", "epoch")
         assert epochs.tolist() == [1.0]
-        assert values.tolist() == [[1.0], [3.0]]
+        assert mean.tolist() == [2.0]
+        assert spread.tolist() == pytest.approx([np.sqrt(2)])
 
     def test_the_untrained_network_is_never_the_best(self, tmp_path):
         opened = OpenedRun(written(tmp_path / "a", [row(0, None, 0.9), row(10, 1.0, 0.2), row(20, 1.0, 0.2)]))
@@ -144,7 +145,7 @@ class TestCurves:
         paths = [tmp_path / "vcpa" / "seed-0", tmp_path / "slow" / "seed-0", tmp_path / "slow" / "seed-1"]
         runs = open_runs(paths)
         assert [run.name for run in runs] == ["vcpa-seed-0", "slow-seed-0", "slow-seed-1"]
-        labels = [group.label for group in curves.seed_groups(runs)]
+        labels = [group.title for group in curves.seed_groups(runs)]
         assert labels == ["vcpa (proxy_anchor)", "slow (proxy_anchor), mean ± std of 2 seeds"]
         assert runs[1].label == "slow (proxy_anchor) (slow-seed-0)"
 

@@ -24,7 +24,7 @@ def test_scores_by_query_agree_with_what_the_run_reported(four_runs):
         reported = json.loads((path / "scores.json").read_text())["test"]
         assert found.recall.mean() == pytest.approx(reported["R@1"])
         assert found.precision.mean() == pytest.approx(reported["MAP@R"])
-        by_class = found.classes()
+        by_class = found.classes().values()
         assert [score.queries for score in by_class] == [5, 5, 5, 5]
         assert np.mean([score.precision for score in by_class]) == pytest.approx(reported["MAP@R"])
 

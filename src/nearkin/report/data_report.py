@@ -8,6 +8,7 @@ from rich.text import Text
 
 from nearkin.data.formats import OTHER_FILES
 from nearkin.data.table import LeftOut
+from nearkin.report.formats import counted
 from nearkin.runs.data_report import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
 
 _MOST_LINES = 8
@@ -48,16 +49,16 @@ def left_out_text(left_out: Sequence[LeftOut], unreadable: Sequence[str] = ()) -
 def _overview(text: Text, report: DataReport) -> None:
     (small, fewest), (large, most) = report.smallest, report.largest
     each = f"{most:,} each" if fewest == most else f"from {fewest:,} ({small}) to {most:,} ({large}) each"
-    text.append(f"{report.name}: {_count(report.images, 'image')} of {_count(report.classes, 'class')}, {each}\n")
+    text.append(f"{report.name}: {counted(report.images, 'image')} of {counted(report.classes, 'class')}, {each}\n")
     if report.single and report.classes > 1:
-        text.append(f"  {_count(report.single, 'class')} with a single image, which has no like to be found\n")
+        text.append(f"  {counted(report.single, 'class')} with a single image, which has no like to be found\n")
     trains = any(part.name == TRAINING for part in report.parts)
     for part in report.parts:
         role = _ROLES.get(part.name, "")
         if part.name in _SCORED and trains:
             role = "classes never seen in training" if part.unseen else "classes that also train"
-        counted = f"{_count(part.classes, 'class'):>13}  {_count(part.images, 'image'):>14}"
-        text.append(f"  {part.name:<10}  {counted}  {role}".rstrip() + "\n")
+        amount = f"{counted(part.classes, 'class'):>13}  {counted(part.images, 'image'):>14}"
+        text.append(f"  {part.name:<10}  {amount}  {role}".rstrip() + "\n")
     if report.kept_in is not None:
         text.append(f"  decoded images are kept in {report.kept_in} (nearkin cache shows and clears it)\n", style="dim")
 
@@ -67,7 +68,7 @@ def _warn(text: Text, repeated: RepeatedPictures) -> None:
         if not found.count:
             return
         text.append(f"{severity}: ", style="bold yellow" if severity == "warning" else "yellow")
-        text.append(f"{_count(found.count, 'picture')} {what}\n")
+        text.append(f"{counted(found.count, 'picture')} {what}\n")
         for (one, part), (other, other_part) in found.examples:
             first = f"{one!r} ({part})" if part != other_part else f"{one!r}"
             text.append(f"  {first} = {other!r} ({other_part})\n")
@@ -79,8 +80,3 @@ def _warn(text: Text, repeated: RepeatedPictures) -> None:
     say(repeated.copies, "note", "twice in a class that is scored, where each finds its copy:")
     if not repeated.complete:
         text.append("note: too many images, or too many that look alike, to search all for pictures that occur twice\n")
-
-
-def _count(number: int, what: str) -> str:
-    plural = "classes" if what == "class" else f"{what}s"
-    return f"{number:,} {what if number == 1 else plural}"

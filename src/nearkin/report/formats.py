@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
-import re
 from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from typing import Any
 
 from rich import box
@@ -52,7 +51,8 @@ def latex(table: Table) -> str:
         for line in part.lines:
             body += ["\\midrule"] if line is part.lines[0] or line.begins_group else []
             body.append(" & ".join(latex_escape(cell) for cell in line.cells) + r" \\")
-        caption = " ".join(_sentence(text) for text in (table.title, part.title, *table.conditions) if text)
+        said = [text for text in (table.title, part.title, *table.conditions) if text]
+        caption = " ".join(text if text.endswith(".") else f"{text}." for text in said)
         blocks += [
             "\\begin{table}",
             "\\centering",
@@ -86,15 +86,16 @@ def csv_text(table: Table) -> str:
 def html_table(part: Part, *, caption: str = "", kind: str = "") -> str:
     """A part for a page, in a frame that scrolls sideways where the screen is narrow."""
     head = "".join(
-        f'<th scope="col"{_number(part, place)}>{html_escape(name)}</th>' for place, name in enumerate(part.columns)
+        f'<th scope="col"{_attributes(part, place)}>{escape(name)}</th>' for place, name in enumerate(part.columns)
     )
     rows = []
     for line in part.lines:
-        first, *others = (html_escape(cell) for cell in line.cells)
-        cells = "".join(f"<td{_number(part, place)}>{cell}</td>" for place, cell in enumerate(others, 1))
+        first, *others = (escape(cell) for cell in line.cells)
+        bars = line.fractions or (None,) * len(line.cells)
+        cells = "".join(f"<td{_attributes(part, at, bars[at])}>{cell}</td>" for at, cell in enumerate(others, 1))
         kinds = " ".join([line.kind] * bool(line.kind) + ["first"] * line.begins_group)
         rows.append(f'<tr{f" class={kinds!r}" if kinds else ""}><th scope="row">{first}</th>{cells}</tr>')
-    said = f"<caption>{html_escape(caption)}</caption>" if caption else ""
+    said = f"<caption>{escape(caption)}</caption>" if caption else ""
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}">{said}<thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -125,16 +126,7 @@ def latex_escape(text: str) -> str:
     >>> latex_escape("mpa_ap & 5 % of {x} ± 1")
     'mpa\\_ap \\& 5 \\% of \\{x\\} $\\pm$ 1'
     """
-    return re.sub(r"[\\{}$&#_%~^<>\[\]±–−×…≈▲▼→τλσ]", lambda found: _LATEX[found.group()], one_line(text))
-
-
-def html_escape(text: object) -> str:
-    """Text for HTML, between tags and in attributes.
-
-    >>> html_escape('<b title="x">')
-    '&lt;b title=&quot;x&quot;&gt;'
-    """
-    return html.escape(str(text), quote=True)
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
 def one_line(text: str) -> str:
@@ -144,10 +136,11 @@ def one_line(text: str) -> str:
 def counted(number: int, one: str, many: str | None = None) -> str:
     """A number with its noun.
 
-    >>> counted(1, "class", "classes"), counted(1200, "image")
-    ('1 class', '1,200 images')
+    >>> counted(1, "class"), counted(2, "class"), counted(1200, "image"), counted(2, "query", "queries")
+    ('1 class', '2 classes', '1,200 images', '2 queries')
     """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    plural = many or one + ("es" if one.endswith("s") else "s")
+    return f"{number:,} {one if number == 1 else plural}"
 
 
 def signed(value: float, digits: int = 1) -> str:
@@ -175,12 +168,10 @@ def _style(cell: str) -> str:
     return "green" if "▲" in cell else ("red" if "▼" in cell else "")
 
 
-def _number(part: Part, column: int) -> str:
+def _attributes(part: Part, column: int, bar: float | None = None) -> str:
+    if bar is not None:
+        return f' class="number bar" data-value="{bar:.6f}" style="--share:{100 * bar:.1f}%"'
     return " class=number" if part.is_number(column) else ""
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."
 
 
 def _markdown_escape(text: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin import losses, methods
+from nearkin.catalogue import keyword_options
 from nearkin.data.benchmarks import benchmarks
 from nearkin.encoders.architectures import backbones, families
 from nearkin.evaluation import scores
@@ -41,10 +42,7 @@ class Listing:
 
 
 def list_losses() -> Listing:
-    """
-    >>> next(each["class"] for each in list_losses().records if each["name"] == "proxy_anchor")
-    'ProxyAnchor'
-    """
+    """The losses, their kinds and options."""
     intro = (
         "Read off the files in `src/nearkin/losses/` by `nearkin losses --markdown > docs/losses.md`. Proxy\n"
         "losses are `Loss(num_classes, dim, *, …)`, called `loss(embeddings, labels)`; pair losses are\n"
@@ -52,45 +50,27 @@ def list_losses() -> Listing:
         "takes a pair loss. The name is that of a recipe's `objective.name`."
     )
     records = (
-        {
-            "name": name,
-            "class": loss.__name__,
-            "kind": losses.kind(loss),
-            "summary": summary_of(loss),
-            "options": option_texts(losses.options(loss)),
-        }
+        {"name": name, "class": loss.__name__, "kind": losses.kind(loss), **_described(loss)}
         for name, loss in losses.catalogue().items()
     )
     return Listing("Losses", intro, ("name", "class", "kind", "summary", "options"), tuple(records))
 
 
 def list_methods() -> Listing:
-    """
-    >>> [each["name"] for each in list_methods().records][:2]
-    ['ccp', 'momentum']
-    """
+    """The training methods and their options."""
     intro = (
         "Read off the files in `src/nearkin/methods/` by `nearkin methods --markdown > docs/methods.md`: what\n"
         "changes the one training loop through its hooks. The name is that of a recipe's `method.name`; every\n"
         "method goes with the losses that its check admits."
     )
     records = (
-        {
-            "name": name,
-            "class": method.__name__,
-            "summary": summary_of(method),
-            "options": option_texts(methods.options(method)),
-        }
-        for name, method in methods.catalogue().items()
+        {"name": name, "class": method.__name__, **_described(method)} for name, method in methods.catalogue().items()
     )
     return Listing("Methods", intro, ("name", "class", "summary", "options"), tuple(records))
 
 
 def list_scores() -> Listing:
-    """
-    >>> [each["name"] for each in list_scores().records if each["better"] == "lower"]
-    ['covering_radius']
-    """
+    """The scores, a line for each name that a recipe may ask for."""
     intro = (
         "Read off the files in `src/nearkin/evaluation/scores/` by `nearkin scores --markdown >\n"
         "docs/scores.md`. Each, with a number for k, is a name for `protocol.scores`, which measures it\n"
@@ -113,24 +93,16 @@ def list_scores() -> Listing:
 
 
 def list_backbones() -> Listing:
-    """
-    >>> [each["name"] for each in list_backbones().records][-2:]
-    ['hf:<model>', 'timm:<model>']
-    """
+    """The backbones and, with ``<model>`` for a name, the families that others have trained."""
     intro = (
         "Read off the files in `src/nearkin/encoders/architectures/` by `nearkin backbones --markdown >\n"
         "docs/backbones.md`. The name is that of a recipe's `encoder.backbone`, the options go under\n"
         "`encoder.options`."
     )
-    builders: dict[str, Callable[..., Any]] = {
-        **dict(sorted(backbones().items())),
-        **{f"{prefix}:<model>": builder for prefix, builder in sorted(families().items())},
-    }
-    records = (
-        {"name": name, "summary": summary_of(builder), "options": option_texts(_keywords(builder))}
-        for name, builder in builders.items()
-    )
-    return Listing("Backbones", intro, ("name", "summary", "options"), tuple(records))
+    builders: list[tuple[str, Callable[..., Any]]] = [*sorted(backbones().items())]
+    builders += [(f"{prefix}:<model>", builder) for prefix, builder in sorted(families().items())]
+    records = tuple({"name": name, **_described(builder)} for name, builder in builders)
+    return Listing("Backbones", intro, ("name", "summary", "options"), records)
 
 
 def list_datasets(root: Path | None) -> Listing:
@@ -162,9 +134,8 @@ def summary_of(part: Any) -> str:
     return (inspect.getdoc(part) or "").partition("\n")[0]
 
 
-def _keywords(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(builder).parameters.values()
-    return {each.name: each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+def _described(part: Callable[..., Any]) -> dict[str, Any]:
+    return {"summary": summary_of(part), "options": option_texts(keyword_options(part))}
 
 
 def option_texts(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:

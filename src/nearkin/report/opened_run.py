@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +23,6 @@ from nearkin.numerics import l2_normalise, normalise
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe
 from nearkin.recipe.identity import fingerprint
-from nearkin.report.run_names import distinct_labels, row_title, run_name
 from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, with_root_found
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained import TrainedRun, load_run
@@ -34,8 +32,6 @@ from nearkin.training.state import Event
 
 IMAGE_LIMIT = 3000
 """A picture need not show a whole large data set; beyond this many images some whole classes stand for it."""
-
-
 CLASSES_BY = ("means", "proxies")
 
 
@@ -108,9 +104,14 @@ class OpenedRun:
         self.look = look or Look()
         self.folder = RunFolder.existing(path)
         self.recipe: Recipe = self.folder.recipe()
-        self.name = run_name(self.folder.path)
-        self.title = row_title(self.recipe, self.folder.path)
-        """Loss and method, and the row of a study."""
+        place, method = self.folder.path.expanduser().resolve(), self.recipe.method.name
+        row = place.parent.name if re.fullmatch(r"seed-\d+", place.name) else None
+        self.name = place.name if row is None else f"{row}-{place.name}"
+        """The folder's name, behind that of its row where it is a run of a study, where all are called alike."""
+        self.parts = self.recipe.objective.name + ("" if method == "plain" else f" with {method}")
+        """The loss and, unless it is plain training, the method."""
+        self.title = self.parts if row in (None, self.parts) else f"{row} ({self.parts})"
+        """Loss and method, behind the name of the row of a study where that is another."""
         self.label = self.title
         """What the run is called in a picture with others."""
         self.family = 0
@@ -120,20 +121,14 @@ class OpenedRun:
 
     @cached_property
     def evaluations(self) -> list[dict[str, float | None]]:
-        try:
-            rows = self.folder.evaluations()
-        except (ValueError, csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{self.folder.evaluations_file} cannot be read: {error}") from error
+        rows = self.folder.evaluations()
         if not rows:
             raise CannotDrawError(f"{self.folder.path} has no evaluation yet")
         return rows
 
     @cached_property
     def events(self) -> list[Event]:
-        try:
-            return self.folder.events()
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.folder.events_file} cannot be read: {error}") from error
+        return self.folder.events()
 
     @property
     def select_by(self) -> str:
@@ -226,9 +221,15 @@ class OpenedRun:
             return None
         return Proxies(normalise(vectors.detach().float(), encoder.normalisation), self.training_classes)
 
+    @cached_property
     def at_proxies(self) -> OpenedRun:
         """This run, or the same at its last checkpoint where only that one has proxies: CCP's own are kept there."""
-        return self._at_last if self._only_last_has_proxies else self
+        if self.bank is not None or self._last["method"].get("bank") is None or self.step == self._last["step"]:
+            return self
+        look = replace(self.look, checkpoint="last")
+        last = OpenedRun(self.folder.path, look, images_store=self._images_store, progress=self._progress)
+        last.label, last.family = self.label, self.family
+        return last
 
     @cached_property
     def uncertainty(self) -> Tensor:
@@ -267,12 +268,9 @@ class OpenedRun:
 
         All classes are there, or very many: of large ones fewer images are embedded.
         """
-        rows, labels = self.protocol.train_rows, self.data.table.labels
-        if len(rows) <= IMAGE_LIMIT:
-            sample = self.training_sample
-        else:
-            rows = whole_classes(rows, labels, self.random(), limit=IMAGE_LIMIT, at_least=IMAGE_LIMIT // 2)
-            sample = Sample(rows, labels[rows], self.embed(rows))
+        rows = self.protocol.train_rows
+        few = len(rows) <= IMAGE_LIMIT
+        sample = self.training_sample if few else self.sample(rows, IMAGE_LIMIT, at_least=IMAGE_LIMIT // 2)
         classes, first, owner = np.unique(sample.labels, return_index=True, return_inverse=True)
         places = torch.from_numpy(owner.reshape(-1))
         sums = torch.zeros(len(classes), sample.embeddings.shape[1])
@@ -283,20 +281,20 @@ class OpenedRun:
         """Embeddings of table rows, ``[len(rows), dim]`` on the CPU."""
         return self.trained.embed(self.data.images, rows).cpu()
 
-    def examples(self, label: int, count: int) -> dict[int, NDArray[np.uint8]]:
-        """Some training images of a class, by their rows; more of them hold the fewer."""
+    def examples(self, label: int, count: int) -> list[int]:
+        """Rows of some training images of a class; more of them hold the fewer."""
         rows = self.protocol.train_rows[self.data.table.labels[self.protocol.train_rows] == label]
         rng = np.random.Generator(np.random.Philox([self.look.seed, label]))
-        return {row: self.data.images[row] for row in rng.permutation(rows)[:count].tolist()}
+        return rng.permutation(rows)[:count].tolist()  # type: ignore[no-any-return]
 
     def random(self) -> np.random.Generator:
         """A fresh stream, the same for every run that is opened with the same seed."""
         return np.random.Generator(np.random.Philox(self.look.seed))
 
-    def sample(self, rows: NDArray[np.int64], limit: int) -> Sample:
-        """Table rows, embedded; of more than ``limit`` some whole classes."""
+    def sample(self, rows: NDArray[np.int64], limit: int, *, at_least: int | None = None) -> Sample:
+        """Table rows, embedded; of more than ``limit`` some whole classes, as many as a map shows or ``at_least``."""
         labels = self.data.table.labels
-        rows = whole_classes(rows, labels, self.random(), limit=limit, at_least=self.look.classes)
+        rows = whole_classes(rows, labels, self.random(), limit=limit, at_least=at_least or self.look.classes)
         return Sample(rows, labels[rows], self.embed(rows))
 
     @cached_property
@@ -318,17 +316,6 @@ class OpenedRun:
         state: dict[str, Any] = self._last["method"]
         return state if self._checkpoint["step"] == self._last["step"] else {}
 
-    @property
-    def _only_last_has_proxies(self) -> bool:
-        return self.bank is None and self._last["method"].get("bank") is not None and self.step != self._last["step"]
-
-    @cached_property
-    def _at_last(self) -> OpenedRun:
-        look = replace(self.look, checkpoint="last")
-        run = OpenedRun(self.folder.path, look, images_store=self._images_store, progress=self._progress)
-        run.label, run.family = self.label, self.family
-        return run
-
 
 def open_runs(
     paths: Sequence[str | Path], look: Look | None = None, *, progress: Progress | None = None
@@ -347,8 +334,11 @@ def open_runs(
             f"{first.folder.path} and {second.folder.path}. Plot them one by one"
         )
     families: dict[str, int] = {}
-    for run, label in zip(runs, distinct_labels([(run.title, run.name, run.folder.path) for run in runs]), strict=True):
+    titles, names = [run.title for run in runs], [run.name for run in runs]
+    for run in runs:
         run.family = families.setdefault(fingerprint(run.recipe, besides=["training.seed"]), len(families))
+        own = run.name if names.count(run.name) == 1 else run.folder.path
+        label = run.title if titles.count(run.title) == 1 else f"{run.title} ({own})"
         run.label = label.replace("$", r"\$")  # matplotlib reads a bare $ as the start of a formula
     return runs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ BY_QUERY = (Recall("R@1", 1), MeanAveragePrecision("MAP@R"))
 class ClassScore:
     """A class's mean scores over its queries, as fractions."""
 
-    label: int
     queries: int
     recall: float
     precision: float
@@ -60,15 +58,6 @@ class Retrieved:
     precision: NDArray[np.float64]
     """MAP@R of each query; NaN where there is nothing to be found."""
 
-    @property
-    def among_themselves(self) -> bool:
-        return self.queries is self.gallery
-
-    @cached_property
-    def place_of(self) -> dict[int, int]:
-        """The place of each query by its row in the table."""
-        return {row: place for place, row in enumerate(self.queries.rows.tolist())}
-
     def choose_queries(self, count: int) -> list[int]:
         """One query from each of ``count`` classes that have something to be found, drawn by chance."""
         rng, able = self.run.random(), np.flatnonzero(self.true > 0)
@@ -83,31 +72,29 @@ class Retrieved:
         own = self.queries.labels[query]
         return [Neighbour(row, label, label == own) for row, label in zip(rows.tolist(), labels.tolist(), strict=True)]
 
-    def classes(self) -> list[ClassScore]:
-        """Scores of every class that has a query with something to be found, in the order of the labels."""
+    def classes(self) -> dict[int, ClassScore]:
+        """Scores of every class that has a query with something to be found, by its label."""
         counted = self.true > 0
         labels, owner, counts = np.unique(self.queries.labels[counted], return_inverse=True, return_counts=True)
         owner = owner.reshape(-1)
         recall = np.bincount(owner, self.recall[counted]) / counts
         precision = np.bincount(owner, self.precision[counted]) / counts
-        rows = zip(labels.tolist(), counts.tolist(), recall.tolist(), precision.tolist(), strict=True)
-        return [ClassScore(*row) for row in rows]
+        scores = map(ClassScore, counts.tolist(), recall.tolist(), precision.tolist())
+        return dict(zip(labels.tolist(), scores, strict=True))
 
     def worst(self, count: int) -> list[int]:
         """Queries whose nearest neighbour is wrong, by their MAP@R and then by how sure the mistake is; one a class."""
         wrong = np.flatnonzero(self.recall == 0)
-        order = sorted(wrong.tolist(), key=lambda q: (self.precision[q], -self.similarities[q, 0], q))
-        chosen: dict[int, int] = {}
-        for query in order:
-            chosen.setdefault(int(self.queries.labels[query]), query)
-        return list(chosen.values())[:count]
+        order = wrong[np.lexsort((-self.similarities[wrong, 0], self.precision[wrong]))]
+        _, first = np.unique(self.queries.labels[order], return_index=True)
+        return order[np.sort(first)][:count].tolist()  # type: ignore[no-any-return]
 
     def first_right(self, query: int) -> tuple[Neighbour, int]:
         """The nearest image of a query's own class, and its rank, from 1."""
         own, label = self.queries.embeddings[query : query + 1], int(self.queries.labels[query])
         order, _ = nearest(own, self.gallery.embeddings, k=len(self.gallery.rows), distance=self.distance)
         ranking = order[0].numpy()
-        if self.among_themselves:
+        if self.queries is self.gallery:
             ranking = ranking[ranking != query]
         rank = int(np.flatnonzero(self.gallery.labels[ranking] == label)[0])
         return Neighbour(int(self.gallery.rows[ranking[rank]]), label, True), rank + 1
@@ -116,14 +103,10 @@ class Retrieved:
 def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -> Retrieved:
     """Rank the gallery among a sample of a run's test images for every query among them, exactly.
 
-    Args:
-        run: that the sample is of.
-        sample: test images, embedded.
-        distance: of the encoder that embedded them; default: the run's own.
+    ``distance`` is that of the encoder that embedded them; default: the run's own.
     """
     test = run.protocol.test
-    if test is None:
-        raise CannotDrawError("the run has no test classes")
+    assert test is not None, "a run with a sample of test images has test classes"
     distance = distance or run.trained.encoder.distance
     queries = sample.of_rows(test.query)
     gallery = queries if test.gallery is None else sample.of_rows(test.gallery)

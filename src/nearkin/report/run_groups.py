@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import deciding, fingerprint
 from nearkin.report.opened_run import Look, OpenedRun, open_runs, source_of
-from nearkin.report.run_names import part_names
 from nearkin.runs.data import Progress, say_if_images_differ
 from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.folder import RunFolder
@@ -49,10 +47,6 @@ class RunGroup:
         """Of the finished runs."""
         return tuple(run.folder.scores() for run in self.finished)
 
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(run.recipe.training.seed for run in self.runs)
-
 
 @dataclass(frozen=True)
 class Gathered:
@@ -65,31 +59,32 @@ class Gathered:
     def groups(self) -> list[RunGroup]:
         return [group for groups in self.by_data for group in groups]
 
+    @property
+    def data(self) -> str:
+        return ", ".join(dict.fromkeys(group.data for group in self.groups))
+
 
 def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progress: Progress | None = None) -> Gathered:
     """Open the runs at ``paths``, where the folder of a study stands for all its runs, and group them.
 
     A run with the recipe and the seed of another adds nothing to a spread and is left out with a word about it.
     """
-    titles: dict[Path, str | None] = {}
-    together: dict[Path, EnsembleScores | None] = {}
-    found: dict[Path, Path] = {}
+    found: dict[Path, tuple[Path, str | None, EnsembleScores | None]] = {}
     for path in paths:
         whole = EnsembleScores.read(path)
         for run_path, title in _run_paths(Path(path)):
             place = run_path.expanduser().resolve()
-            found.setdefault(place, run_path)
-            titles[place] = titles.get(place) or title
-            together[place] = together.get(place) or whole
+            first, named, ensemble = found.get(place, (run_path, None, None))
+            found[place] = (first, named or title, ensemble or whole)
     by_source: dict[tuple[str, object], list[Path]] = {}
     images: dict[str, object] = {}
-    for path in found.values():
+    for path, *_ in found.values():
         folder = RunFolder.existing(path)
         source = source_of(folder.recipe().data)
         # A run of an earlier version does not say which images it had; it goes with those that do.
         which = images.setdefault(source, folder.images) if folder.images is None else folder.images
         by_source.setdefault((source, which), []).append(path)
-    say_if_images_differ(RunFolder(path) for path in found.values())
+    say_if_images_differ(RunFolder(path) for path, *_ in found.values())
     by_data, left_out = [], []
     for of_data in by_source.values():
         families: dict[str, list[OpenedRun]] = {}
@@ -101,14 +96,10 @@ def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progre
             else:
                 left_out.append(f"{run.folder.path}: the same recipe and seed as {twin.folder.path}")
         groups = [sorted(members, key=lambda run: run.recipe.training.seed) for members in families.values()]
-        firsts = [members[0].folder.path.expanduser().resolve() for members in groups]
-        named = _titles(groups, [titles[first] for first in firsts])
-        by_data.append(
-            tuple(
-                RunGroup(title, tuple(members), together[first])
-                for title, members, first in zip(named, groups, firsts, strict=True)
-            )
-        )
+        given = [found[members[0].folder.path.expanduser().resolve()] for members in groups]
+        titles = _titles(groups, [title for _, title, _ in given])
+        parts = zip(titles, groups, given, strict=True)
+        by_data.append(tuple(RunGroup(title, tuple(members), whole) for title, members, (*_, whole) in parts))
     return Gathered(tuple(by_data), tuple(left_out))
 
 
@@ -133,27 +124,28 @@ def _run_paths(path: Path) -> list[tuple[Path, str | None]]:
 
 def _study_titles(file: Path) -> dict[str, str]:
     """Titles of a study's rows by the names of their folders, in the order of its table."""
-    content = _read_json(file)
+    if not file.exists():
+        return {}
     try:
-        return {} if content is None else {str(row["name"]): str(row["title"]) for row in content["rows"]}
-    except (KeyError, TypeError) as error:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return {str(row["name"]): str(row["title"]) for row in content["rows"]}
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} cannot be read: {error!r}. Run nearkin compare again to write it anew") from error
 
 
 def _titles(groups: Sequence[Sequence[OpenedRun]], given: Sequence[str | None]) -> list[str]:
     """The study's title, or loss and method; what differs is added where two groups would be called the same."""
-    names = [name or part_names(members[0].recipe) for members, name in zip(groups, given, strict=True)]
-    titles = list(names)
-    for place, members in enumerate(groups):
-        alike = [other[0].recipe for other, name in zip(groups, names, strict=True) if name == names[place]]
-        if len(alike) > 1:
-            differing = _differing(members[0].recipe, alike)
-            where = members[0].folder.path
-            own = ", ".join(differing) if 0 < len(differing) <= _MOST_NAMED else where.resolve().name
-            titles[place] = f"{names[place]} ({own})"
+    firsts = [members[0] for members in groups]
+    names = [name or run.parts for run, name in zip(firsts, given, strict=True)]
+    titles = []
+    for run, name in zip(firsts, names, strict=True):
+        alike = [other.recipe for other, others in zip(firsts, names, strict=True) if others == name]
+        differing = _differing(run.recipe, alike)
+        own = ", ".join(differing) if 0 < len(differing) <= _MOST_NAMED else run.folder.path.resolve().name
+        titles.append(name if len(alike) == 1 else f"{name} ({own})")
     return [
-        title if titles.count(title) == 1 else f"{names[place]} ({groups[place][0].folder.path})"
-        for place, title in enumerate(titles)
+        title if titles.count(title) == 1 else f"{name} ({run.folder.path})"
+        for title, name, run in zip(titles, names, firsts, strict=True)
     ]
 
 
@@ -173,14 +165,3 @@ def _drawn_by(recipe: Recipe) -> tuple[int, int]:
 def _free(recipe: Recipe) -> list[str]:
     """Keys in which the runs of a group may differ: the seed, and the fold that MLRC holds out."""
     return ["training.seed", *(["protocol.fold"] if recipe.protocol.name == "mlrc" else [])]
-
-
-def _read_json(file: Path) -> dict[str, Any] | None:
-    """A file's content, None where there is no such file."""
-    if not file.exists():
-        return None
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
-    return content

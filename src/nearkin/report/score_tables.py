@@ -38,16 +38,7 @@ class Entry:
     test_classes: str = ""
 
 
-@dataclass(frozen=True)
-class ScoreTable(Table):
-    """A table that also says which scores it shows."""
-
-    names: tuple[str, ...] = ()
-
-
-def score_table(
-    groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = None, published: bool = True
-) -> ScoreTable:
+def score_table(groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = None, published: bool = True) -> Table:
     """The table of the groups' finished runs.
 
     Args:
@@ -69,13 +60,12 @@ def score_table(
     ours = [entry for entry in entries if entry.published is None]
     varying = [key for key in CONDITIONS if len({entry.conditions[key] for entry in ours}) > 1]
     unfinished = [run.folder.path for group in groups for run in group.runs if not run.folder.is_finished]
-    return ScoreTable(
+    return Table(
         "",
         (_part(entries, names, varying),),
         (_caption(entries, names, varying),),
         tuple(f"Not finished and not counted: {path}." for path in unfinished),
         tuple(_record(entry, names) for entry in entries),
-        names,
     )
 
 
@@ -91,26 +81,18 @@ def statistics_of(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Statis
     return {name: value for name, value in found.items() if value is not None}
 
 
-def encoder_text(group: RunGroup) -> str:
-    """Backbone and dimension."""
-    encoder = group.recipe.encoder
-    return encoder.backbone if encoder.dim is None else f"{encoder.backbone}, {encoder.dim}-d"
-
-
 def _part(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]) -> Part:
     """Every line says what it is where there is more than one kind of them."""
     kinds = len({entry.what for entry in entries}) > 1
     lines, before = [], None
     for entry in entries:
-        first = entry.group != before
-        before = entry.group
+        first, before = entry.group != before, entry.group
         if entry.published is None:
-            scores = [score_text(entry.scores.get(name), name) for name in names]
+            numbers = [str(entry.runs), *(score_text(entry.scores.get(name), name) for name in names)]
         else:
-            scores = [entry.published.texts.get(name, NOTHING) for name in names]
-        count = str(entry.runs) if entry.published is None else ""
+            numbers = ["", *(entry.published.texts.get(name, NOTHING) for name in names)]
         words = [entry.title if first else "", *([entry.what] if kinds else [])]
-        cells = (*words, count, *scores, *(entry.conditions[key] for key in varying))
+        cells = (*words, *numbers, *(entry.conditions[key] for key in varying))
         lines.append(Line(cells, "published" if entry.published else "", begins_group=first and kinds))
     headings = ["", *(["scores"] if kinds else []), "n", *(score_named(name).heading for name in names), *varying]
     return Part(tuple(headings), tuple(lines), texts=2 if kinds else 1, numbers=1 + len(names))
@@ -154,11 +136,10 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     protocol, selection = _same([each.protocol for each in held]), _same([each.selection for each in held])
     if protocol == "mlrc":
         selection = f"best {select_by(group.recipe.protocol)} on each model's held-out fold"
+    encoder = group.recipe.encoder
     conditions = {
-        "data": ", ".join(
-            [group.data, *sorted({each.training_conditions for each in held if each.training_conditions})]
-        ),
-        "encoder": encoder_text(group),
+        "data": ", ".join([group.data, *sorted({each.training_conditions or "" for each in held} - {""})]),
+        "encoder": encoder.backbone if encoder.dim is None else f"{encoder.backbone}, {encoder.dim}-d",
         "protocol": protocol,
         "selection": selection,
         "seeds": ", ".join(map(str, sorted({each.seed for each in held}))),
@@ -189,22 +170,21 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
 
 def _ensemble_entries(entry: Entry, ensemble: EnsembleScores) -> list[Entry]:
     """The models of the folds one by one, and their embeddings side by side."""
-    found = []
-    for scores, dim, what, published_as in (
-        (ensemble.separate, ensemble.dim, f"mean of {ensemble.folds} models", "mlrc-mean"),
-        (ensemble.concatenated, ensemble.concatenated_dim, f"{ensemble.folds} models concatenated", "mlrc-ensemble"),
-    ):
-        found.append(
-            replace(
-                entry,
-                what=f"{what}, {dim}-d",
-                scores={SAME_SCORE.get(name, name): value for name, value in scores.items()},
-                runs=ensemble.repeats,
-                conditions={**entry.conditions, "encoder": f"{ensemble.backbone}, {dim}-d"},
-                published_as=published_as,
-            )
+    mean, concatenated = f"mean of {ensemble.folds} models", f"{ensemble.folds} models concatenated"
+    return [
+        replace(
+            entry,
+            what=f"{what}, {dim}-d",
+            scores={SAME_SCORE.get(name, name): value for name, value in scores.items()},
+            runs=ensemble.repeats,
+            conditions={**entry.conditions, "encoder": f"{ensemble.backbone}, {dim}-d"},
+            published_as=published_as,
         )
-    return found
+        for scores, dim, what, published_as in (
+            (ensemble.separate, ensemble.dim, mean, "mlrc-mean"),
+            (ensemble.concatenated, ensemble.concatenated_dim, concatenated, "mlrc-ensemble"),
+        )
+    ]
 
 
 def _with_published(entries: Sequence[Entry], groups: Sequence[RunGroup], names: Sequence[str]) -> list[Entry]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 NOTHING = "–"
@@ -19,6 +19,8 @@ class Line:
     """What sets it off from others: ``published``, ``difference`` or ``last``."""
     begins_group: bool = False
     """Whether it is the first of lines that belong together."""
+    fractions: tuple[float | None, ...] = ()
+    """What cells stand for, where a page is to draw bars behind them; one for each cell, or none."""
 
 
 @dataclass(frozen=True)
@@ -52,5 +54,5 @@ class Table:
     """Sentences: protocol, selection, seeds, hardware, and how to read the numbers."""
     notes: tuple[str, ...] = ()
     """What to mind: runs that are missing, settings that make lines hard to compare."""
-    records: tuple[Mapping[str, Any], ...] = field(default=())
+    records: tuple[Mapping[str, Any], ...] = ()
     """The same for programs: numbers with all their digits, every condition under a key of its own."""

@@ -5,25 +5,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from html import escape
 from pathlib import Path
 from string import Template
+from typing import TypeVar
 
 import nearkin
 from nearkin.disk import check_writable, write_atomically
 from nearkin.errors import NearkinError, RecipeError
-from nearkin.report.opened_run import Look
-from nearkin.report.page._parts import Payload, Section, counted, escape
+from nearkin.report.formats import counted
+from nearkin.report.opened_run import Look, OpenedRun
+from nearkin.report.page._parts import Payload
 from nearkin.report.page.charts import covering_section, curves_section, uncertainty_section
-from nearkin.report.page.pairs import pairs_section
 from nearkin.report.page.pictures import (
     Chart,
     classes_section,
     map_section,
     neighbours_section,
+    pairs_of,
+    pairs_section,
     test_map_chart,
     training_map_chart,
     worst_section,
@@ -33,10 +37,11 @@ from nearkin.report.plots._maps import without_tsne
 from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
 from nearkin.report.retrieved import Retrieved, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
-from nearkin.report.score_tables import score_table
 from nearkin.runs.data import Progress
 
-__all__ = ["WrittenReport", "default_report_file", "write_report"]
+__all__ = ["WrittenReport", "write_report"]
+
+T = TypeVar("T")
 
 SCORED_LIMIT = 15_000
 """Test images of a run that are embedded; beyond that some whole classes stand for all."""
@@ -71,7 +76,7 @@ def write_report(
         look: which weights, classes and device to use for maps and neighbours.
         progress: called as the decoding of images goes on.
     """
-    file = default_report_file(paths) if output is None else Path(output)
+    file = Path(output or (Path(paths[0]) / "report.html" if len(paths) == 1 else "report.html"))
     if file.is_dir():
         raise RecipeError(f"{file} is a folder: name the file to write, such as {file / 'report.html'}")
     if output is not None and not file.parent.is_dir():
@@ -84,11 +89,6 @@ def write_report(
     return WrittenReport(file, len(content), len(page.payload.images), tuple(page.missing))
 
 
-def default_report_file(paths: Sequence[str | Path]) -> Path:
-    """``report.html`` in the only folder there is, or else in the working directory."""
-    return Path(paths[0]) / "report.html" if len(paths) == 1 else Path("report.html")
-
-
 class _Page:
     """Sections in the making; what cannot be shown is written down with the reason and left out."""
 
@@ -96,7 +96,8 @@ class _Page:
         self.gathered = gathered
         self.payload = Payload()
         self._missing: dict[str, list[str]] = {}
-        self.sections: list[Section] = []
+        self._sections: list[tuple[str, str, str]] = []
+        """Anchors that links lead to, headings and bodies."""
 
     @property
     def missing(self) -> list[str]:
@@ -104,16 +105,13 @@ class _Page:
         grouped = [f"{', '.join(dict.fromkeys(parts))}: {reason}" for reason, parts in self._missing.items()]
         return [*self.gathered.left_out, *grouped]
 
-    def _miss(self, what: str, reason: object) -> None:
-        self._missing.setdefault(str(reason), []).append(what)
-
     def render(self, title: str) -> str:
         groups = self.gathered.groups
-        self._add("scores", lambda: scores_section(score_table(groups), groups))
-        for number, of_data in enumerate(self.gathered.by_data):
+        self._add("scores", "Scores", lambda: scores_section(groups))
+        for number, of_data in enumerate(self.gathered.by_data, 1):
             self._add_data(of_data, number)
-        self._add("cost", lambda: cost_section(groups))
-        self._add("recipes", lambda: reproduce_section(groups))
+        self._add("cost", "Cost", lambda: cost_section(groups))
+        self._add("reproduce", "Recipes, environment and commands", lambda: reproduce_section(groups))
         script, style = _asset("page.js"), _colours() + _asset("page.css")
         script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         missing = "".join(f"<li>{escape(line)}</li>" for line in self.missing)
@@ -122,10 +120,9 @@ class _Page:
             policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
             style=style,
             subtitle=escape(self._subtitle()),
-            links="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in self.sections),
+            links="".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in self._sections),
             sections="\n".join(
-                f'<section id="{each.name}"><h2>{escape(each.title)}</h2>{each.body}</section>'
-                for each in self.sections
+                f'<section id="{name}"><h2>{escape(head)}</h2>{body}</section>' for name, head, body in self._sections
             ),
             footer=escape(self._footer()),
             missing=f"<details><summary>Not shown</summary><ul>{missing}</ul></details>" if missing else "",
@@ -135,101 +132,89 @@ class _Page:
 
     def _add_data(self, groups: Sequence[RunGroup], number: int) -> None:
         """The sections of the runs that share their data."""
-        several = len(self.gathered.by_data) > 1
-
-        def add(name: str, make: Callable[[], Section | None]) -> None:
-            self._add(name, make, suffix=f"-{number + 1}" if several else "", of=groups[0].data if several else "")
-
-        add("curves", lambda: curves_section(groups, self.payload))
-        if len(groups) > MOST_LOOKED_AT:
-            self._miss(
-                f"maps, neighbours and classes of {len(groups) - MOST_LOOKED_AT} of {len(groups)} rows",
-                "name fewer runs",
-            )
-        looked = groups[:MOST_LOOKED_AT]
-        found = self._retrieved(looked)
-        place = len(self.sections)
+        payload = self.payload
+        add = partial(self._add, number=number, data=groups[0].data if len(self.gathered.by_data) > 1 else "")
+        add("curves", "Curves", lambda: curves_section(groups, payload))
+        looked, left = groups[:MOST_LOOKED_AT], len(groups[MOST_LOOKED_AT:])
+        if left:
+            self._miss(f"maps, neighbours and classes of {left} of {len(groups)} rows", "name fewer runs")
+        found: dict[str, Retrieved] = {}
+        for group in looked:
+            what = f"neighbours, classes and test map of {group.title}"
+            if (retrieved := self._attempt(what, partial(_retrieved, group.runs[0]))) is not None:
+                found[group.title] = retrieved
+        place = len(self._sections)
         if found:
-            add("neighbours", lambda: neighbours_section(found, self.payload))
-            add("classes", lambda: classes_section(found))
-            add("worst", lambda: worst_section(found, self.payload))
+            add("neighbours", "Nearest neighbours", lambda: neighbours_section(found, payload))
+            add("classes", "Scores by class", lambda: classes_section(found))
+            add("worst", "Worst queries", lambda: worst_section(found, payload))
         # The maps come before, but get their images last: should these become too many, the maps go without.
-        after = self.sections[place:]
-        del self.sections[place:]
-        add("map", lambda: map_section(self._maps(looked, found)))
-        self.sections += after
-        add("pairs", lambda: pairs_section(looked, self.payload, self._miss))
-        add("covering", lambda: covering_section(groups, self.payload))
-        add("uncertainty", lambda: uncertainty_section(looked, self.payload))
+        after = self._sections[place:]
+        del self._sections[place:]
+        add("map", "Map of the embeddings", lambda: map_section(self._maps(looked, found)))
+        self._sections += after
+        pairs = {
+            group.title: pair
+            for group in looked
+            if (pair := self._attempt(f"closest classes of {group.title}", partial(pairs_of, group.runs[0], payload)))
+        }
+        add("pairs", "Closest and farthest classes", lambda: pairs_section(pairs, titled=len(looked) > 1))
+        add("covering", "Covering radius and sub-problems", lambda: covering_section(groups, payload))
+        add("uncertainty", "Uncertainty of the proxies", lambda: uncertainty_section(looked, payload))
 
-    def _retrieved(self, groups: Sequence[RunGroup]) -> list[tuple[str, Retrieved]]:
-        found = []
+    def _maps(self, groups: Sequence[RunGroup], found: Mapping[str, Retrieved]) -> dict[str, list[Chart]]:
+        maps: dict[str, list[Chart]] = {}
         for group in groups:
-            try:
-                run = group.runs[0]
-                _ = run.trained  # first: without weights there is no need to read the images
-                found.append((group.title, retrieve(run, run.sample(run.test_rows, SCORED_LIMIT))))
-            except NearkinError as error:
-                self._miss(f"neighbours, classes and test map of {group.title}", error)
-        return found
+            makers = {"training": partial(training_map_chart, group.runs[0], self.payload)}
+            if group.title in found:
+                makers["test"] = partial(test_map_chart, found[group.title], self.payload)
+            charts = [self._attempt(f"{which} map of {group.title}", make) for which, make in makers.items()]
+            maps[group.title] = [chart for chart in charts if chart is not None]
+        hows = {how for charts in maps.values() for _, how in charts}
+        if "by principal components" in hows and (reason := without_tsne()) is not None:
+            self._miss("maps by t-SNE, which are by principal components instead", reason)
+        return maps
 
-    def _maps(
-        self, groups: Sequence[RunGroup], found: Sequence[tuple[str, Retrieved]]
-    ) -> list[tuple[str, list[Chart]]]:
-        tested = dict(found)
-        charts: list[tuple[str, list[Chart]]] = []
-        for group in groups:
-            run, retrieved = group.runs[0], tested.get(group.title)
-            drawn = [self._chart(f"training map of {group.title}", partial(training_map_chart, run, self.payload))]
-            if retrieved is not None:
-                drawn.append(
-                    self._chart(f"test map of {group.title}", partial(test_map_chart, retrieved, self.payload))
-                )
-            charts.append((group.title, drawn))
-        if any(how == "by principal components" for _, drawn in charts for _, how in drawn):
-            reason = without_tsne()
-            if reason is not None:
-                self._miss("maps by t-SNE, which are by principal components instead", reason)
-        return charts
+    def _add(self, name: str, title: str, make: Callable[[], str], number: int = 0, data: str = "") -> None:
+        """A section unless it is empty; with the number and the name of its data where the page is on several."""
+        body = self._attempt(f"{name} on {data}" if data else name, make)
+        if body:
+            self._sections.append((f"{name}-{number}" if data else name, f"{title}: {data}" if data else title, body))
 
-    def _chart(self, name: str, make: Callable[[], Chart]) -> Chart:
+    def _attempt(self, what: str, make: Callable[[], T]) -> T | None:
         try:
             return make()
         except NearkinError as error:
-            self._miss(name, error)
-            return "", ""
+            self._miss(what, error)
+            return None
 
-    def _add(self, name: str, make: Callable[[], Section | None], *, suffix: str = "", of: str = "") -> None:
-        try:
-            section = make()
-        except NearkinError as error:
-            self._miss(f"{name}{f' on {of}' if of else ''}", error)
-            return
-        if section is not None:
-            title = f"{section.title}: {of}" if of else section.title
-            self.sections.append(Section(section.name + suffix, title, section.body))
+    def _miss(self, what: str, reason: object) -> None:
+        self._missing.setdefault(str(reason), []).append(what)
 
     def _subtitle(self) -> str:
         groups = self.gathered.groups
         runs = sum(len(group.runs) for group in groups)
-        data = ", ".join(dict.fromkeys(group.data for group in groups))
         protocols = " and ".join(dict.fromkeys(group.recipe.protocol.name for group in groups))
-        return f"{counted(runs, 'run')} of {counted(len(groups), 'recipe')} on {data}, {protocols} protocol"
+        recipes = counted(len(groups), "recipe")
+        return f"{counted(runs, 'run')} of {recipes} on {self.gathered.data}, {protocols} protocol"
 
     def _footer(self) -> str:
         when = datetime.now(UTC).strftime("%Y-%m-%d")
         images = len(self.payload.images)
         held = f" It holds {counted(images, 'image')}, reduced in size." if images else ""
-        full = f" {len(self.payload.refused):,} more did not fit." if self.payload.refused else ""
+        full = f" {self.payload.refused:,} more did not fit." if self.payload.refused else ""
         return f"Written by nearkin {nearkin.__version__} on {when}. This file needs no network.{held}{full}"
 
 
+def _retrieved(run: OpenedRun) -> Retrieved:
+    _ = run.trained  # first: without weights there is no need to read the images
+    return retrieve(run, run.sample(run.test_rows, SCORED_LIMIT))
+
+
 def _title(gathered: Gathered) -> str:
-    groups = gathered.groups
-    data = ", ".join(dict.fromkeys(group.data for group in groups))
-    if len(groups) <= 3:
-        return f"{', '.join(dict.fromkeys(group.title for group in groups))} on {data}"
-    return f"{len(groups)} recipes on {data}"
+    titles = [group.title for group in gathered.groups]
+    named = ", ".join(dict.fromkeys(titles)) if len(titles) <= 3 else f"{len(titles)} recipes"
+    return f"{named} on {gathered.data}"
 
 
 def _colours() -> str:

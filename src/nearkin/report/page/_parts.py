@@ -1,33 +1,24 @@
-"""What the sections of the page are put together from: escaped text, thumbnails, charts and tables."""
+"""What the sections of the page are put together from: thumbnails, charts, and blocks to open or to copy."""
 
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from nearkin.report.opened_run import OpenedRun
+
 THUMBNAIL_SIDE = 88
 IMAGE_BUDGET = 5_500_000
 """Characters that all thumbnails together may take, so that the page stays well below eight megabytes."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page under a heading of its own."""
-
-    name: str
-    """The anchor that links lead to."""
-    title: str
-    body: str
 
 
 @dataclass
@@ -36,23 +27,23 @@ class Payload:
 
     images: list[str] = field(default_factory=list)
     charts: list[dict[str, Any]] = field(default_factory=list)
-    refused: set[Any] = field(default_factory=set)
-    """Keys of images that did not fit."""
-    _places: dict[Any, int] = field(default_factory=dict)
+    refused: int = 0
+    """So many images did not fit."""
+    _places: dict[tuple[int, int], int | None] = field(default_factory=dict)
     _characters: int = 0
 
-    def image(self, key: Any, pixels: NDArray[np.uint8]) -> int | None:
-        """The number of a thumbnail, or None where the page is full. ``key`` tells images apart."""
-        if key in self.refused:
-            return None
+    def image(self, run: OpenedRun, row: int) -> int | None:
+        """The number of the thumbnail of a row of a run's table, or None where the page is full."""
+        key = (id(run.data), row)
         if key not in self._places:
-            text = thumbnail(pixels)
+            text = thumbnail(run.data.images[row])
             if self._characters + len(text) > IMAGE_BUDGET:
-                self.refused.add(key)
-                return None
-            self._characters += len(text)
-            self._places[key] = len(self.images)
-            self.images.append(text)
+                self.refused += 1
+                self._places[key] = None
+            else:
+                self._characters += len(text)
+                self._places[key] = len(self.images)
+                self.images.append(text)
         return self._places[key]
 
     def chart(self, spec: Mapping[str, Any], *, caption: str, label: str) -> str:
@@ -73,30 +64,19 @@ def thumbnail(pixels: NDArray[np.uint8]) -> str:
     """A data URI of a small copy of an image, in whichever of JPEG and PNG is shorter."""
     image = Image.fromarray(pixels).convert("RGB")
     image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
-    best = ""
+    texts = []
     for kind, options in (("jpeg", {"quality": 80}), ("png", {"optimize": True})):
         content = io.BytesIO()
         image.save(content, kind, **options)
-        text = f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
-        best = text if not best or len(text) < len(best) else best
-    return best
+        texts.append(f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}")
+    return min(texts, key=len)
 
 
-def escape(text: object) -> str:
-    """Text for HTML, between tags and in attributes.
-
-    >>> escape('<b title="x">')
-    '&lt;b title=&quot;x&quot;&gt;'
-    """
-    return html.escape(str(text), quote=True)
-
-
-def shot(image: int | None, name: str, *, right: bool | None = None, note: str = "") -> str:
+def shot(payload: Payload, run: OpenedRun, row: int, *, right: bool | None = None, note: str = "") -> str:
     """An image with its class below; right and wrong by a sign as well as by a colour."""
-    kind = {None: "plain", True: "right", False: "wrong"}[right]
-    sign = {None: "", True: "✓", False: "✗"}[right]
-    said = {None: "", True: "right", False: "wrong"}[right]
-    mark = f'<span class="mark" role="img" aria-label="{said}">{sign}</span>' if sign else ""
+    image, name = payload.image(run, row), run.data.table.class_names[run.data.table.labels[row]]
+    kind, sign = {None: ("plain", ""), True: ("right", "✓"), False: ("wrong", "✗")}[right]
+    mark = f'<span class="mark" role="img" aria-label="{kind}">{sign}</span>' if sign else ""
     picture = (
         f'<img data-image="{image}" alt="{escape(name)}" width="{THUMBNAIL_SIDE}" height="{THUMBNAIL_SIDE}">'
         if image is not None
@@ -109,26 +89,6 @@ def shot(image: int | None, name: str, *, right: bool | None = None, note: str =
     )
 
 
-def table(
-    headings: Sequence[str],
-    rows: Iterable[str],
-    *,
-    kind: str = "",
-    caption: str = "",
-    numbers: Callable[[int], bool] = lambda column: column > 0,
-) -> str:
-    """A table that scrolls sideways where the screen is narrow; ``numbers`` says which columns are of numbers."""
-    cells = "".join(
-        f'<th scope="col"{" class=number" if numbers(place) else ""}>{escape(heading)}</th>'
-        for place, heading in enumerate(headings)
-    )
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return (
-        f'<div class="scroll" tabindex="0"><table class="{kind}">{said}<thead><tr>{cells}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
 def details(summary: str, body: str, *, opened: bool = False) -> str:
     """A block that opens at a click; ``summary`` is text, ``body`` is HTML."""
     return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{body}</details>"
@@ -138,32 +98,3 @@ def code(text: str) -> str:
     """Text as it stands, with a button that copies it."""
     button = '<button type="button" class="copy">Copy</button>'
     return f'<div class="code">{button}<pre><code>{escape(text)}</code></pre></div>'
-
-
-def legend(entries: Sequence[tuple[int, str]]) -> str:
-    """Places and names of the series of a section's line charts; a click hides one or shows it again."""
-    buttons = "".join(
-        f'<button type="button" class="series" aria-pressed="true" data-series="{place}">'
-        f'<svg class="key" width="28" height="10" aria-hidden="true"><line class="line dash-{place % 4}" x1="1" y1="5" '
-        f'x2="27" y2="5" style="stroke:var(--run-{place % 8})"></line></svg>{escape(name)}</button>'
-        for place, name in entries
-    )
-    return f'<div class="legend">{buttons}</div>'
-
-
-def rounded(value: float | None) -> float | None:
-    """A number short enough for the page; None for what is no number.
-
-    >>> rounded(0.123456789), rounded(float("nan"))
-    (0.123457, None)
-    """
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "class", "classes"), counted(1200, "image")
-    ('1 class', '1,200 images')
-    """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -5,29 +5,42 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from html import escape
 
 from nearkin.errors import DataError
-from nearkin.evaluation.scores import score_named
+from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.formats import html_table, signed
-from nearkin.report.page._parts import Section, code, details, escape
-from nearkin.report.page.explained import explanation
+from nearkin.report.page._parts import code, details
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.run_table import baseline_in_words
-from nearkin.report.score_tables import ScoreTable, statistics_of
+from nearkin.report.score_tables import score_table, statistics_of
 from nearkin.report.table import NOTHING, Part
 from nearkin.runs.environment import Environment
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import Outcome
 
 
-def scores_section(scores: ScoreTable, groups: Sequence[RunGroup]) -> Section:
+def scores_section(groups: Sequence[RunGroup]) -> str:
     """The table of scores with published figures below ours, what they mean, and what they were before training."""
+    scores = score_table(groups)
     (part,) = scores.parts
     kind = "scores kinds" if part.texts > 1 else "scores"
     body = html_table(part, kind=kind, caption=" ".join(scores.conditions))
     notes = "".join(f"<p class=note>{escape(note)}</p>" for note in scores.notes)
-    return Section("scores", "Scores", body + notes + explanation(scores.names) + before_and_after(groups))
+    return body + notes + explanation(list(scores.records[0])) + before_and_after(groups)
+
+
+def explanation(metrics: Sequence[str]) -> str:
+    """What the scores mean, in plain words, for whoever is sent a report and not a paper."""
+    headings: dict[str, list[str]] = {}
+    for score in map(score_named, filter(is_score, metrics)):
+        headings.setdefault(score.meaning, []).append(score.heading)
+    listed = "".join(
+        f"<dt>{escape(', '.join(names))}</dt><dd>{escape(meaning)}</dd>" for meaning, names in headings.items()
+    )
+    opening = "Every test image in turn is a query and looks for images of its own kind among the others."
+    return details("What the scores mean", f"<p>{escape(opening)}</p><dl>{listed}</dl>") if listed else ""
 
 
 def before_and_after(groups: Sequence[RunGroup]) -> str:
@@ -35,21 +48,28 @@ def before_and_after(groups: Sequence[RunGroup]) -> str:
 
     One group has a column for each and one for the change; of several each has a column.
     """
-    both = [(group, *_both_scores(group)) for group in groups]
-    both = [(group, before, after) for group, before, after in both if before and after]
+    both = []
+    for group in groups:
+        done = [each for each in group.scores if each.untrained and each.test]
+        if done:
+            starts, ends = [each.untrained for each in done], [each.test for each in done]
+            both.append((group, statistics_of(starts), statistics_of(ends)))
     names = list(dict.fromkeys(name for _, before, after in both for name in before if name in after))
     if not names:
         return ""
     alone = len(both) == 1
     headings = ["score", *(("untrained", "trained", "change") if alone else (group.title for group, *_ in both))]
     lines = []
-    for name in names:
-        cells: list[str] = []
+    for score in map(score_named, names):
+        cells = [score.heading]
         for _, before, after in both:
-            was, now = before.get(name), after.get(name)
-            pair = [_mean(each, name) for each in (was, now)]
-            cells += [*pair, _change(was, now, name)] if alone else [" → ".join(pair)]
-        lines.append([score_named(name).heading, *cells])
+            was, now = before.get(score.name), after.get(score.name)
+            pair = [NOTHING if each is None else score.text(each.mean) for each in (was, now)]
+            cells += pair if alone else [" → ".join(pair)]
+        if alone:  # then every score has both
+            change = after[score.name].mean - before[score.name].mean
+            cells.append(signed((100 if score.in_percent else 1) * change, score.digits))
+        lines.append(cells)
     means = ", means over the seeds" if any(len(group.scores) > 1 for group, *_ in both) else ""
     what = f"In per cent{means}; the same test images before the first step of training and after it"
     scored = [each for group, *_ in both for each in group.scores if each.untrained]
@@ -58,23 +78,7 @@ def before_and_after(groups: Sequence[RunGroup]) -> str:
     return f"<h3>Before and after training</h3>{html_table(Part.of(headings, lines), kind='before', caption=caption)}"
 
 
-def _both_scores(group: RunGroup) -> tuple[dict[str, Statistic], dict[str, Statistic]]:
-    done = [each for each in group.scores if each.untrained and each.test]
-    return statistics_of([each.untrained for each in done]), statistics_of([each.test for each in done])
-
-
-def _mean(value: Statistic | None, name: str) -> str:
-    return NOTHING if value is None else score_named(name).text(value.mean)
-
-
-def _change(before: Statistic | None, after: Statistic | None, name: str) -> str:
-    if before is None or after is None:
-        return NOTHING
-    score = score_named(name)
-    return signed((100 if score.in_percent else 1) * (after.mean - before.mean), score.digits)
-
-
-def cost_section(groups: Sequence[RunGroup]) -> Section | None:
+def cost_section(groups: Sequence[RunGroup]) -> str:
     """Time, images per second and memory."""
     lines = []
     for group in groups:
@@ -84,6 +88,7 @@ def cost_section(groups: Sequence[RunGroup]) -> Section | None:
         unit = (1 / 60, "min") if minutes else (1, "s")
         seconds = Statistic.of(each.seconds * unit[0] for each in group.scores)
         costs = [each.cost.__dict__ for each in group.scores]
+        parameters = sum(_environment(group.runs[0].folder).parameters.values())
         cells = [
             _number(Statistic.of(each.epochs for each in group.scores), 1),
             _number(Statistic.of(each.steps for each in group.scores), 0),
@@ -91,31 +96,32 @@ def cost_section(groups: Sequence[RunGroup]) -> Section | None:
             _number(Statistic.of_key(costs, "step_ms"), 1),
             _number(Statistic.of_key(costs, "images_per_second"), 0),
             _number(Statistic.of_key(costs, "peak_mib"), 0),
-            _parameters(group),
+            f"{parameters / 1e6:.2f} M" if parameters else NOTHING,
         ]
         hardware = " or ".join(sorted({each.conditions.hardware for each in group.scores})) + _shared(group)
         lines.append([group.title, *cells, hardware])
-    if not lines:
-        return None
     headings = ["", "epochs", "steps", "time", "ms per step", "images/s", "peak MiB", "parameters", "hardware"]
     caption = (
         "Means over the seeds. Time is that of the whole run with its evaluations, images per second that of the "
         "training steps alone; memory is the GPU's, or on a CPU the whole process's."
     )
-    return Section("cost", "Cost", html_table(Part.of(headings, lines, numbers=7), caption=caption))
+    return html_table(Part.of(headings, lines, numbers=7), caption=caption) if lines else ""
 
 
-def reproduce_section(groups: Sequence[RunGroup]) -> Section:
+def reproduce_section(groups: Sequence[RunGroup]) -> str:
     """The exact recipe, the environment and the command of every group."""
     blocks = []
     for group in groups:
-        commands = "\n".join(reproducing_command(run.folder) for run in group.runs)
-        body = f"<p>Again, with the recipe that the run left:</p>{code(commands)}"
+        commands = []
+        for folder in (run.folder for run in group.runs):
+            beside = folder.path.with_name(f"{folder.path.resolve().name}-again")
+            commands.append(shlex.join(["nearkin", "train", str(folder.recipe_file), "-o", str(beside)]))
+        body = f"<p>Again, with the recipe that the run left:</p>{code(chr(10).join(commands))}"
         environments = [_environment(run.folder) for run in group.runs]
         started = list(dict.fromkeys(each.command for each in environments if each.command))
         if started:
             body += f"<p>As it was started:</p>{code(chr(10).join(started))}"
-        seeds = ", ".join(map(str, group.seeds))
+        seeds = ", ".join(str(run.recipe.training.seed) for run in group.runs)
         hashes = ", ".join(each.recipe for each in environments if each.recipe)
         body += details(
             f"Recipe {hashes}; {'seeds' if len(group.runs) > 1 else 'seed'} {seeds}",
@@ -126,13 +132,7 @@ def reproduce_section(groups: Sequence[RunGroup]) -> Section:
                 text = json.dumps(dict(each), indent=2, ensure_ascii=False)
                 body += details(f"Environment, seed {run.recipe.training.seed}", code(text))
         blocks.append(f"<h3>{escape(group.title)}</h3>{body}")
-    return Section("reproduce", "Recipes, environment and commands", "".join(blocks))
-
-
-def reproducing_command(folder: RunFolder) -> str:
-    """A command for a shell that runs a folder's recipe again, beside it."""
-    again = folder.path.with_name(f"{folder.path.resolve().name}-again")
-    return shlex.join(["nearkin", "train", str(folder.recipe_file), "-o", str(again)])
+    return "".join(blocks)
 
 
 def _environment(folder: RunFolder) -> Environment:
@@ -140,11 +140,6 @@ def _environment(folder: RunFolder) -> Environment:
         return folder.environment()
     except DataError:  # damaged, it is as good as none
         return Environment()
-
-
-def _parameters(group: RunGroup) -> str:
-    total = sum(_environment(group.runs[0].folder).parameters.values())
-    return f"{total / 1e6:.2f} M" if total else NOTHING
 
 
 def _shared(group: RunGroup) -> str:

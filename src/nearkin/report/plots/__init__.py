@@ -75,7 +75,12 @@ def draw_plots(
     if len(distinct) > 1 and output is None:
         raise RecipeError("several runs in one picture belong to none of them: say where to write with --output")
     for path in distinct:
-        _refuse_study(path)
+        below = sorted(file.parent for file in path.glob("*/*/recipe.yaml")) if path.is_dir() else []
+        if below and not RunFolder(path).is_begun:  # all its runs in one picture would be too many to tell apart
+            raise DataError(
+                f"{path} holds {len(below)} runs and is none itself: name those to draw, such as {below[0]}; "
+                f"nearkin report {path} shows them all"
+            )
     runs = open_runs(distinct, look, progress=progress)
     folder = output or runs[0].folder.path / "plots"
     if folder.exists() and not folder.is_dir():
@@ -83,16 +88,6 @@ def draw_plots(
     check_writable(folder)
     chosen = [name for name, named in kinds.items() if not only or named & set(only)]
     return _write(runs, chosen, folder, file_format)
-
-
-def _refuse_study(path: Path) -> None:
-    """All runs of a study in one picture would be too many to tell apart: say which there are."""
-    below = sorted(file.parent for file in path.glob("*/*/recipe.yaml")) if path.is_dir() else []
-    if below and not RunFolder(path).is_begun:
-        raise DataError(
-            f"{path} holds {len(below)} runs and is none itself: name those to draw, such as {below[0]}; "
-            f"nearkin report {path} shows them all"
-        )
 
 
 def _write(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.errors import MissingExtraError, require
-from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample
+from nearkin.report.opened_run import CannotDrawError, OpenedRun, Proxies, Sample
 from nearkin.report.plots._runs import class_name, run_title
 from nearkin.report.plots._style import class_style, head, new_figure
 
@@ -27,6 +27,7 @@ class Map:
     """Points ``[N, 2]`` of the images of some classes, and ``[classes, K, 2]`` of their proxies (K = 0: none)."""
 
     classes: NDArray[np.int64]
+    rows: NDArray[np.int64]
     labels: NDArray[np.int64]
     points: NDArray[np.float64]
     proxies: NDArray[np.float64]
@@ -40,26 +41,25 @@ _TRAINING_MAPS: WeakKeyDictionary[OpenedRun, Map] = WeakKeyDictionary()
 def training_map(run: OpenedRun) -> Map:
     """Some training classes and their proxies; the second call for a run costs nothing."""
     if run not in _TRAINING_MAPS:
-        sample = run.training_sample
-        classes = choose_classes(run, sample)
-        proxies = None if run.proxies is None else run.proxies.of_classes(classes)
-        _TRAINING_MAPS[run] = map_of(run, sample.of_classes(classes), classes, proxies)
+        _TRAINING_MAPS[run] = map_of(run, run.training_sample, run.proxies)
     return _TRAINING_MAPS[run]
 
 
-def map_of_test(run: OpenedRun, sample: Sample) -> Map:
-    """Some of the test classes of a sample."""
-    classes = choose_classes(run, sample)
-    return map_of(run, sample.of_classes(classes), classes)
+def map_of(run: OpenedRun, sample: Sample, proxies: Proxies | None = None) -> Map:
+    """As many classes of a sample as a map is to show, with their proxies, put through one projection.
 
-
-def choose_classes(run: OpenedRun, sample: Sample) -> NDArray[np.int64]:
-    """As many classes as the map is to show, the same for every run that shares the data and the seed."""
-    classes = np.unique(sample.labels)
-    chosen: NDArray[np.int64] = np.sort(
-        run.random().choice(classes, min(run.look.classes, len(classes)), replace=False)
-    )
-    return chosen
+    The classes are the same for every run that shares the data and the seed.
+    """
+    every = np.unique(sample.labels)
+    classes = np.sort(run.random().choice(every, min(run.look.classes, len(every)), replace=False))
+    shown = sample.of_classes(classes)
+    if len(shown.rows) < 2:
+        raise CannotDrawError("a map needs at least two images")
+    stars = shown.embeddings.new_empty(len(classes), 0, 1) if proxies is None else proxies.of_classes(classes)
+    everything = shown.embeddings if proxies is None else torch.cat([shown.embeddings, stars.flatten(0, 1)])
+    points, how = project(everything, seed=run.look.seed)
+    images, others = points[: len(shown.rows)], points[len(shown.rows) :]
+    return Map(classes, shown.rows, shown.labels, images, others.reshape(*stars.shape[:2], 2), how)
 
 
 def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
@@ -76,12 +76,9 @@ def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
         x = torch.nn.functional.pad(x, (0, 2 - x.shape[1]))
     if x.shape[1] == 2:
         return x.numpy(), "the embedding itself"
-    if len(x) < 4:
+    if len(x) < 4 or without_tsne():
         return _principal_components(x), "by principal components"
-    try:
-        manifold = require("sklearn.manifold", "plot")
-    except MissingExtraError:
-        return _principal_components(x), "by principal components"
+    manifold = require("sklearn.manifold", "plot")
     tsne = manifold.TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init="pca", random_state=seed)
     return np.asarray(tsne.fit_transform(x.float().numpy()), dtype=np.float64), "by t-SNE"
 
@@ -148,24 +145,13 @@ def class_legend(figure: Any, run: OpenedRun, found: Map) -> None:
     figure.legend(handles, names, loc="outside right center", ncols=1 + len(names) // 26)
 
 
-def map_of(run: OpenedRun, sample: Sample, classes: NDArray[np.int64], proxies: Tensor | None = None) -> Map:
-    """Images of ``classes``, and their proxies ``[classes, K, dim]``, put through one projection."""
-    if len(sample.rows) < 2:
-        raise CannotDrawError("a map needs at least two images")
-    everything = sample.embeddings if proxies is None else torch.cat([sample.embeddings, proxies.flatten(0, 1)])
-    points, how = project(everything, seed=run.look.seed)
-    images, stars = points[: len(sample.rows)], points[len(sample.rows) :]
-    per_class = 0 if proxies is None else proxies.shape[1]
-    return Map(classes, sample.labels, images, stars.reshape(len(classes), per_class, 2), how)
-
-
-def map_figure(run: OpenedRun, found: Map, what: str) -> Any:
-    """One map with its classes named at the side."""
+def map_figure(run: OpenedRun, found: Map, what: str | None = None) -> Any:
+    """One map, of training classes unless told otherwise, with its classes named at the side."""
     # Distances in a map are the same up and across, so a long map gets a low figure rather than empty margins.
     wide, high = np.ptp(np.concatenate([found.points, found.proxies.reshape(-1, 2)]), axis=0)
     height = float(np.clip(6.2 * high / max(wide, 1e-12), 3.6, 6.8))
     figure = new_figure(7.8, height + 0.8)
-    head(figure, what, run_title(run), map_words(found))
+    head(figure, what or training_words(found), run_title(run), map_words(found))
     axis = figure.subplots()
     draw_points(axis, found)
     class_legend(figure, run, found)

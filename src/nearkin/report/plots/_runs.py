@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from nearkin.errors import NearkinError
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._style import RUN_COLOURS, shorten
+from nearkin.report.plots._style import RUN_COLOURS, shorten, show_image
 
 Drawing = Iterator[tuple[OpenedRun | None, Any]]
 """Matplotlib figures, or the errors that say why there are none, with the run where one is of a single run."""
@@ -39,30 +39,19 @@ def together(
         yield None, figure_of(shown)
 
 
-def data_name(run: OpenedRun) -> str:
-    return shorten(Path(run.recipe.data.source).stem, 40)
-
-
 def run_title(run: OpenedRun) -> str:
     """Data set, loss, method, protocol, seed and the weights that are shown."""
-    recipe = run.recipe
     step = f" (step {run.step})" if run.folder.last_checkpoint.exists() else ""
-    return (
-        f"{data_name(run)}: {run.label}, {recipe.protocol.name} protocol, seed {recipe.training.seed}, "
-        f"{run.look.checkpoint} weights{step}"
-    )
+    return f"{shared_title([run])}, {run.look.checkpoint} weights{step}"
 
 
 def shared_title(runs: Sequence[OpenedRun]) -> str:
     """What the runs of one picture have in common."""
-    if len(runs) == 1:
-        return f"{data_name(runs[0])}: {runs[0].label}, {protocols(runs)}, seed {runs[0].recipe.training.seed}"
-    return f"{data_name(runs[0])}, {protocols(runs)}"
-
-
-def protocols(runs: Sequence[OpenedRun]) -> str:
-    names = dict.fromkeys(run.recipe.protocol.name for run in runs)
-    return f"{' and '.join(names)} protocol{'s' if len(names) > 1 else ''}"
+    first, names = runs[0], dict.fromkeys(run.recipe.protocol.name for run in runs)
+    data = shorten(Path(first.recipe.data.source).stem, 40)
+    protocols = f"{' and '.join(names)} protocol{'s' if len(names) > 1 else ''}"
+    alone = f"{data}: {first.label}, {protocols}, seed {first.recipe.training.seed}"
+    return alone if len(runs) == 1 else f"{data}, {protocols}"
 
 
 def run_colour(run: OpenedRun) -> str:
@@ -72,3 +61,12 @@ def run_colour(run: OpenedRun) -> str:
 
 def class_name(run: OpenedRun, label: int, length: int = 24) -> str:
     return shorten(run.data.table.class_names[label], length)
+
+
+def show_examples(axes: Sequence[Any], run: OpenedRun, label: int, colour: str) -> None:
+    """Training images of a class, from the left; places that a small class leaves stay empty."""
+    rows = run.examples(label, len(axes))
+    for axis, row in zip(axes, rows, strict=False):
+        show_image(axis, run.data.images[row], colour)
+    for axis in axes[len(rows) :]:
+        axis.set_axis_off()

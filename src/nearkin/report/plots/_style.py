@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import textwrap
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,19 +104,10 @@ def show_image(axis: Any, image: NDArray[np.uint8], colour: str) -> None:
         side.set_linewidth(2.5)
 
 
-def image_row(axes: Sequence[Any], images: Sequence[Any], colour: str) -> None:
-    """Images from the left; places that a small class leaves stay empty."""
-    for place, axis in enumerate(axes):
-        if place < len(images):
-            show_image(axis, images[place], colour)
-        else:
-            axis.set_axis_off()
-
-
-def shorten(name: str, length: int = 18) -> str:
+def shorten(name: str, length: int) -> str:
     """A name short enough for a caption, and safe there: matplotlib reads ``$`` as the start of a formula.
 
-    >>> shorten("a very long name of a class"), shorten("5 $")
+    >>> shorten("a very long name of a class", 18), shorten("5 $", 18)
     ('a very long name …', '5 \\\\$')
     """
     short = name if len(name) <= length else name[: length - 1] + "…"

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._runs import Drawing, class_name, one_by_one, run_title
-from nearkin.report.plots._style import RUN_COLOURS, head, image_row, new_figure
-
-__all__ = ["draw"]
+from nearkin.report.plots._runs import Drawing, class_name, one_by_one, run_title, show_examples
+from nearkin.report.plots._style import RUN_COLOURS, head, new_figure
 
 CLASSES_SHOWN = 3
 IMAGES_SHOWN = 8
@@ -44,7 +42,7 @@ def _figure(run: OpenedRun) -> Any:
     for row, (axes, place) in enumerate(zip(grid, [*certain, *uncertain], strict=True)):
         heading, colour = ("most certain", RUN_COLOURS[0]) if row < shown else ("least certain", RUN_COLOURS[1])
         label = int(run.training_classes[place])
-        image_row(axes, list(run.examples(label, IMAGES_SHOWN).values()), colour)
+        show_examples(axes, run, label, colour)
         name = f"{class_name(run, label)}\nσ̄ = {sigma[place]:.3g}"
         axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, labelpad=6)
         if row % shown == 0:

@@ -8,13 +8,8 @@ from typing import Any
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
 from nearkin.report.plots._runs import Drawing, run_colour, shared_title, together
 from nearkin.report.plots._style import GREY, head, new_figure
-from nearkin.report.plots.curves import evaluated_on, group_legend, seed_groups
+from nearkin.report.plots.curves import draw_curve, evaluated_on, group_legend, seed_groups
 from nearkin.report.plots.problems import boundaries
-
-__all__ = ["draw"]
-
-MOST_BOUNDARIES = 60
-"""More sub-problems than this are not kept apart by lines."""
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
@@ -43,13 +38,12 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
     dashed = False
     for axis, (column, name) in zip(axes, panels.items(), strict=True):
         for group in groups:
-            group.draw(axis, column, "step")
+            draw_curve(axis, group, column, "step")
         for run in runs:
             lines = boundaries(run)
-            if len(lines) <= MOST_BOUNDARIES:
-                axis.vlines(lines, 0, 1, transform=axis.get_xaxis_transform(), lw=0.9, ls="--", alpha=0.6,
-                            color=GREY if len(runs) == 1 else run_colour(run))  # fmt: skip
-                dashed |= bool(lines)
+            axis.vlines(lines, 0, 1, transform=axis.get_xaxis_transform(), lw=0.9, ls="--", alpha=0.6,
+                        color=GREY if len(runs) == 1 else run_colour(run))  # fmt: skip
+            dashed |= bool(lines)
         axis.set_ylabel(name)
         axis.grid(True, axis="y")
     axes[0].set_title(f"on the {evaluated_on(runs)}", loc="left")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,46 +12,12 @@ from nearkin.evaluation.scores import is_score, score_named
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.plots._runs import Drawing, run_colour, shared_title, together
 from nearkin.report.plots._style import end_at_all, head, new_figure
+from nearkin.report.run_groups import RunGroup
 
-__all__ = ["draw"]
+Values = NDArray[np.float64]
 
 MOST_SCORES = 3
 _EVALUATED_ON = {"validation": "validation classes", "mlrc": "validation classes", "in-distribution": "test images"}
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs of one recipe with different seeds."""
-
-    label: str
-    runs: list[OpenedRun]
-
-    def curve(self, column: str, over: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Epochs or steps ``[T]`` at which every run has a value, and the values ``[runs, T]``; scores in per cent."""
-        tracks = [
-            {row[over]: value for row in run.evaluations if (value := row.get(column)) is not None} for run in self.runs
-        ]
-        shared = sorted(at for at in tracks[0] if at is not None and all(at in track for track in tracks))
-        values = [[track[at] for at in shared] for track in tracks]
-        return np.array(shared, dtype=np.float64), _scale(column) * np.array(values, dtype=np.float64)
-
-    def best(self, column: str, over: str) -> list[tuple[float, float]]:
-        """Where the best evaluation of each run is, and the value there."""
-        rows = [best for run in self.runs if (best := run.best_evaluation) is not None]
-        return [
-            (at, _scale(column) * value)
-            for row in rows
-            if (at := row[over]) is not None and (value := row.get(column)) is not None
-        ]
-
-    def draw(self, axis: Any, column: str, over: str) -> None:
-        """The mean as a line and, of several runs, the standard deviation as a band."""
-        at, values = self.curve(column, over)
-        mean, colour = values.mean(0), run_colour(self.runs[0])
-        axis.plot(at, mean, color=colour, lw=1.8, marker="o" if len(at) <= 25 else None, markersize=3)
-        if len(values) > 1:
-            band = values.std(0, ddof=1)
-            axis.fill_between(at, mean - band, mean + band, color=colour, alpha=0.18, lw=0)
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
@@ -60,21 +25,52 @@ def draw(runs: Sequence[OpenedRun]) -> Drawing:
     return together(runs, _evaluated, _figure)
 
 
-def seed_groups(runs: Sequence[OpenedRun]) -> list[Group]:
+def seed_groups(runs: Sequence[OpenedRun]) -> list[RunGroup]:
     """Runs whose recipes differ in nothing but the seed belong together."""
     families: dict[int, list[OpenedRun]] = {}
     for run in runs:
         families.setdefault(run.family, []).append(run)
-    names = [members[0].title for members in families.values()]
+    titles = [members[0].title for members in families.values()]
     groups = []
-    for members, name in zip(families.values(), names, strict=True):
-        label = name if names.count(name) == 1 else members[0].label
-        if len(members) > 1:
-            label += f", mean ± std of {len(members)} seeds"
+    for first, *others in families.values():
+        label = first.title if titles.count(first.title) == 1 else first.label
+        if others:
+            label += f", mean ± std of {1 + len(others)} seeds"
         if len({run.recipe.protocol.name for run in runs}) > 1:
-            label += f", {members[0].recipe.protocol.name} protocol"
-        groups.append(Group(label, members))
+            label += f", {first.recipe.protocol.name} protocol"
+        groups.append(RunGroup(label, (first, *others)))
     return groups
+
+
+def curve(runs: Sequence[OpenedRun], column: str, over: str) -> tuple[Values, Values, Values]:
+    """Epochs or steps ``[T]`` at which every run has a value, and the mean and sample deviation of the values there.
+
+    Scores are in per cent; the deviation of a single run is NaN.
+    """
+    tracks = [{row[over]: value for row in run.evaluations if (value := row.get(column)) is not None} for run in runs]
+    shared = sorted(at for at in tracks[0] if at is not None and all(at in track for track in tracks))
+    values = _scale(column) * np.array([[track[at] for at in shared] for track in tracks], dtype=np.float64)
+    spread = values.std(0, ddof=1) if len(runs) > 1 else np.full(len(shared), np.nan)
+    return np.array(shared, dtype=np.float64), values.mean(0), spread
+
+
+def best(runs: Sequence[OpenedRun], column: str, over: str) -> list[tuple[float, float]]:
+    """Where the best evaluation of each run is, and the value there."""
+    rows = [row for run in runs if (row := run.best_evaluation) is not None]
+    return [
+        (at, _scale(column) * value)
+        for row in rows
+        if (at := row[over]) is not None and (value := row.get(column)) is not None
+    ]
+
+
+def draw_curve(axis: Any, group: RunGroup, column: str, over: str) -> None:
+    """The mean as a line and, of several runs, the standard deviation as a band."""
+    at, mean, spread = curve(group.runs, column, over)
+    colour = run_colour(group.runs[0])
+    axis.plot(at, mean, color=colour, lw=1.8, marker="o" if len(at) <= 25 else None, markersize=3)
+    if len(group.runs) > 1:
+        axis.fill_between(at, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
 
 
 def evaluated_on(runs: Sequence[OpenedRun]) -> str:
@@ -91,12 +87,12 @@ def _scale(column: str) -> float:
     return 100.0 if in_percent(column) else 1.0
 
 
-def group_legend(figure: Any, groups: Sequence[Group], *, starred: str = "") -> None:
+def group_legend(figure: Any, groups: Sequence[RunGroup], *, starred: str = "") -> None:
     """A line for each group below the figure, and what a star means where there are stars."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=run_colour(group.runs[0]), lw=1.8) for group in groups]
-    labels = [group.label for group in groups]
+    labels = [group.title for group in groups]
     if starred:
         handles.append(Line2D([], [], color="black", marker="*", markersize=9, ls="none"))
         labels.append(starred)
@@ -130,8 +126,8 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
     where = evaluated_on(runs)
     for axis, column in zip(axes, ["loss", *scores], strict=False):
         for group in groups:
-            group.draw(axis, column, "epoch")
-            for at, value in group.best(column, "epoch") if column != "loss" else ():
+            draw_curve(axis, group, column, "epoch")
+            for at, value in best(group.runs, column, "epoch") if column != "loss" else ():
                 look = {"marker": "*", "markersize": 12, "mec": "white", "mew": 0.8, "zorder": 4}
                 axis.plot(at, value, color=run_colour(group.runs[0]), **look)
                 starred = True
@@ -139,7 +135,8 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
         if column == "loss":
             axis.set_ylabel("training loss")
             axis.set_title("Loss, mean since the last evaluation", loc="left")
-            _fit_loss_scale(axis)
+            if needs_log_scale([value for line in axis.lines for value in line.get_ydata()]):
+                axis.set_yscale("log")
         else:
             axis.set_ylabel(f"{column} (%)")
             axis.set_title(f"{column} on the {where}", loc="left")
@@ -154,9 +151,7 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
     return figure
 
 
-def _fit_loss_scale(axis: Any) -> None:
+def needs_log_scale(values: Sequence[float]) -> bool:
     """Losses of different kinds can differ by orders of magnitude; on a linear axis the small ones would be flat."""
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axis.lines] or [np.ones(1)])
-    values = values[np.isfinite(values)]
-    if len(values) and values.min() > 0 and values.max() > 20 * values.min():
-        axis.set_yscale("log")
+    finite = [value for value in values if np.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > 20 * min(finite)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._maps import map_figure, map_of_test
+from nearkin.report.plots._maps import map_figure, map_of
 from nearkin.report.plots._runs import Drawing, one_by_one
-
-__all__ = ["draw"]
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
     """Images as points, a map for each run."""
-    return one_by_one(runs, _figure)
-
-
-def _figure(run: OpenedRun) -> Any:
-    return map_figure(run, map_of_test(run, run.test_sample), f"Test: {run.protocol.test_classes}")
+    return one_by_one(
+        runs, lambda run: map_figure(run, map_of(run, run.test_sample), f"Test: {run.protocol.test_classes}")
+    )

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from nearkin.numerics import l2_normalise
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
-from nearkin.report.plots._runs import Drawing, class_name, one_by_one, run_title
-from nearkin.report.plots._style import RUN_COLOURS, head, image_row, new_figure, number
-
-__all__ = ["draw"]
+from nearkin.report.plots._runs import Drawing, class_name, one_by_one, run_title, show_examples
+from nearkin.report.plots._style import RUN_COLOURS, head, new_figure, number
 
 PAIRS_SHOWN = 3
 IMAGES_SHOWN = 6
@@ -58,7 +56,7 @@ def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
 
 def compared_run(run: OpenedRun) -> OpenedRun:
     """The run itself or, where its classes are compared by proxies, the same at the weights that have them."""
-    opened = run.at_proxies() if run.look.classes_by == "proxies" else run
+    opened = run.at_proxies if run.look.classes_by == "proxies" else run
     _ = opened.trained  # first: without weights there is no need to read the images
     if len(opened.training_classes) < 2:
         raise CannotDrawError("a pair needs two training classes")
@@ -93,7 +91,7 @@ def _figure(run: OpenedRun) -> Any:
                 places = [(2 * rank + row, left + column) for column in range(IMAGES_SHOWN)]
                 axes = [figure.add_subplot(grid[at]) for at in places]
                 label, colour = int(classes[place]), RUN_COLOURS[row]
-                image_row(axes, list(run.examples(label, IMAGES_SHOWN).values()), colour)
+                show_examples(axes, run, label, colour)
                 name = class_name(run, label, 20)
                 axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, color=colour)
                 if row == 0:

@@ -15,8 +15,6 @@ from nearkin.report.opened_run import CannotDrawError, OpenedRun
 from nearkin.report.plots._runs import Drawing, class_name, run_title, shared_title, together
 from nearkin.report.plots._style import head, new_figure, number
 
-__all__ = ["draw"]
-
 CLASSES_SHOWN = 100
 IMAGES_PER_CLASS = 3
 _MOST_NAMED = 30
@@ -42,12 +40,7 @@ class Similarities:
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
     """Three images of each class against the proxies (ISA, figure 8), a panel for each run."""
-
-    def shown_of(run: OpenedRun) -> tuple[OpenedRun, Similarities]:
-        opened = run.at_proxies()
-        return opened, similarities(opened)
-
-    return together(runs, shown_of, _figure)
+    return together(runs, lambda run: (run.at_proxies, similarities(run.at_proxies)), _figure)
 
 
 def similarities(run: OpenedRun) -> Similarities:

@@ -15,8 +15,6 @@ from nearkin.report.plots._maps import Map, class_legend, draw_points, map_words
 from nearkin.report.plots._runs import Drawing, one_by_one, run_title
 from nearkin.report.plots._style import RUN_COLOURS, class_style, head, new_figure, number
 
-__all__ = ["draw"]
-
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:
     """The map with circles of radii σ̄, 2σ̄ and 3σ̄, and σ̄ against how close a class lies together."""
@@ -39,8 +37,8 @@ def circle_scale(found: Map, sigma: NDArray[np.float64]) -> float:
     return float(np.median(positive)) if positive else 1.0
 
 
-def closeness(run: OpenedRun) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The sampled training classes, and of each the median cosine similarity of its images to its mean proxy."""
+def closeness(run: OpenedRun) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """The sampled training classes, of each the median cosine similarity of its images to its mean proxy, and its σ̄."""
     sample, proxies = run.training_sample, run.proxies
     assert proxies is not None, "a run with uncertainty has proxies"
     classes = np.unique(sample.labels)
@@ -50,7 +48,8 @@ def closeness(run: OpenedRun) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         float((unit[torch.from_numpy(sample.labels == label)] @ towards[index]).median())
         for index, label in enumerate(classes.tolist())
     ]
-    return classes, np.array(medians)
+    sigma = run.uncertainty.mean(1).double().numpy()
+    return classes, np.array(medians), sigma[np.searchsorted(run.training_classes, classes)]
 
 
 def correlation_words(similar: NDArray[np.float64], sigma: NDArray[np.float64]) -> str:
@@ -63,7 +62,7 @@ def correlation_words(similar: NDArray[np.float64], sigma: NDArray[np.float64]) 
 def _figure(run: OpenedRun) -> Any:
     from matplotlib.patches import Circle
 
-    every = run.uncertainty.double().numpy()
+    every = run.uncertainty.double().numpy()  # first: only vcpa has it
     found = training_map(run)
     sigma = every[np.searchsorted(run.training_classes, found.classes)]
     scale = circle_scale(found, sigma)
@@ -79,17 +78,12 @@ def _figure(run: OpenedRun) -> Any:
                 left.add_patch(Circle(tuple(place), radius, fill=False, color=colour, lw=1.3 - 0.3 * times, alpha=0.9))
     left.autoscale_view()
     left.set_title("Circles of σ̄, 2σ̄ and 3σ̄ round each proxy", fontsize=9)
-    _draw_correlation(right, run, every)
+    classes, similar, means = closeness(run)
+    right.scatter(similar, means, s=14, color=RUN_COLOURS[0], alpha=0.7, lw=0)
+    right.set_xlabel("median similarity of a class's images to its proxy")
+    right.set_ylabel("σ̄ of the class")
+    right.set_box_aspect(1)
+    right.grid(True)
+    right.set_title(f"{len(classes)} training classes{correlation_words(similar, means)}", fontsize=9)
     class_legend(figure, run, found)
     return figure
-
-
-def _draw_correlation(axis: Any, run: OpenedRun, every: NDArray[np.float64]) -> None:
-    classes, similar = closeness(run)
-    sigma = every[np.searchsorted(run.training_classes, classes)].mean(1)
-    axis.scatter(similar, sigma, s=14, color=RUN_COLOURS[0], alpha=0.7, lw=0)
-    axis.set_xlabel("median similarity of a class's images to its proxy")
-    axis.set_ylabel("σ̄ of the class")
-    axis.set_box_aspect(1)
-    axis.grid(True)
-    axis.set_title(f"{len(classes)} training classes{correlation_words(similar, sigma)}", fontsize=9)
