@@ -134,3 +134,19 @@ def test_import_costs_little_beside_torch():
 def test_files_are_short_enough_to_read():
     long = {str(path.relative_to(SOURCE)): n for path in modules() if (n := len(path.read_text().splitlines())) > 400}
     assert not long
+
+
+PLAIN = {"as_mapping", "as_record", "record", "state_dict", "loader_state"}
+"""What is written to a file as it stands, and what torch calls a state."""
+
+
+@pytest.mark.parametrize("package", ["runs", "training", "evaluation", "data", "report", "studies", "published", "cli"])
+def test_what_one_package_gives_another_has_a_type(package):
+    """No public function hands out a mapping of anything, of which a reader would have to guess the keys."""
+    loose = []
+    for path in (SOURCE / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.returns is not None:
+                if node.name not in PLAIN and "dict[str, Any]" in ast.unparse(node.returns):
+                    loose.append(f"{path.relative_to(SOURCE)}: {node.name}")
+    assert not loose
