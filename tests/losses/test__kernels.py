@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 import nearkin.losses as losses
 from nearkin.losses import _anchor, _class_similarity, _closed_form, _cross_entropy, _kernels
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -100,12 +100,12 @@ def test_weighted_pairs_cost_the_same_with_the_fused_kernel(monkeypatch, positiv
     rows = 70
     similarities = (2 * torch.rand(rows, 2 * classes, device=DEVICE) - 1)[:, ::2]  # not contiguous
     labels = torch.randint(max(1, classes - 1), (rows,), device=DEVICE)  # the last class is absent
-    weights = _anchor.SampleWeights(2 * torch.rand(rows, device=DEVICE), torch.rand(rows, classes, device=DEVICE))
+    weights = SampleWeights(2 * torch.rand(rows, device=DEVICE), torch.rand(rows, classes, device=DEVICE))
     results = []
     for kernels in (None, _kernels):
         monkeypatch.setattr(_anchor, "kernels_for", lambda x, kernels=kernels: kernels)
-        options = {"alpha": 32.0, "margin": 0.1, "positive_norm": positive_norm, "weights": weights}
-        results.append(_anchor.anchor_value_and_gradient(similarities, labels, **options))
+        loss = losses.ProxyAnchor(classes, 24, positive_norm=positive_norm)
+        results.append(loss.value_and_gradient(similarities, labels, weights))
     assert_equal(*results)
 
 

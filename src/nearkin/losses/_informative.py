@@ -9,12 +9,23 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nearkin.losses._anchor import SampleWeights
+from nearkin.inputs import check_positive
 
 PositivePenalty = Literal["sigma", "nu", "effective", "none"]
 
 _RELEASED_MEMORY = 55_000
 _MEMORY_PER_CLASS = 50
+
+
+class SampleWeights(NamedTuple):
+    """What each (sample, class) pair counts; constants to the gradient.
+
+    ``positive [N]`` weighs a sample for its own class, ``negative [N, C]`` for every class; the entry of the own
+    class in ``negative`` is ignored.
+    """
+
+    positive: Tensor
+    negative: Tensor
 
 
 class InformativeSampleWeights(nn.Module):
@@ -90,8 +101,7 @@ class InformativeSampleWeights(nn.Module):
             raise ValueError(f"memory_size must be at least 1, got {memory_size}")
         if not volume > 1:
             raise ValueError(f"volume must be more than 1, the volume of a single sample, got {volume}")
-        if not hardness > 0:
-            raise ValueError(f"hardness must be positive, got {hardness}")
+        check_positive(hardness=hardness)
         self.num_classes = num_classes
         self.memory_size = memory_size
         self.volume = volume

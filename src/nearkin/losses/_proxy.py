@@ -7,11 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels
-from nearkin.losses._anchor import SampleWeights
+from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels, check_positive
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity, proxy_spread
 from nearkin.losses._closed_form import closed_form
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
 
@@ -70,8 +69,7 @@ class ProxyLoss(nn.Module):
         super().__init__()
         if class_similarity not in ("softmax", "max", "mean"):
             raise ValueError(f"class_similarity must be 'softmax', 'max' or 'mean', got {class_similarity!r}")
-        if not gamma > 0:
-            raise ValueError(f"gamma must be positive, got {gamma}")
+        check_positive(gamma=gamma)
         self.bank = ProxyBank(num_classes, proxies_per_class, dim)
         self.class_similarity: ClassSimilarity = class_similarity
         self.gamma = gamma
@@ -91,7 +89,7 @@ class ProxyLoss(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not say what similarities cost: write from_similarities")
 
     def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
     ) -> tuple[Tensor, Tensor]:
         """:meth:`from_similarities` and its derivative with respect to them, ``[N, num_classes]``.
 
@@ -108,9 +106,9 @@ class ProxyLoss(nn.Module):
         labels = as_labels(labels, embeddings)
         self._check(embeddings, labels)
         with full_precision(embeddings.device.type):
-            embeddings, vectors = self._same_dtype(embeddings)
+            embeddings, vectors = self._same_dtype(embeddings, self.bank.vectors)
             if self.has_closed_form:
-                return closed_form(embeddings, vectors, labels.long(), self)
+                return closed_form(embeddings, vectors, labels.long(), self, tau=self.tau)
             return self.by_autograd(embeddings, vectors, labels.long())
 
     def by_autograd(self, embeddings: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
@@ -138,7 +136,7 @@ class ProxyLoss(nn.Module):
     def class_similarities(self, embeddings: Tensor) -> Tensor:
         """Similarity of every sample to every class, ``[N, num_classes]``, differentiable."""
         with full_precision(embeddings.device.type):
-            embeddings, vectors = self._same_dtype(embeddings)
+            embeddings, vectors = self._same_dtype(embeddings, self.bank.vectors)
             return self._class_similarities(l2_normalise(embeddings), vectors)
 
     @torch.no_grad()
@@ -180,8 +178,8 @@ class ProxyLoss(nn.Module):
         check_embeddings(embeddings, dim=self.bank.dim)
         check_labels(labels, embeddings.shape[0], num_classes=self.num_classes)
 
-    def _same_dtype(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    def _same_dtype(self, embeddings: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings and proxies in the wider of their dtypes, float32 or better: neither is ever cast down."""
-        embeddings, vectors = at_least_float32(embeddings), at_least_float32(self.bank.vectors)
+        embeddings, vectors = at_least_float32(embeddings), at_least_float32(vectors)
         dtype = torch.promote_types(embeddings.dtype, vectors.dtype)
         return embeddings.to(dtype), vectors.to(dtype)

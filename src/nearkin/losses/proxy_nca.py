@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.numerics import log_sum_exp_
 
@@ -66,7 +65,7 @@ class ProxyNCA(ProxyLoss):
         return (others.masked_fill(own, float("-inf")).logsumexp(1) - exponents[own]).mean()
 
     def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
     ) -> tuple[Tensor, Tensor]:
         scale, column = 2.0 * self.scale, labels[:, None]
         own_scale: float | Tensor = scale if weights is None else scale * weights.positive
