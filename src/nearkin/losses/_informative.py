@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import check_positive
+from nearkin.inputs import check_at_least, check_choice, check_positive
 
 PositivePenalty = Literal["sigma", "nu", "effective", "none"]
 
@@ -91,14 +91,10 @@ class InformativeSampleWeights(nn.Module):
         as_released: bool = False,
     ) -> None:
         super().__init__()
-        if positive_penalty not in get_args(PositivePenalty):
-            raise ValueError(
-                f"positive_penalty must be one of {', '.join(get_args(PositivePenalty))}, got {positive_penalty!r}"
-            )
+        check_choice(*get_args(PositivePenalty), positive_penalty=positive_penalty)
         if memory_size is None:
             memory_size = _RELEASED_MEMORY if as_released else min(_MEMORY_PER_CLASS * num_classes, _RELEASED_MEMORY)
-        if memory_size < 1:
-            raise ValueError(f"memory_size must be at least 1, got {memory_size}")
+        check_at_least(1, memory_size=memory_size)
         if not volume > 1:
             raise ValueError(f"volume must be more than 1, the volume of a single sample, got {volume}")
         check_positive(hardness=hardness)

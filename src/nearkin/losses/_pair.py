@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels
+from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels
 from nearkin.losses import _geometry
 from nearkin.numerics import NORM_FLOOR, Normalisation, at_least_float32
 
@@ -41,10 +41,6 @@ class Pairs:
         """``‖q − r‖²``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
         return _geometry.squared_distance(self.similarity, *self._squared_lengths(), dim=self.queries.shape[1])
 
-    def reference_similarity(self) -> Tensor:
-        """Inner products of the references among themselves, ``[M, M]``."""
-        return self.similarity if self.within_batch else self.references @ self.references.T
-
     def _squared_lengths(self) -> tuple[Tensor, Tensor]:
         of_queries = self.queries.square().sum(dim=1)
         return of_queries, of_queries if self.within_batch else self.references.square().sum(dim=1)
@@ -66,8 +62,7 @@ class PairLoss(nn.Module):
 
     def __init__(self, *, normalisation: Normalisation = "l2") -> None:
         super().__init__()
-        if normalisation not in ("l2", "ball"):
-            raise ValueError(f"normalisation must be 'l2' or 'ball', got {normalisation!r}")
+        check_choice("l2", "ball", normalisation=normalisation)
         self.normalisation: Normalisation = normalisation
 
     def forward(

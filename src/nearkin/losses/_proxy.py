@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels, check_positive
+from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity, proxy_spread
 from nearkin.losses._closed_form import closed_form
 from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
@@ -67,8 +67,7 @@ class ProxyLoss(nn.Module):
         weighting: InformativeSampleWeights | None = None,
     ) -> None:
         super().__init__()
-        if class_similarity not in ("softmax", "max", "mean"):
-            raise ValueError(f"class_similarity must be 'softmax', 'max' or 'mean', got {class_similarity!r}")
+        check_choice("softmax", "max", "mean", class_similarity=class_similarity)
         check_positive(gamma=gamma)
         self.bank = ProxyBank(num_classes, proxies_per_class, dim)
         self.class_similarity: ClassSimilarity = class_similarity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nearkin.inputs import check_choice
 from nearkin.losses._anchor import AnchorLoss, PositiveNorm
 from nearkin.losses._informative import InformativeSampleWeights
 
@@ -46,6 +47,5 @@ class ProxyAnchor(AnchorLoss):
         weighting: InformativeSampleWeights | None = None,
     ) -> None:
         super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
-        if positive_norm not in ("present", "all"):
-            raise ValueError(f"positive_norm must be 'present' or 'all', got {positive_norm!r}")
+        check_choice("present", "all", positive_norm=positive_norm)
         self.positive_norm = positive_norm

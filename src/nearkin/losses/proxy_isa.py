@@ -10,6 +10,11 @@ from nearkin.losses.proxy_anchor import ProxyAnchor
 __all__ = ["ProxyISA"]
 
 
+def _of_weighting(name: str) -> property:
+    """What the loss and its weighting have in common."""
+    return property(lambda self: getattr(self.weighting, name), lambda self, on: setattr(self.weighting, name, on))
+
+
 class ProxyISA(ProxyAnchor):
     r"""Informative Sample-Aware Proxy (Li et al., MMAsia 2022).
 
@@ -86,32 +91,18 @@ class ProxyISA(ProxyAnchor):
         )
         super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
 
-    volume = property(lambda self: self.weighting.volume)
-    hardness = property(lambda self: self.weighting.hardness)
-    sensitivity = property(lambda self: self.weighting.sensitivity)
-    search_margin = property(lambda self: self.weighting.search_margin)
-    decay = property(lambda self: self.weighting.decay)
-    memory_size = property(lambda self: self.weighting.memory_size)
-    positive_penalty = property(lambda self: self.weighting.positive_penalty)
-    as_released = property(lambda self: self.weighting.as_released)
-
-    @property
-    def memory_on(self) -> bool:
-        """Whether batches are put into the memory."""
-        return self.weighting.memory_on
-
-    @memory_on.setter
-    def memory_on(self, on: bool) -> None:
-        self.weighting.memory_on = on
-
-    @property
-    def filter_on(self) -> bool:
-        """Whether pairs are weighted and outliers left out."""
-        return self.weighting.filter_on
-
-    @filter_on.setter
-    def filter_on(self, on: bool) -> None:
-        self.weighting.filter_on = on
+    volume = _of_weighting("volume")
+    hardness = _of_weighting("hardness")
+    sensitivity = _of_weighting("sensitivity")
+    search_margin = _of_weighting("search_margin")
+    decay = _of_weighting("decay")
+    memory_size = _of_weighting("memory_size")
+    positive_penalty = _of_weighting("positive_penalty")
+    as_released = _of_weighting("as_released")
+    memory_on = _of_weighting("memory_on")
+    """Whether batches are put into the memory."""
+    filter_on = _of_weighting("filter_on")
+    """Whether pairs are weighted and outliers left out."""
 
     def diagnostics(self) -> dict[str, Tensor | float]:
         """Per class ``effective_number``, ``learned_similarity``, ``search_length`` and ``in_memory``; of the last

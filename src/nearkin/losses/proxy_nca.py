@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin.inputs import check_positive
 from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.numerics import log_sum_exp_
@@ -52,8 +53,7 @@ class ProxyNCA(ProxyLoss):
             raise ValueError(
                 f"num_classes must be at least 2, as Proxy-NCA compares with other classes, got {num_classes}"
             )
-        if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale}")
+        check_positive(scale=scale)
         self.scale = scale
 
     def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels, check_positive
+from nearkin.inputs import Labels, as_labels, check_at_least, check_embeddings, check_labels, check_positive
 from nearkin.losses._anchor import AnchorLoss
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._closed_form import closed_form
@@ -98,8 +98,7 @@ class VariationalProxyAnchor(AnchorLoss):
             gamma=gamma,
         )
         check_positive(tau=tau, sigma_min=sigma_min)
-        if newton_steps < 0:
-            raise ValueError(f"newton_steps must be 0 or more, got {newton_steps}")
+        check_at_least(0, newton_steps=newton_steps)
         self.bank = VariationalBank(
             num_classes, proxies_per_class, dim, trainable=newton_steps == 0, generator=generator
         )

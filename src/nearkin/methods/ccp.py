@@ -14,6 +14,7 @@ from nearkin import losses
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import refuse_test_scores
+from nearkin.inputs import check_at_least
 from nearkin.methods._pull import ProximalPull
 from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank, greedy_k_center
@@ -25,6 +26,7 @@ __all__ = ["Ccp"]
 
 _KEPT = ["events", "problem", "problem_began", "problem_best", "overall_best", "without_improvement", "without_best"]
 """Attributes that a resumed run takes over as they are."""
+_NO_SCORES = "CCP ends its sub-problems by the scores of validation classes, and {}: set method.steps_per_problem"
 
 
 class Ccp(Method):
@@ -70,20 +72,9 @@ class Ccp(Method):
         anchors: Literal["proxies", "samples"] = "proxies",
         as_released: bool = False,
     ) -> None:
-        for name, value in (
-            ("proxies_per_class", proxies_per_class),
-            ("pool_size", pool_size),
-            ("patience", patience),
-            ("stop_after", stop_after),
-        ):
-            if value < 1:
-                raise RecipeError(f"method.{name} must be at least 1, got {value}")
-        if steps_per_problem is not None and steps_per_problem < 1:
-            raise RecipeError(f"method.steps_per_problem must be at least 1, got {steps_per_problem}")
-        if warmup_steps < 0:
-            raise RecipeError(f"method.warmup_steps must be at least 0, got {warmup_steps}")
-        if not pull >= 0:
-            raise RecipeError(f"method.pull must be at least 0, got {pull}")
+        check_at_least(1, proxies_per_class=proxies_per_class, pool_size=pool_size, patience=patience)
+        check_at_least(1, stop_after=stop_after, steps_per_problem=steps_per_problem)
+        check_at_least(0, warmup_steps=warmup_steps, pull=pull)
         self.proxies_per_class = proxies_per_class
         self.pool_size = pool_size
         self.pull = pull
@@ -111,7 +102,7 @@ class Ccp(Method):
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         name, options = recipe.objective.name, recipe.method.options
-        cls(**options)  # refuses values that are out of range, before any image is read
+        super().check(recipe)
         kind = losses.kind(losses.catalogue()[name])
         if kind == "wrapper":
             raise RecipeError(
@@ -131,12 +122,9 @@ class Ccp(Method):
             raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
-        if options.get("steps_per_problem") is None and recipe.protocol.name == "everything":
-            raise RecipeError(
-                "CCP ends its sub-problems by the scores of validation classes, and where every class trains there are "
-                "none: set method.steps_per_problem"
-            )
         if options.get("steps_per_problem") is None:
+            if recipe.protocol.name == "everything":
+                raise RecipeError(_NO_SCORES.format("where every class trains there are none"))
             refuse_test_scores(
                 recipe.protocol, "CCP would end its sub-problems", instead="set method.steps_per_problem"
             )
@@ -156,10 +144,7 @@ class Ccp(Method):
 
     def start(self, state: TrainingState) -> None:
         if self.steps_per_problem is None and state.protocol.selection_set() is None:
-            raise RecipeError(
-                "CCP ends its sub-problems by the scores of validation classes, and these data leave none to hold out: "
-                "set method.steps_per_problem"
-            )
+            raise RecipeError(_NO_SCORES.format("these data leave none to hold out"))
         if self.warmup_steps == 0:
             self._begin_problem(state, first=True)
 

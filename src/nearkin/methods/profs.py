@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
+from nearkin.inputs import check_at_least
 from nearkin.losses._pair import PairLoss, Pairs
 from nearkin.losses.cross_batch_memory import CrossBatchMemory
 from nearkin.methods._pull import ProximalPull
@@ -61,14 +62,11 @@ class Profs(Method):
         hard_pairs: bool = True,
     ) -> None:
         if steps_per_projection is not None and steps_per_projection < 0:
-            raise RecipeError(
-                f"method.steps_per_projection must be at least 1, or 0 for one endless projection, "
-                f"got {steps_per_projection}"
+            raise ValueError(
+                f"steps_per_projection must be at least 1, or 0 for one endless projection, got {steps_per_projection}"
             )
-        if occurrences < 1:
-            raise RecipeError(f"method.occurrences must be at least 1, got {occurrences}")
-        if not pull >= 0:
-            raise RecipeError(f"method.pull must be at least 0, got {pull}")
+        check_at_least(1, occurrences=occurrences)
+        check_at_least(0, pull=pull)
         self.steps_per_projection = steps_per_projection
         self.occurrences = occurrences
         self.pull = pull
@@ -81,7 +79,7 @@ class Profs(Method):
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        cls(**recipe.method.options)
+        super().check(recipe)
         batch, images = recipe.training.batch_size, recipe.training.images_per_class
         if images < 2:
             raise RecipeError(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
+from nearkin.inputs import check_at_least, check_positive
 from nearkin.losses.vcpa import newton_update
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import Recipe
@@ -34,10 +35,8 @@ class ProxyUpdates(Method):
     def __init__(
         self, *, updates: int = 10, order: Literal["first", "second"] = "first", damping: float = 1e-3
     ) -> None:
-        if updates < 1:
-            raise RecipeError(f"method.updates must be at least 1, got {updates}")
-        if not damping > 0:
-            raise RecipeError(f"method.damping must be positive, got {damping}")
+        check_at_least(1, updates=updates)
+        check_positive(damping=damping)
         self.updates = updates
         self.order = order
         self.damping = damping
@@ -47,7 +46,7 @@ class ProxyUpdates(Method):
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        cls(**recipe.method.options)
+        super().check(recipe)
         if recipe.objective.name != "proxy_anchor" or recipe.objective.options.get("weighting") is not None:
             raise RecipeError(f"method proxy_updates is for proxy_anchor, got {recipe.objective.name}")
 
