@@ -58,6 +58,9 @@ class Ccp(Method):
             within the batch.
     """
 
+    bank: ProxyBank
+    """The proxies, from :meth:`build` on."""
+
     def __init__(
         self,
         *,
@@ -95,8 +98,6 @@ class Ccp(Method):
         self._reference = ProximalPull()
         self._best_weights: list[Tensor] | None = None
         self._anchor_rows: NDArray[np.int64] = np.empty((0, 0), dtype=np.int64)
-        self._bank: ProxyBank | None = None
-        self._owners = torch.empty(0, dtype=torch.int64)
         self._feeds_references = True
 
     @classmethod
@@ -132,15 +133,10 @@ class Ccp(Method):
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
         own = getattr(objective, "bank", None)
         if isinstance(own, ProxyBank):
-            self._bank, self._feeds_references = own, False
+            self.bank, self._feeds_references = own, False
             return None
-        self._bank = ProxyBank(num_classes, self.proxies_per_class, dim)
-        return self._bank
-
-    @property
-    def bank(self) -> ProxyBank:
-        assert self._bank is not None, "build comes first"
-        return self._bank
+        self.bank = ProxyBank(num_classes, self.proxies_per_class, dim)
+        return self.bank
 
     def start(self, state: TrainingState) -> None:
         if self.steps_per_problem is None and state.protocol.selection_set() is None:
@@ -155,9 +151,10 @@ class Ccp(Method):
             references = state.encoder(state.train_set.pixels(self._anchor_rows.ravel()))
         else:
             references = self.bank.vectors.flatten(0, 1)
-        if self._owners.device != labels.device or len(self._owners) != self.bank.classes * self.bank.per_class:
-            self._owners = torch.arange(self.bank.classes).repeat_interleave(self.bank.per_class).to(labels.device)
-        value: Tensor = state.objective(embeddings, labels, references, self._owners)
+        owners = (
+            torch.arange(self.bank.classes, device=labels.device)[:, None].expand(-1, self.bank.per_class).flatten()
+        )
+        value: Tensor = state.objective(embeddings, labels, references, owners)
         if self.as_released:
             value = value + 0.1 * state.objective(embeddings, labels)
         return value

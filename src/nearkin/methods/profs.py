@@ -52,6 +52,9 @@ class Profs(Method):
             hardest, as many as it has positive pairs (section 5.3).
     """
 
+    batches: ClassRepresentativeSampler
+    """From :meth:`sampler` on."""
+
     def __init__(
         self,
         *,
@@ -75,7 +78,6 @@ class Profs(Method):
         self.events: list[Event] = []
         """The last draws of representatives: the step, how many, and their training rows unless they are very many."""
         self._reference = ProximalPull()
-        self._batches: ClassRepresentativeSampler | None = None
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -100,7 +102,7 @@ class Profs(Method):
         training = state.recipe.training
         classes = int(state.labels.max()) + 1
         known = torch.zeros(classes, state.encoder.dim, device=state.device) if self.hard_negative_classes else None
-        self._batches = ClassRepresentativeSampler(
+        self.batches = ClassRepresentativeSampler(
             state.labels,
             batch_size=training.batch_size,
             images_per_class=training.images_per_class,
@@ -109,12 +111,7 @@ class Profs(Method):
             embeddings=known,
             seed=training.seed,
         )
-        return self._batches
-
-    @property
-    def batches(self) -> ClassRepresentativeSampler:
-        assert self._batches is not None, "sampler comes first"
-        return self._batches
+        return self.batches
 
     def start(self, state: TrainingState) -> None:
         self._begin_projection(state)

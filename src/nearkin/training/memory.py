@@ -53,24 +53,13 @@ def check_memory(state: TrainingState) -> None:
         return
     batch = min(training.batch_size, len(state.labels))
     weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
-    _refuse_if_above(
-        free,
-        footprint.kept * batch * size**2 + COPIES[training.optimiser] * weights,
-        f"a training step on {batch} images",
-        batch,
-        size,
-        "training.batch_size",
-    )
+    step = footprint.kept * batch * size**2 + COPIES[training.optimiser] * weights
+    _refuse_if_above(free, step, f"a training step on {batch} images", batch, size, "training.batch_size")
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
     images = min(training.evaluation_batch_size, max((len(part.query) for part in parts), default=0))
-    _refuse_if_above(
-        free,
-        HELD_AT_ONCE * footprint.largest * images * size**2,
-        f"scoring {images} images at a time",
-        images,
-        size,
-        "training.evaluation_batch_size",
-    )
+    scoring = HELD_AT_ONCE * footprint.largest * images * size**2
+    what, key = f"scoring {images} images at a time", "training.evaluation_batch_size"
+    _refuse_if_above(free, scoring, what, images, size, key)
 
 
 def measure(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> Footprint | None:
