@@ -210,13 +210,10 @@ class Changes:
             lost = self.lost.get(split, ())
             kept = [name for name in lost if self.by_name and name in self.changed]
             gone = [name for name in lost if name not in kept]
-            what = f"{split} image"
-            if gone:
-                said = f"{_of(len(gone), self.counts[split], what)} {self._what(gone)} ({_some(gone)})"
-                lines.append(f"{said}: scored without {'it' if len(gone) == 1 else 'them'}")
-            if kept:
-                said = f"{_of(len(kept), self.counts[split], what)} {self._what(kept)} ({_some(kept)})"
-                lines.append(f"{said}: scored as {'it is' if len(kept) == 1 else 'they are'} now")
+            for names, one, many in ((gone, "without it", "without them"), (kept, "as it is now", "as they are now")):
+                if names:
+                    said = f"{_of(len(names), self.counts[split], f'{split} image')} {self._what(names)}"
+                    lines.append(f"{said} ({_some(names)}): scored {one if len(names) == 1 else many}")
         if self.reclassed:
             number = sum(self.reclassed.values())
             pairs = [f"{before} → {now}" for before, now in self.reclassed]

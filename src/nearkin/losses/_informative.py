@@ -48,18 +48,8 @@ class InformativeSampleWeights(nn.Module):
     that :meth:`update` changes is in ``state_dict``, the two switches included. A step costs a fixed number of tensor
     operations, O(memory_size · dim), and never makes the host wait.
 
-    Args:
-        num_classes: C.
-        dim: dimension of the embeddings.
-        memory_size: T, the most embeddings kept. The paper does not give it; the number of training images is a good
-            value (what has been in memory for more than an epoch is out of date). The default is 50 per class and at
-            most 55,000.
-        volume: V, to which E tends.
-        hardness: h. sensitivity: k. search_margin: λ. decay: τ (section 4.1 has the values).
-        positive_penalty: what stands in the place of σ in ω⁺ (table 3): ``"sigma"`` itself, ``"nu"``, ``"effective"``
-            for 1/max(1, E), or ``"none"`` for 1.
-        as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
-            yet, and negative weights that act from the first step, whether the filter is on or not.
+    The arguments are those of :class:`~nearkin.losses.ProxyISA`: V is ``volume``, h ``hardness``, k ``sensitivity``, λ
+    ``search_margin`` and τ ``decay`` (section 4.1 has the values); ``positive_penalty`` stands in the place of σ in ω⁺.
 
     Example:
         >>> weighting = InformativeSampleWeights(num_classes=10, dim=8)

@@ -42,12 +42,12 @@ class ProxyISA(ProxyAnchor):
         sensitivity: k, how much further the search for informative samples goes in a hard class.
         search_margin: λ, added to the search length.
         decay: τ, when the positive weights begin to fall.
-        memory_size: T. The paper does not give it; pass the number of training images. Default: 50 per class, at most
-            55,000.
-        positive_penalty: what stands in the place of σ in the weights of positives: ``"sigma"``, ``"nu"``,
-            ``"effective"`` (1/E) or ``"none"`` (1), as the rows of the paper's table 3 have it.
-        as_released: do as the authors' code does where it differs: a memory of 55,000; a class's learned similarity
-            starts at 1, and negative weights act from the first step.
+        memory_size: T, the most embeddings kept. The paper does not give it; pass the number of training images (what
+            has been in memory for more than an epoch is out of date). Default: 50 per class, at most 55,000.
+        positive_penalty: what stands in the place of σ in the weights of positives (table 3): ``"sigma"`` itself,
+            ``"nu"``, ``"effective"`` for 1/max(1, E), or ``"none"`` for 1.
+        as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
+            yet, and negative weights that act from the first step, whether the filter is on or not.
 
     Example:
         >>> import torch

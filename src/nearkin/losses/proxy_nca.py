@@ -41,12 +41,7 @@ class ProxyNCA(ProxyLoss):
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        *,
-        scale: float = 3.0,
-        weighting: InformativeSampleWeights | None = None,
+        self, num_classes: int, dim: int, *, scale: float = 3.0, weighting: InformativeSampleWeights | None = None
     ) -> None:
         super().__init__(num_classes, dim, weighting=weighting)
         if num_classes < 2:
