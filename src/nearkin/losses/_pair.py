@@ -33,17 +33,12 @@ class Pairs:
     negative: Tensor
     within_batch: bool
 
-    def distance(self) -> Tensor:
-        """``‖q − r‖``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
-        return _geometry.distance(self.similarity, *self._squared_lengths(), dim=self.queries.shape[1])
-
-    def squared_distance(self) -> Tensor:
-        """``‖q − r‖²``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
-        return _geometry.squared_distance(self.similarity, *self._squared_lengths(), dim=self.queries.shape[1])
-
-    def _squared_lengths(self) -> tuple[Tensor, Tensor]:
+    def distance(self, *, squared: bool = False) -> Tensor:
+        """``‖q − r‖`` or its square; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
         of_queries = self.queries.square().sum(dim=1)
-        return of_queries, of_queries if self.within_batch else self.references.square().sum(dim=1)
+        of_references = of_queries if self.within_batch else self.references.square().sum(dim=1)
+        dim = self.queries.shape[1]
+        return _geometry.distance(self.similarity, of_queries, of_references, dim=dim, squared=squared)
 
 
 class PairLoss(nn.Module):

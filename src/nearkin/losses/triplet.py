@@ -57,7 +57,7 @@ class Triplet(PairLoss):
         self.mining = mining
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
-        distance = pairs.squared_distance() if self.squared else pairs.distance()
+        distance = pairs.distance(squared=self.squared)
         with torch.no_grad():
             pulls, pushes = self._active_triplets(distance, pairs)
             triplets = pulls.sum()

@@ -194,7 +194,7 @@ def representative_loss(
 def _balanced(pairs: Pairs, positives: int) -> Pairs:
     """Of each anchor's negative pairs only the ``positives`` hardest, chosen without asking the device how many."""
     with torch.no_grad():
-        distance = pairs.squared_distance().masked_fill_(~pairs.negative, float("inf"))
+        distance = pairs.distance(squared=True).masked_fill_(~pairs.negative, float("inf"))
         hardest = distance.topk(positives, dim=1, largest=False).indices
         kept = torch.zeros_like(pairs.negative).scatter_(1, hardest, True)
     return replace(pairs, negative=pairs.negative & kept)
