@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.inputs import check_positive
-from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._fused import kernels_for
-from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
+from nearkin.losses._informative import SampleWeights
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.numerics import log1p_sum_exp, log_sum_exp_
 
@@ -19,7 +18,7 @@ PositiveNorm = Literal["present", "all"]
 
 
 class AnchorLoss(ProxyLoss):
-    """Proxy-Anchor's loss of class similarities, whatever proxies they are to.
+    """Proxy-Anchor's loss of class similarities, whatever proxies they are to: those are :class:`ProxyLoss`'s options.
 
     With weights it is equation (13) of the ISA paper: ``alpha · weight`` for ``alpha``, and the two sums divided by the
     sums of the classes' mean weights. A class without positives (or without negatives) counts there with weight 1
@@ -32,28 +31,8 @@ class AnchorLoss(ProxyLoss):
 
     positive_norm: PositiveNorm = "present"
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        *,
-        alpha: float,
-        margin: float,
-        proxies_per_class: int = 1,
-        class_similarity: ClassSimilarity = "softmax",
-        gamma: float = 0.1,
-        tau: float = 0.0,
-        weighting: InformativeSampleWeights | None = None,
-    ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            class_similarity=class_similarity,
-            gamma=gamma,
-            tau=tau,
-            weighting=weighting,
-        )
+    def __init__(self, num_classes: int, dim: int, *, alpha: float, margin: float, **of_proxies: Any) -> None:
+        super().__init__(num_classes, dim, **of_proxies)
         check_positive(alpha=alpha)
         self.alpha = alpha
         self.margin = margin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,18 +31,8 @@ class SoftmaxLoss(ProxyLoss):
     takes_lengths = True
     on_angle: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        *,
-        scale: float,
-        margin: float = 0.0,
-        proxies_per_class: int = 1,
-        gamma: float = 0.1,
-        tau: float = 0.0,
-    ) -> None:
-        super().__init__(num_classes, dim, proxies_per_class=proxies_per_class, gamma=gamma, tau=tau)
+    def __init__(self, num_classes: int, dim: int, *, scale: float, margin: float = 0.0, **of_proxies: Any) -> None:
+        super().__init__(num_classes, dim, **of_proxies)
         check_positive(scale=scale)
         self.scale = scale
         self.margin = margin

@@ -30,8 +30,7 @@ class ArcFace(SoftmaxLoss):
     Example:
         >>> import torch
         >>> loss = ArcFace(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     on_angle = True

@@ -37,8 +37,7 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
     Example:
         >>> import torch
         >>> loss = AllPairsMultiProxyAnchor(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:

@@ -25,8 +25,7 @@ class NormalizedSoftmax(SoftmaxLoss):
     Example:
         >>> import torch
         >>> loss = NormalizedSoftmax(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     def __init__(self, num_classes: int, dim: int, *, temperature: float = 0.05) -> None:

@@ -36,8 +36,7 @@ class ProxyNCA(ProxyLoss):
     Example:
         >>> import torch
         >>> loss = ProxyNCA(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     def __init__(

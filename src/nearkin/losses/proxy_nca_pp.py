@@ -26,8 +26,7 @@ class ProxyNCAPlusPlus(SoftmaxLoss):
     Example:
         >>> import torch
         >>> loss = ProxyNCAPlusPlus(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     def __init__(self, num_classes: int, dim: int, *, temperature: float = 0.1) -> None:
