@@ -201,7 +201,8 @@ class Changes:
         lines = []
         if self.new:
             classes = f" of {_count(len(self.new_classes), 'new class', 'new classes')}" if self.new_classes else ""
-            among = " and others" if self.new_classes and self._others_new else ""
+            in_them = tuple(f"{name}/" for name in self.new_classes)
+            among = " and others" if in_them and not all(name.startswith(in_them) for name in self.new) else ""
             lines.append(
                 f"{_count(len(self.new), 'image')}{classes}{among} came after the run began and "
                 f"{'is' if len(self.new) == 1 else 'are'} left out ({_some(self.new_classes or self.new)})"
@@ -223,19 +224,11 @@ class Changes:
             )
         return lines
 
-    @property
-    def _others_new(self) -> bool:
-        names = tuple(f"{name}/" for name in self.new_classes)
-        return any(not image.startswith(names) for image in self.new)
-
     def _what(self, lost: Sequence[str]) -> str:
-        changed = sum(name in self.changed for name in lost)
-        one = len(lost) == 1
-        if not changed:
-            return "is missing" if one else "are missing"
-        if changed == len(lost):
-            return "has changed" if one else "have changed"
-        return "are missing or have changed"
+        one, changed = len(lost) == 1, sum(name in self.changed for name in lost)
+        if 0 < changed < len(lost):
+            return "are missing or have changed"
+        return ("has changed" if one else "have changed") if changed else ("is missing" if one else "are missing")
 
 
 def _mark(*parts: object) -> str:
