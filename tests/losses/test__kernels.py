@@ -69,6 +69,16 @@ def test_a_step_is_the_same_with_fused_kernels(with_and_without, name, options, 
     assert_equal(*with_and_without(loss, embeddings, labels))
 
 
+@pytest.mark.parametrize("per_class", [1, 3])
+def test_variational_proxies_that_the_optimiser_moves(with_and_without, per_class):
+    torch.manual_seed(6)
+    loss = losses.VariationalProxyAnchor(6, 24, newton_steps=0, stochastic=False, proxies_per_class=per_class)
+    with torch.no_grad():
+        loss.bank.vectors.normal_()
+    labels = torch.randint(6, (70,), device=DEVICE)
+    assert_equal(*with_and_without(loss.to(DEVICE), torch.randn(70, 24, device=DEVICE), labels))
+
+
 @pytest.mark.parametrize("name", ["ProxyAnchor", "CosFace", "ArcFace", "SoftTriple"])
 @pytest.mark.parametrize("length", [1e-6, 1e6])
 def test_extreme_lengths_and_coinciding_points(with_and_without, name, length):

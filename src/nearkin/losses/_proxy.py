@@ -102,13 +102,12 @@ class ProxyLoss(nn.Module):
         return value.detach(), gradient
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
         with full_precision(embeddings.device.type):
             embeddings, vectors = self._same_dtype(embeddings, self.bank.vectors)
             if self.has_closed_form:
-                return closed_form(embeddings, vectors, labels.long(), self, tau=self.tau)
-            return self.by_autograd(embeddings, vectors, labels.long())
+                return closed_form(embeddings, vectors, labels, self, tau=self.tau)
+            return self.by_autograd(embeddings, vectors, labels)
 
     def by_autograd(self, embeddings: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
         """The loss step by step, as the formulas have it: what the closed form must agree with."""
@@ -157,9 +156,7 @@ class ProxyLoss(nn.Module):
     @torch.no_grad()
     def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """``|∂L/∂S|`` for every (sample, class), ``[N, num_classes]``: how hard each pair is pulled or pushed."""
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
-        labels = labels.long()
+        labels = self._checked(embeddings, labels)
         similarities = self.class_similarities(embeddings)
         weights = None if self.weighting is None else self.weighting.weights(similarities, labels)
         return self.value_and_gradient(similarities, labels, weights)[1].abs()
@@ -173,9 +170,12 @@ class ProxyLoss(nn.Module):
         by_proxy = unit @ l2_normalise(vectors.flatten(0, 1)).T
         return class_similarity(by_proxy.view(-1, *vectors.shape[:2]), self.class_similarity, gamma=self.gamma)
 
-    def _check(self, embeddings: Tensor, labels: Tensor) -> None:
+    def _checked(self, embeddings: Tensor, labels: Labels) -> Tensor:
+        """The labels as int64 on the embeddings' device, where both fit the loss."""
+        labels = as_labels(labels, embeddings)
         check_embeddings(embeddings, dim=self.bank.dim)
         check_labels(labels, embeddings.shape[0], num_classes=self.num_classes)
+        return labels.long()
 
     def _same_dtype(self, embeddings: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings and proxies in the wider of their dtypes, float32 or better: neither is ever cast down."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_at_least, check_embeddings
+from nearkin.inputs import Labels, check_at_least, check_embeddings
 from nearkin.losses._ring import Ring
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.numerics import at_least_float32, l2_normalise
@@ -72,8 +72,7 @@ class MomentumProxyAnchor(ProxyAnchor):
         return self.ring.fill
 
     def forward(self, embeddings: Tensor, labels: Labels, keys: Tensor | None = None) -> Tensor:
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
         if keys is not None:
             check_embeddings(keys, dim=self.bank.dim, name="keys")
             if keys.shape != embeddings.shape:
@@ -89,13 +88,12 @@ class MomentumProxyAnchor(ProxyAnchor):
 
     def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """``|∂L/∂S|`` for every (sample of the batch, class), ``[N, num_classes]``, with the queue in the loss."""
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
         return super().similarity_weights(*self._with_queue(embeddings, labels))[: len(labels)]
 
     def _with_queue(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         queue, queue_labels = self.queue[: self.fill], self.queue_labels[: self.fill]
-        return torch.cat([at_least_float32(embeddings), queue]), torch.cat([labels.long(), queue_labels])
+        return torch.cat([at_least_float32(embeddings), queue]), torch.cat([labels, queue_labels])
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([self.ring.pointer, self.ring.fill])

@@ -125,8 +125,7 @@ class VariationalProxyAnchor(AnchorLoss):
         return self.bank.uncertainty(draws).squeeze(1)
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
         if self.training and self.newton_steps > 0:
             noise = (self.bank.noise().squeeze(1) for _ in range(self.newton_steps))
             mu, sigma = newton_update(
@@ -146,7 +145,7 @@ class VariationalProxyAnchor(AnchorLoss):
         # A copy: the next forward pass moves the proxies in place, and this one's backward pass may come after it.
         proxies = self.bank.draw() if self.training and self.stochastic else self.bank.vectors.clone()
         with full_precision(embeddings.device.type):
-            return closed_form(*self._same_dtype(embeddings, proxies), labels.long(), self, tau=0.0)
+            return closed_form(*self._same_dtype(embeddings, proxies), labels, self, tau=0.0)
 
 
 def newton_update(
