@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nearkin.inputs import check_embeddings, check_labels
+from nearkin.inputs import check_at_least, check_choice, check_embeddings, check_labels
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -39,3 +39,14 @@ def test_shapes_and_dtypes():
     ):
         with pytest.raises(ValueError, match=said):
             check_labels(labels, 2, num_classes=5)
+
+
+def test_options_out_of_range_are_named():
+    check_at_least(1, size=1, steps=None)
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+        check_at_least(1, steps=3, size=0)
+    with pytest.raises(ValueError, match="pull must be at least 0, got nan"):
+        check_at_least(0, pull=float("nan"))
+    check_choice("all", "hard", mining="hard")
+    with pytest.raises(ValueError, match="mining must be 'all', 'semihard' or 'hard', got 'easy'"):
+        check_choice("all", "semihard", "hard", mining="easy")

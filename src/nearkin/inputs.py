@@ -82,6 +82,27 @@ def check_positive(**options: float) -> None:
             raise ValueError(f"{name} must be positive, got {value}")
 
 
+def check_at_least(least: float, **options: float | None) -> None:
+    """Refuse options below ``least``, by name; None is none given."""
+    for name, value in options.items():
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_choice(*choices: str, **options: str) -> None:
+    """Refuse options that are none of the ``choices``, by name.
+
+    >>> check_choice("l2", "ball", normalisation="none")
+    Traceback (most recent call last):
+    ...
+    ValueError: normalisation must be 'l2' or 'ball', got 'none'
+    """
+    for name, value in options.items():
+        if value not in choices:
+            first, last = ", ".join(map(repr, choices[:-1])), choices[-1]
+            raise ValueError(f"{name} must be {first} or {last!r}, got {value!r}")
+
+
 def _check_is_tensor(embeddings: object, name: str) -> None:
     if isinstance(embeddings, np.ndarray):
         raise ValueError(f"{name} must be a torch tensor, got a numpy array: convert it with torch.from_numpy({name})")

@@ -67,10 +67,8 @@ def log1p_sum_exp(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     >>> log1p_sum_exp(torch.tensor([[5.0]]), torch.tensor([[False]]), dim=1)
     tensor([0.])
     """
-    masked = x.masked_fill(~mask, float("-inf"))
-    top = masked.detach().amax(dim=dim, keepdim=True).clamp_min(0.0)
-    total = (masked - top).exp().sum(dim=dim, keepdim=True) + (-top).exp()
-    return (total.log() + top).squeeze(dim)
+    zero = torch.zeros_like(x.narrow(dim, 0, 1))
+    return torch.cat([zero, x.masked_fill(~mask, float("-inf"))], dim).logsumexp(dim)
 
 
 def log_sum_exp_(x: Tensor, dim: int, *, extra_zero: bool = False, factor: float | Tensor = 1.0) -> Tensor:

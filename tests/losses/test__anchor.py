@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nearkin.losses._anchor import SampleWeights, anchor_loss, anchor_value_and_gradient
+from nearkin.losses import ProxyAnchor
+from nearkin.losses._informative import SampleWeights
 
 
 def weighted_anchor(s, labels, weights, *, alpha, margin, positive_norm):
@@ -45,7 +46,8 @@ def test_weighted_loss_equals_equation_13(proxy_batch, positive_norm):
     z, labels = proxy_batch
     s = torch.tanh(z @ torch.ones(5, 6, dtype=torch.float64).cumsum(1)).requires_grad_()
     weights = some_weights(len(z), 6)
-    value = anchor_loss(s, labels, alpha=8.0, margin=0.1, positive_norm=positive_norm, weights=weights)
+    loss = ProxyAnchor(6, 5, alpha=8.0, positive_norm=positive_norm)
+    value = loss.from_similarities(s, labels, weights)
     expected = weighted_anchor(s, labels, weights, alpha=8.0, margin=0.1, positive_norm=positive_norm)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(torch.autograd.grad(value, s), torch.autograd.grad(expected, s), rtol=1e-9, atol=1e-9)
@@ -56,27 +58,25 @@ def test_weights_of_one_change_nothing(proxy_batch, positive_norm):
     z, labels = proxy_batch
     s = torch.tanh(z @ torch.ones(5, 6, dtype=torch.float64).cumsum(1))
     ones = SampleWeights(torch.ones(len(z), dtype=torch.float64), torch.ones(len(z), 6, dtype=torch.float64))
-    options = {"alpha": 32.0, "margin": 0.1, "positive_norm": positive_norm}
-    plain, weighted = (
-        anchor_value_and_gradient(s, labels, **options),
-        anchor_value_and_gradient(s, labels, weights=ones, **options),
-    )
+    loss = ProxyAnchor(6, 5, positive_norm=positive_norm)
+    plain, weighted = loss.value_and_gradient(s, labels), loss.value_and_gradient(s, labels, ones)
     torch.testing.assert_close(weighted, plain, rtol=1e-12, atol=1e-12)
 
 
 def test_own_entry_of_the_negative_weights_is_ignored():
     weights = some_weights(3, 4)
     s, labels = torch.linspace(-0.9, 0.9, 12, dtype=torch.float64).view(3, 4), torch.tensor([2, 0, 2])
-    before = anchor_value_and_gradient(s, labels, alpha=32.0, margin=0.1, weights=weights)
+    loss = ProxyAnchor(4, 2)
+    before = loss.value_and_gradient(s, labels, weights)
     weights.negative.scatter_(1, labels[:, None], 1e3)
-    after = anchor_value_and_gradient(s, labels, alpha=32.0, margin=0.1, weights=weights)
+    after = loss.value_and_gradient(s, labels, weights)
     torch.testing.assert_close(after, before)
 
 
 def test_similarities_are_left_alone_and_the_loss_can_be_differentiated_again():
     s = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
     kept = s.detach().clone()
-    loss = anchor_loss(s, torch.tensor([0, 3]), alpha=32.0, margin=0.1)
+    loss = ProxyAnchor(4, 2).from_similarities(s, torch.tensor([0, 3]))
     (first,) = torch.autograd.grad(loss, s, retain_graph=True)
     (second,) = torch.autograd.grad(loss * 2, s)
     assert torch.equal(s, kept)
@@ -84,9 +84,8 @@ def test_similarities_are_left_alone_and_the_loss_can_be_differentiated_again():
 
 
 def test_huge_exponents_stay_finite():
-    value, slope = anchor_value_and_gradient(
-        torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([1, 0]), alpha=1e4, margin=0.1
-    )
+    similarities = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    value, slope = ProxyAnchor(2, 2, alpha=1e4).value_and_gradient(similarities, torch.tensor([1, 0]))
     # Every pull and push is 1e4 · 1.1, far beyond what exp can hold, and the slopes are ±α/2.
     assert value.item() == pytest.approx(2.2e4)
     torch.testing.assert_close(slope, torch.tensor([[5e3, -5e3], [-5e3, 5e3]]))

@@ -5,13 +5,14 @@ import math
 import torch
 from torch.nn import functional as F
 
-from nearkin.losses._cross_entropy import cross_entropy_value_and_gradient
+from nearkin.losses import ArcFace
+from nearkin.losses._cross_entropy import SoftmaxLoss
 
 
 def test_equals_torch():
     torch.manual_seed(0)
     s, labels = torch.randn(5, 7, dtype=torch.float64, requires_grad=True), torch.tensor([0, 6, 2, 2, 1])
-    value, slope = cross_entropy_value_and_gradient(s.detach(), labels, scale=3.0)
+    value, slope = SoftmaxLoss(7, 2, scale=3.0).value_and_gradient(s.detach(), labels)
     expected = F.cross_entropy(3.0 * s, labels)
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(slope, torch.autograd.grad(expected, s)[0], rtol=1e-12, atol=1e-12)
@@ -28,7 +29,7 @@ def test_margin_on_the_angle():
     target = torch.where(angle < math.pi - 0.5, (own.arccos() + 0.5).cos(), own - 0.5 * math.sin(0.5))
     logits = s.scatter(1, labels[:, None], target[:, None])
     expected = F.cross_entropy(2.0 * logits, labels)
-    value, slope = cross_entropy_value_and_gradient(s.detach(), labels, scale=2.0, margin=0.5, on_angle=True)
+    value, slope = ArcFace(7, 2, scale=2.0, margin=0.5).value_and_gradient(s.detach(), labels)
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(slope, torch.autograd.grad(expected, s)[0], rtol=1e-12, atol=1e-12)
 
@@ -36,13 +37,13 @@ def test_margin_on_the_angle():
 def test_margin_is_taken_off_the_own_similarity():
     torch.manual_seed(0)
     s, labels = torch.randn(5, 7, dtype=torch.float64, requires_grad=True), torch.tensor([0, 6, 2, 2, 1])
-    value, slope = cross_entropy_value_and_gradient(s.detach(), labels, scale=2.0, margin=0.3)
+    value, slope = SoftmaxLoss(7, 2, scale=2.0, margin=0.3).value_and_gradient(s.detach(), labels)
     expected = F.cross_entropy(2.0 * (s - 0.3 * F.one_hot(labels, 7).double()), labels)
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(slope, torch.autograd.grad(expected, s)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_far_apart_logits_do_not_overflow():
-    value, slope = cross_entropy_value_and_gradient(torch.tensor([[-1.0, 1.0]]), torch.tensor([0]), scale=1e5)
+    value, slope = SoftmaxLoss(2, 2, scale=1e5).value_and_gradient(torch.tensor([[-1.0, 1.0]]), torch.tensor([0]))
     assert value.item() == 2e5
     assert slope.tolist() == [[-1e5, 1e5]]

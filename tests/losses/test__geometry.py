@@ -30,12 +30,13 @@ def test_gram_has_the_gradient_of_the_product():
     torch.testing.assert_close(_geometry.gram(rows(5)), rows(5) @ rows(5).T)
 
 
-@pytest.mark.parametrize(("ours", "power"), [(_geometry.distance, 1), (_geometry.squared_distance, 2)])
-def test_distances_equal_those_of_the_vectors(ours, power):
+@pytest.mark.parametrize("power", [1, 2])
+def test_distances_equal_those_of_the_vectors(power):
     a, b = rows(5), rows(6)
 
     def between(a, b):
-        return ours(a @ b.T, a.square().sum(dim=1), b.square().sum(dim=1), dim=4)
+        lengths = a.square().sum(dim=1), b.square().sum(dim=1)
+        return _geometry.distance(a @ b.T, *lengths, dim=4, squared=power == 2)
 
     torch.testing.assert_close(between(a, b), (a[:, None] - b).norm(dim=2) ** power)
     assert torch.autograd.gradcheck(between, (a, b))

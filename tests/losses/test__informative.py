@@ -248,5 +248,5 @@ def test_other_penalties_of_positives_as_in_the_papers_table_3(penalty, wanted):
 
 
 def test_an_unknown_penalty_is_refused():
-    with pytest.raises(ValueError, match="positive_penalty must be one of sigma, nu, effective, none"):
+    with pytest.raises(ValueError, match="positive_penalty must be 'sigma', 'nu', 'effective' or 'none', got 'mu'"):
         InformativeSampleWeights(**SIZES, positive_penalty="mu")

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 import nearkin.losses as losses
 from nearkin.losses import _anchor, _class_similarity, _closed_form, _cross_entropy, _kernels
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -69,6 +69,16 @@ def test_a_step_is_the_same_with_fused_kernels(with_and_without, name, options, 
     assert_equal(*with_and_without(loss, embeddings, labels))
 
 
+@pytest.mark.parametrize("per_class", [1, 3])
+def test_variational_proxies_that_the_optimiser_moves(with_and_without, per_class):
+    torch.manual_seed(6)
+    loss = losses.VariationalProxyAnchor(6, 24, newton_steps=0, stochastic=False, proxies_per_class=per_class)
+    with torch.no_grad():
+        loss.bank.vectors.normal_()
+    labels = torch.randint(6, (70,), device=DEVICE)
+    assert_equal(*with_and_without(loss.to(DEVICE), torch.randn(70, 24, device=DEVICE), labels))
+
+
 @pytest.mark.parametrize("name", ["ProxyAnchor", "CosFace", "ArcFace", "SoftTriple"])
 @pytest.mark.parametrize("length", [1e-6, 1e6])
 def test_extreme_lengths_and_coinciding_points(with_and_without, name, length):
@@ -100,12 +110,12 @@ def test_weighted_pairs_cost_the_same_with_the_fused_kernel(monkeypatch, positiv
     rows = 70
     similarities = (2 * torch.rand(rows, 2 * classes, device=DEVICE) - 1)[:, ::2]  # not contiguous
     labels = torch.randint(max(1, classes - 1), (rows,), device=DEVICE)  # the last class is absent
-    weights = _anchor.SampleWeights(2 * torch.rand(rows, device=DEVICE), torch.rand(rows, classes, device=DEVICE))
+    weights = SampleWeights(2 * torch.rand(rows, device=DEVICE), torch.rand(rows, classes, device=DEVICE))
     results = []
     for kernels in (None, _kernels):
         monkeypatch.setattr(_anchor, "kernels_for", lambda x, kernels=kernels: kernels)
-        options = {"alpha": 32.0, "margin": 0.1, "positive_norm": positive_norm, "weights": weights}
-        results.append(_anchor.anchor_value_and_gradient(similarities, labels, **options))
+        loss = losses.ProxyAnchor(classes, 24, positive_norm=positive_norm)
+        results.append(loss.value_and_gradient(similarities, labels, weights))
     assert_equal(*results)
 
 

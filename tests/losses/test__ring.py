@@ -17,7 +17,7 @@ def test_a_ring_holds_what_a_queue_of_its_size_holds(batches):
         new = torch.arange(number, number + size)
         number += size
         queue.extend(new.tolist())
-        ring.put(new[:, None].repeat(1, 2).double(), into=memory, labels=new.int(), labels_into=labels)
+        ring.put(new[:, None].repeat(1, 2).double(), memory, new.int(), labels)
         assert ring.fill == len(queue)
         assert sorted(labels[: ring.fill].tolist()) == sorted(queue)
         assert torch.equal(memory[: ring.fill, 0].long(), labels[: ring.fill])

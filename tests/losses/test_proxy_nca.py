@@ -5,7 +5,7 @@ import torch
 from pytorch_metric_learning.losses import ProxyNCALoss
 
 from nearkin.losses import ProxyNCA
-from nearkin.losses._anchor import SampleWeights
+from nearkin.losses._informative import SampleWeights
 
 
 def squared_distance(a, b):

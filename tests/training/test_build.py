@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from nearkin.errors import RecipeError
+from nearkin.losses import catalogue
 from nearkin.methods.profs import Profs
-from nearkin.recipe import DataSection, EncoderSection
+from nearkin.recipe import DataSection, EncoderSection, Recipe
 from nearkin.samplers import BalancedSampler, ClassRepresentativeSampler, RandomSampler
-from nearkin.training.build import encoder_from, transform_of
+from nearkin.training.build import build_objective, encoder_from, transform_of
 
 
 def start_of(state):
@@ -59,3 +60,29 @@ def test_a_transform_takes_what_the_section_sets():
     assert (transform.size, transform.resize, transform.scale) == (112, 128, (0.5, 1.0))
     with pytest.raises(RecipeError, match="no transform"):
         transform_of(DataSection(transform="standart"))
+
+
+def built(objective, **changes):
+    size = {"num_classes": 5, "dim": 4, "num_images": 77, "normalisation": "l2"} | changes
+    return build_objective(Recipe.from_mapping({"objective": objective}).objective, **size)
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_every_loss_can_be_named_in_a_recipe(name):
+    objective = {"name": name, "size": 50} if name == "cross_batch_memory" else {"name": name}
+    assert isinstance(built(objective), catalogue()[name])
+
+
+def test_a_pair_loss_takes_the_encoders_normalisation():
+    assert built({"name": "contrastive"}, normalisation="ball").normalisation == "ball"
+    assert built({"name": "contrastive", "normalisation": "l2"}, normalisation="ball").normalisation == "l2"
+    wrapped = built({"name": "cross_batch_memory", "size": 50, "pair_loss": "triplet"}, normalisation="ball")
+    assert wrapped.pair_loss.normalisation == "ball"
+
+
+def test_a_memory_of_the_training_set_takes_its_size():
+    assert built({"name": "proxy_isa"}).memory_size == 77
+    assert built({"name": "proxy_isa", "memory_size": 9}).memory_size == 9
+    assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.memory_size == 77
+    assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.hardness == 0.3
+    assert built({"name": "mpa"}).weighting is None

@@ -23,7 +23,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(recipe_for, t
             if state.step == 6:
                 with torch.no_grad():
                     state.encoder.head.weight.fill_(float("nan"))
-                state.objective._check = lambda *_: None
+                state.objective._checked = lambda embeddings, labels: labels
 
     with pytest.raises(TrainingError, match=r"loss became nan at step 6.*Gradient norms: backbone nan.*Bild \d ä\.png"):
         run(recipe_for(), folder, Poison())

@@ -34,8 +34,8 @@ def student_t(df: float, *, level: float = 0.95) -> float:
     return math.sqrt(df) * math.tan(0.5 * (low + high))
 
 
-def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval | None:
-    """Student's t interval of the mean of independent ``values``; None with fewer than two.
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Student's t interval of the mean of independent ``values`` at 95 %; None with fewer than two.
 
     >>> low, high = mean_interval([0.60, 0.62, 0.64])
     >>> round(low, 4), round(high, 4)
@@ -44,14 +44,12 @@ def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval |
     if len(values) < 2:
         return None
     array = np.asarray(values, dtype=np.float64)
-    half = student_t(len(array) - 1, level=level) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    half = student_t(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
     return float(array.mean()) - half, float(array.mean()) + half
 
 
-def combination_interval(
-    combinations: NDArray[np.int64], values: Sequence[float], *, level: float = 0.95
-) -> Interval | None:
-    """The interval of an ensemble's mean score over combinations of repeated models; None without repeats.
+def combination_interval(combinations: NDArray[np.int64], values: Sequence[float]) -> Interval | None:
+    """The interval at 95 % of an ensemble's mean score over combinations of repeated models; None without repeats.
 
     Two combinations that share a model are not independent, so Student's t over the combinations, of which there may be
     hundreds, would be far too narrow. Here the models are the sample. How much each one adds to the score of the
@@ -62,7 +60,6 @@ def combination_interval(
     Args:
         combinations: ``[N, F]``, which repeat of each of the F folds a combination takes.
         values: ``[N]``, its score.
-        level: of confidence.
 
     Example:
         >>> pairs = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
@@ -78,8 +75,7 @@ def combination_interval(
     parts = np.linalg.lstsq(members.reshape(len(scores), -1), scores, rcond=None)[0].reshape(-1, repeats)
     variances = parts.var(axis=1, ddof=1) / repeats
     total = float(variances.sum())
-    if total <= 0:
-        return float(scores.mean()), float(scores.mean())
-    freedom = (repeats - 1) * total**2 / float((variances**2).sum())
-    half = student_t(freedom, level=level) * math.sqrt(total)
+    half = 0.0
+    if total > 0:
+        half = student_t((repeats - 1) * total**2 / float((variances**2).sum())) * math.sqrt(total)
     return float(scores.mean()) - half, float(scores.mean()) + half

@@ -99,7 +99,10 @@ class Protocol:
         held_out = np.flatnonzero(self.splits == "validation")
         self.train_rows = np.flatnonzero(self.splits == "train")
         self.validation = EvaluationSet(held_out) if len(held_out) else None
-        self._test_images = _test_set(self.splits)
+        query, gallery, test = (np.flatnonzero(self.splits == name) for name in ("query", "gallery", "test"))
+        self._test_images = EvaluationSet(test) if len(test) else None
+        if len(query) and len(gallery):
+            self._test_images = EvaluationSet(query, gallery)
         self.test = self._test_images if score_test else None
 
     def check_trainable(self) -> None:
@@ -231,10 +234,3 @@ def _has_a_match(labels: NDArray[np.int64], part: EvaluationSet) -> bool:
     if part.gallery is not None:
         return bool(np.isin(labels[part.query], labels[part.gallery]).any())
     return len(np.unique(labels[part.query])) < len(part.query)
-
-
-def _test_set(splits: NDArray[np.str_]) -> EvaluationSet | None:
-    query, gallery, test = (np.flatnonzero(splits == name) for name in ("query", "gallery", "test"))
-    if len(query) and len(gallery):
-        return EvaluationSet(query, gallery)
-    return EvaluationSet(test) if len(test) else None

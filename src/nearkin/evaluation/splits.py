@@ -18,6 +18,7 @@ Rows = NDArray[np.int64]
 UNUSED = "unused"
 """The split of an image that neither trains nor is scored, as where ``protocol.train_share`` leaves it out."""
 
+_TESTED = ("test", "query", "gallery")
 _SMALL_DATA, _LABEL_NOISE, _TEST_IMAGES = 101, 102, 103
 """Apart from each other, so that no choice follows from another with the same seed."""
 
@@ -31,59 +32,53 @@ def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_
     >>> drawn_splits(ProtocolSection(test_share=0.5), table).tolist()
     ['test', 'test', 'train', 'train', 'train', 'train', 'test', 'test']
     """
-    if section.name == "in-distribution":
-        table = with_test_images(table, section.test_share, section.split_seed)
-    elif section.name == "everything":
-        table = table.with_splits(np.full(len(table), "train"))
-    elif section.name != "query-gallery":
-        table = with_test_classes(table, section.test_share, section.split_seed)
-    train = np.flatnonzero(table.splits == "train")
+    splits = table.splits.astype("<U10")
+    if section.name == "everything":
+        splits[:] = "train"
+    elif section.name != "query-gallery" and section.test_share and not np.isin(splits, _TESTED).any():
+        draw = _test_images if section.name == "in-distribution" else _test_classes
+        splits[draw(table, section.test_share, section.split_seed)] = "test"
+    train = np.flatnonzero(splits == "train")
     held_out = np.empty(0, dtype=np.int64)
     if section.name == "validation":
-        held_out = np.flatnonzero(table.splits == "validation")
+        held_out = np.flatnonzero(splits == "validation")
         if not len(held_out):
             held_out = choose_classes(table, train, section.validation_share, section.split_seed + 1, keep=4)
     elif section.name == "mlrc":
-        train = np.flatnonzero(np.isin(table.splits, ("train", "validation")))
+        train = np.flatnonzero(np.isin(splits, ("train", "validation")))
         held_out = class_fold(table, train, folds=section.folds, fold=section.fold)
     train = share_of_each_class(table, np.setdiff1d(train, held_out), section.train_share, section.split_seed)
-    splits = table.splits.astype("<U10")
     splits[np.isin(splits, ("train", "validation"))] = UNUSED
     splits[train] = "train"
     splits[held_out] = "validation"
-    if table.has_split("query") and table.has_split("gallery"):
+    if {"query", "gallery"} <= set(splits.tolist()):
         splits[splits == "test"] = UNUSED
     return splits
 
 
-def with_test_classes(table: ImageTable, share: float, seed: int) -> ImageTable:
-    """Give a table that has no test rows some: all images of a share of its classes."""
-    if share == 0 or _has_test_rows(table):
-        return table
-    train = np.flatnonzero(table.splits == "train")
-    test = choose_classes(table, train, share, seed, keep=2)
+def _test_classes(table: ImageTable, share: float, seed: int) -> Rows:
+    """All images of a share of the classes."""
+    test = choose_classes(table, np.flatnonzero(table.splits == "train"), share, seed, keep=2)
     if not len(test):
         raise DataError(
             f"{table.name!r} has {len(table.classes())} classes; a score on classes never seen in training needs at "
             f"least 4 with 2 images or more in two of them. Add classes, or set protocol.test_share=0 to train "
             f"without a score."
         )
-    return _as_test(table, test)
+    return test
 
 
-def with_test_images(table: ImageTable, share: float, seed: int) -> ImageTable:
-    """Give a table that has no test rows some: a share of the images of every class.
+def _test_images(table: ImageTable, share: float, seed: int) -> Rows:
+    """A share of the images of every class.
 
     Two at least, or they could not find each other; a class of fewer than three images only trains.
     """
-    if share == 0 or _has_test_rows(table):
-        return table
-    chosen = []
+    chosen = [np.empty(0, dtype=np.int64)]
     for label, rows in _rows_by_class(table, np.flatnonzero(table.splits == "train")):
         count = min(max(2, round(share * len(rows))), len(rows) - 1)
         if count >= 2:
             chosen.append(_generator(seed, _TEST_IMAGES, label).permutation(rows)[:count])
-    return _as_test(table, np.concatenate(chosen)) if chosen else table
+    return np.concatenate(chosen)
 
 
 def choose_classes(table: ImageTable, rows: Rows, share: float, seed: int, *, keep: int) -> Rows:
@@ -155,16 +150,6 @@ def with_wrong_labels(labels: NDArray[np.int64], share: float, seed: int) -> NDA
     wrong = labels.copy()
     wrong[replaceable[:wanted]] = others[replaceable[:wanted]]
     return wrong
-
-
-def _has_test_rows(table: ImageTable) -> bool:
-    return any(table.has_split(name) for name in ("test", "query", "gallery"))
-
-
-def _as_test(table: ImageTable, rows: Rows) -> ImageTable:
-    splits = table.splits.astype("<U10")
-    splits[rows] = "test"
-    return table.with_splits(splits)
 
 
 def _rows_by_class(table: ImageTable, rows: Rows) -> list[tuple[int, Rows]]:

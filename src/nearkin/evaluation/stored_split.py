@@ -201,7 +201,8 @@ class Changes:
         lines = []
         if self.new:
             classes = f" of {_count(len(self.new_classes), 'new class', 'new classes')}" if self.new_classes else ""
-            among = " and others" if self.new_classes and self._others_new else ""
+            in_them = tuple(f"{name}/" for name in self.new_classes)
+            among = " and others" if in_them and not all(name.startswith(in_them) for name in self.new) else ""
             lines.append(
                 f"{_count(len(self.new), 'image')}{classes}{among} came after the run began and "
                 f"{'is' if len(self.new) == 1 else 'are'} left out ({_some(self.new_classes or self.new)})"
@@ -210,13 +211,10 @@ class Changes:
             lost = self.lost.get(split, ())
             kept = [name for name in lost if self.by_name and name in self.changed]
             gone = [name for name in lost if name not in kept]
-            what = f"{split} image"
-            if gone:
-                said = f"{_of(len(gone), self.counts[split], what)} {self._what(gone)} ({_some(gone)})"
-                lines.append(f"{said}: scored without {'it' if len(gone) == 1 else 'them'}")
-            if kept:
-                said = f"{_of(len(kept), self.counts[split], what)} {self._what(kept)} ({_some(kept)})"
-                lines.append(f"{said}: scored as {'it is' if len(kept) == 1 else 'they are'} now")
+            for names, one, many in ((gone, "without it", "without them"), (kept, "as it is now", "as they are now")):
+                if names:
+                    said = f"{_of(len(names), self.counts[split], f'{split} image')} {self._what(names)}"
+                    lines.append(f"{said} ({_some(names)}): scored {one if len(names) == 1 else many}")
         if self.reclassed:
             number = sum(self.reclassed.values())
             pairs = [f"{before} → {now}" for before, now in self.reclassed]
@@ -226,19 +224,11 @@ class Changes:
             )
         return lines
 
-    @property
-    def _others_new(self) -> bool:
-        names = tuple(f"{name}/" for name in self.new_classes)
-        return any(not image.startswith(names) for image in self.new)
-
     def _what(self, lost: Sequence[str]) -> str:
-        changed = sum(name in self.changed for name in lost)
-        one = len(lost) == 1
-        if not changed:
-            return "is missing" if one else "are missing"
-        if changed == len(lost):
-            return "has changed" if one else "have changed"
-        return "are missing or have changed"
+        one, changed = len(lost) == 1, sum(name in self.changed for name in lost)
+        if 0 < changed < len(lost):
+            return "are missing or have changed"
+        return ("has changed" if one else "have changed") if changed else ("is missing" if one else "are missing")
 
 
 def _mark(*parts: object) -> str:

@@ -6,16 +6,15 @@ proxies to its value; the contract suite holds it equal to autograd's way throug
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nearkin.losses._anchor import SampleWeights
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity_and_gradient, proxy_spread_and_gradient
 from nearkin.losses._fused import kernels_for
+from nearkin.losses._informative import SampleWeights
 from nearkin.numerics import NORM_FLOOR, full_precision
 
 
@@ -24,7 +23,6 @@ class WrittenOut(Protocol):
 
     class_similarity: ClassSimilarity
     gamma: float
-    tau: float
     weighting: Any
     takes_lengths: ClassVar[bool]
 
@@ -35,30 +33,14 @@ class WrittenOut(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-def closed_form(embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut) -> Tensor:
-    """The loss of embeddings ``[N, D]`` and proxies ``[C, K, D]``, with fused kernels where they apply."""
+def closed_form(embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut, *, tau: float) -> Tensor:
+    """The loss of embeddings ``[N, D]`` and proxies ``[C, K, D]``, with fused kernels where they apply.
+
+    ``tau`` weighs the spread of a class's proxies.
+    """
     fused = kernels_for(vectors) is not None and embeddings.requires_grad == vectors.requires_grad
     function = _FusedProxyObjective if fused else _ProxyObjective
-    return function.apply(embeddings, vectors, labels, loss)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def from_value_and_gradient(similarities: Tensor, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """The value of ``function`` of similarities, whose derivative, which it returns as well, is all that is kept."""
-    return _FromSimilarities.apply(similarities, function)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _FromSimilarities(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, similarities: Tensor, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-        value, gradient = function(similarities)
-        ctx.save_for_backward(gradient)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * upstream, None
+    return function.apply(embeddings, vectors, labels, loss, tau)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _ProxyObjective(torch.autograd.Function):
@@ -71,7 +53,7 @@ class _ProxyObjective(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut) -> Tensor:
+    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut, tau: float) -> Tensor:
         norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
         unit = embeddings / norms
         proxy_norms = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
@@ -81,8 +63,8 @@ class _ProxyObjective(torch.autograd.Function):
         )
         value, gradient = loss.value_and_gradient(similarities, labels, loss.weigh(unit, similarities, labels))
         pull = None
-        if loss.tau and vectors.shape[1] > 1:
-            spread, pull = proxy_spread_and_gradient(vectors, proxy_norms, tau=loss.tau)
+        if tau and vectors.shape[1] > 1:
+            spread, pull = proxy_spread_and_gradient(vectors, proxy_norms, tau=tau)
             value = value + spread
         if any(ctx.needs_input_grad):
             gradient, by_proxy = gradient_by_proxy(gradient)
@@ -109,7 +91,7 @@ class _ProxyObjective(torch.autograd.Function):
                     for_vectors.addcmul_(vectors, (radial * upstream).unsqueeze(2), value=-1.0)
                 else:
                     for_vectors.baddbmm_(pull * upstream, vectors)
-        return for_embeddings, for_vectors, None, None
+        return for_embeddings, for_vectors, None, None, None
 
 
 class _FusedProxyObjective(torch.autograd.Function):
@@ -120,7 +102,7 @@ class _FusedProxyObjective(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut) -> Tensor:
+    def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: WrittenOut, tau: float) -> Tensor:
         kernels = kernels_for(vectors)
         assert kernels is not None
         vectors = vectors.contiguous()
@@ -147,8 +129,8 @@ class _FusedProxyObjective(torch.autograd.Function):
                 kernels.gradient_by_proxy(by_proxy, proxy_norms, similarities, gradient, **how)
                 gradient = products
         pull = None
-        if loss.tau and vectors.shape[1] > 1:
-            spread, pull = proxy_spread_and_gradient(vectors, proxy_norms, tau=loss.tau)
+        if tau and vectors.shape[1] > 1:
+            spread, pull = proxy_spread_and_gradient(vectors, proxy_norms, tau=tau)
             value = value + spread
         if needs_gradient:
             ctx.save_for_backward(vectors, unit, norms, proxy_norms, gradient, pull)
@@ -167,4 +149,4 @@ class _FusedProxyObjective(torch.autograd.Function):
             for_vectors = for_vectors.view_as(vectors)
             if pull is not None:
                 for_vectors.baddbmm_(pull * upstream, vectors)
-        return for_embeddings, for_vectors, None, None
+        return for_embeddings, for_vectors, None, None, None

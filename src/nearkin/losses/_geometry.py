@@ -32,8 +32,10 @@ def gram(x: Tensor) -> Tensor:
     return _apply(_Gram, x)
 
 
-def squared_distance(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, *, dim: int) -> Tensor:
-    """``‖q‖² + ‖r‖² − 2 q·r``, with 0 and no gradient where it is less than rounding may make of two equal vectors.
+def distance(
+    similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, *, dim: int, squared: bool = False
+) -> Tensor:
+    """``‖q − r‖`` or its square, with 0 and no gradient where it is less than rounding may make of two equal vectors.
 
     Without that floor a sample would lie a random 1e-4 away from its own copy among the references, and a loss that
     averages non-zero terms would count it or not by chance; see :func:`rounding_floor`.
@@ -43,20 +45,12 @@ def squared_distance(similarity: Tensor, query_lengths: Tensor, reference_length
         query_lengths: squared lengths ``[N]``.
         reference_lengths: squared lengths ``[M]``.
         dim: D, the number of terms in each of those sums.
-
-    >>> squared_distance(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.ones(2), dim=2)
-    tensor([[2., 0.]])
-    """
-    return _apply(_SquaredDistance, similarity, query_lengths, reference_lengths, dim)
-
-
-def distance(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, *, dim: int) -> Tensor:
-    """The root of :func:`squared_distance`, with gradient 0, not infinity, where it is 0.
+        squared: ``‖q‖² + ‖r‖² − 2 q·r`` itself, not its root.
 
     >>> distance(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.ones(2), dim=2)
     tensor([[1.4142, 0.0000]])
     """
-    return _apply(_Distance, similarity, query_lengths, reference_lengths, dim)
+    return _apply(_Distance, similarity, query_lengths, reference_lengths, dim, squared)
 
 
 def rounding_floor(dim: int, dtype: torch.dtype) -> float:
@@ -123,41 +117,27 @@ class _Gram(Function):
         return torch.mm(gradient + gradient.T, x)
 
 
-class _SquaredDistance(Function):
-    @staticmethod
-    def forward(ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, dim: int) -> Tensor:
-        squared = _above_rounding(similarity, query_lengths, reference_lengths, dim)
-        ctx.save_for_backward(squared)
-        return squared
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        (squared,) = ctx.saved_tensors
-        gradient = gradient * (squared > 0)
-        return gradient * -2.0, gradient.sum(dim=1), gradient.sum(dim=0), None
-
-
 class _Distance(Function):
     @staticmethod
-    def forward(ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, dim: int) -> Tensor:
-        root = _above_rounding(similarity, query_lengths, reference_lengths, dim).sqrt_()
-        ctx.save_for_backward(root)
-        return root
+    def forward(
+        ctx: Any, similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, dim: int, squared: bool
+    ) -> Tensor:
+        lengths = query_lengths[:, None] + reference_lengths
+        result = torch.sub(lengths, similarity, alpha=2)
+        result.mul_(result > lengths.mul_(rounding_floor(dim, result.dtype)))
+        if not squared:
+            result.sqrt_()
+        ctx.save_for_backward(result)
+        ctx.squared = squared
+        return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        (root,) = ctx.saved_tensors
-        zero = root == 0
-        slope = (gradient / (root + zero)).masked_fill(zero, 0.0)
-        return -slope, slope.sum(dim=1) * 0.5, slope.sum(dim=0) * 0.5, None
-
-
-def _above_rounding(similarity: Tensor, query_lengths: Tensor, reference_lengths: Tensor, dim: int) -> Tensor:
-    lengths = query_lengths[:, None] + reference_lengths
-    squared = torch.sub(lengths, similarity, alpha=2)
-    return squared.mul_(squared > lengths.mul_(rounding_floor(dim, squared.dtype)))
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        (result,) = ctx.saved_tensors
+        zero = result == 0
+        along = (gradient * 2.0 if ctx.squared else gradient / (result + zero)).masked_fill_(zero, 0.0)
+        return -along, along.sum(dim=1) * 0.5, along.sum(dim=0) * 0.5, None, None
 
 
 class _LogSumExp(Function):

@@ -9,12 +9,23 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nearkin.losses._anchor import SampleWeights
+from nearkin.inputs import check_at_least, check_choice, check_positive
 
 PositivePenalty = Literal["sigma", "nu", "effective", "none"]
 
 _RELEASED_MEMORY = 55_000
 _MEMORY_PER_CLASS = 50
+
+
+class SampleWeights(NamedTuple):
+    """What each (sample, class) pair counts; constants to the gradient.
+
+    ``positive [N]`` weighs a sample for its own class, ``negative [N, C]`` for every class; the entry of the own
+    class in ``negative`` is ignored.
+    """
+
+    positive: Tensor
+    negative: Tensor
 
 
 class InformativeSampleWeights(nn.Module):
@@ -37,18 +48,8 @@ class InformativeSampleWeights(nn.Module):
     that :meth:`update` changes is in ``state_dict``, the two switches included. A step costs a fixed number of tensor
     operations, O(memory_size · dim), and never makes the host wait.
 
-    Args:
-        num_classes: C.
-        dim: dimension of the embeddings.
-        memory_size: T, the most embeddings kept. The paper does not give it; the number of training images is a good
-            value (what has been in memory for more than an epoch is out of date). The default is 50 per class and at
-            most 55,000.
-        volume: V, to which E tends.
-        hardness: h. sensitivity: k. search_margin: λ. decay: τ (section 4.1 has the values).
-        positive_penalty: what stands in the place of σ in ω⁺ (table 3): ``"sigma"`` itself, ``"nu"``, ``"effective"``
-            for 1/max(1, E), or ``"none"`` for 1.
-        as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
-            yet, and negative weights that act from the first step, whether the filter is on or not.
+    The arguments are those of :class:`~nearkin.losses.ProxyISA`: V is ``volume``, h ``hardness``, k ``sensitivity``, λ
+    ``search_margin`` and τ ``decay`` (section 4.1 has the values); ``positive_penalty`` stands in the place of σ in ω⁺.
 
     Example:
         >>> weighting = InformativeSampleWeights(num_classes=10, dim=8)
@@ -80,18 +81,13 @@ class InformativeSampleWeights(nn.Module):
         as_released: bool = False,
     ) -> None:
         super().__init__()
-        if positive_penalty not in get_args(PositivePenalty):
-            raise ValueError(
-                f"positive_penalty must be one of {', '.join(get_args(PositivePenalty))}, got {positive_penalty!r}"
-            )
+        check_choice(*get_args(PositivePenalty), positive_penalty=positive_penalty)
         if memory_size is None:
             memory_size = _RELEASED_MEMORY if as_released else min(_MEMORY_PER_CLASS * num_classes, _RELEASED_MEMORY)
-        if memory_size < 1:
-            raise ValueError(f"memory_size must be at least 1, got {memory_size}")
+        check_at_least(1, memory_size=memory_size)
         if not volume > 1:
             raise ValueError(f"volume must be more than 1, the volume of a single sample, got {volume}")
-        if not hardness > 0:
-            raise ValueError(f"hardness must be positive, got {hardness}")
+        check_positive(hardness=hardness)
         self.num_classes = num_classes
         self.memory_size = memory_size
         self.volume = volume

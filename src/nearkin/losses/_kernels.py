@@ -58,16 +58,7 @@ def remove_radial_(
     """
     rows, dim = unit.shape
     remove_radial_kernel[(rows + vectors.shape[0],)](
-        for_embeddings,
-        for_vectors,
-        unit,
-        vectors,
-        norms,
-        lengths,
-        factor,
-        rows,
-        dim,
-        BLOCK=triton.next_power_of_2(dim),
+        for_embeddings, for_vectors, unit, vectors, norms, lengths, factor, rows, dim, BLOCK=triton.next_power_of_2(dim)
     )
 
 

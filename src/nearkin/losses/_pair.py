@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels
+from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels
 from nearkin.losses import _geometry
 from nearkin.numerics import NORM_FLOOR, Normalisation, at_least_float32
 
@@ -33,21 +33,12 @@ class Pairs:
     negative: Tensor
     within_batch: bool
 
-    def distance(self) -> Tensor:
-        """``‖q − r‖``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
-        return _geometry.distance(self.similarity, *self._squared_lengths(), dim=self.queries.shape[1])
-
-    def squared_distance(self) -> Tensor:
-        """``‖q − r‖²``; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
-        return _geometry.squared_distance(self.similarity, *self._squared_lengths(), dim=self.queries.shape[1])
-
-    def reference_similarity(self) -> Tensor:
-        """Inner products of the references among themselves, ``[M, M]``."""
-        return self.similarity if self.within_batch else self.references @ self.references.T
-
-    def _squared_lengths(self) -> tuple[Tensor, Tensor]:
+    def distance(self, *, squared: bool = False) -> Tensor:
+        """``‖q − r‖`` or its square; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
         of_queries = self.queries.square().sum(dim=1)
-        return of_queries, of_queries if self.within_batch else self.references.square().sum(dim=1)
+        of_references = of_queries if self.within_batch else self.references.square().sum(dim=1)
+        dim = self.queries.shape[1]
+        return _geometry.distance(self.similarity, of_queries, of_references, dim=dim, squared=squared)
 
 
 class PairLoss(nn.Module):
@@ -66,8 +57,7 @@ class PairLoss(nn.Module):
 
     def __init__(self, *, normalisation: Normalisation = "l2") -> None:
         super().__init__()
-        if normalisation not in ("l2", "ball"):
-            raise ValueError(f"normalisation must be 'l2' or 'ball', got {normalisation!r}")
+        check_choice("l2", "ball", normalisation=normalisation)
         self.normalisation: Normalisation = normalisation
 
     def forward(

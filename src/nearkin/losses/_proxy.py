@@ -7,11 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels
-from nearkin.losses._anchor import SampleWeights
+from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity, proxy_spread
 from nearkin.losses._closed_form import closed_form
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
 
@@ -68,10 +67,8 @@ class ProxyLoss(nn.Module):
         weighting: InformativeSampleWeights | None = None,
     ) -> None:
         super().__init__()
-        if class_similarity not in ("softmax", "max", "mean"):
-            raise ValueError(f"class_similarity must be 'softmax', 'max' or 'mean', got {class_similarity!r}")
-        if not gamma > 0:
-            raise ValueError(f"gamma must be positive, got {gamma}")
+        check_choice("softmax", "max", "mean", class_similarity=class_similarity)
+        check_positive(gamma=gamma)
         self.bank = ProxyBank(num_classes, proxies_per_class, dim)
         self.class_similarity: ClassSimilarity = class_similarity
         self.gamma = gamma
@@ -91,7 +88,7 @@ class ProxyLoss(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not say what similarities cost: write from_similarities")
 
     def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
     ) -> tuple[Tensor, Tensor]:
         """:meth:`from_similarities` and its derivative with respect to them, ``[N, num_classes]``.
 
@@ -105,13 +102,12 @@ class ProxyLoss(nn.Module):
         return value.detach(), gradient
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
         with full_precision(embeddings.device.type):
-            embeddings, vectors = self._same_dtype(embeddings)
+            embeddings, vectors = self._same_dtype(embeddings, self.bank.vectors)
             if self.has_closed_form:
-                return closed_form(embeddings, vectors, labels.long(), self)
-            return self.by_autograd(embeddings, vectors, labels.long())
+                return closed_form(embeddings, vectors, labels, self, tau=self.tau)
+            return self.by_autograd(embeddings, vectors, labels)
 
     def by_autograd(self, embeddings: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
         """The loss step by step, as the formulas have it: what the closed form must agree with."""
@@ -138,7 +134,7 @@ class ProxyLoss(nn.Module):
     def class_similarities(self, embeddings: Tensor) -> Tensor:
         """Similarity of every sample to every class, ``[N, num_classes]``, differentiable."""
         with full_precision(embeddings.device.type):
-            embeddings, vectors = self._same_dtype(embeddings)
+            embeddings, vectors = self._same_dtype(embeddings, self.bank.vectors)
             return self._class_similarities(l2_normalise(embeddings), vectors)
 
     @torch.no_grad()
@@ -160,9 +156,7 @@ class ProxyLoss(nn.Module):
     @torch.no_grad()
     def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """``|∂L/∂S|`` for every (sample, class), ``[N, num_classes]``: how hard each pair is pulled or pushed."""
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
-        labels = labels.long()
+        labels = self._checked(embeddings, labels)
         similarities = self.class_similarities(embeddings)
         weights = None if self.weighting is None else self.weighting.weights(similarities, labels)
         return self.value_and_gradient(similarities, labels, weights)[1].abs()
@@ -176,12 +170,15 @@ class ProxyLoss(nn.Module):
         by_proxy = unit @ l2_normalise(vectors.flatten(0, 1)).T
         return class_similarity(by_proxy.view(-1, *vectors.shape[:2]), self.class_similarity, gamma=self.gamma)
 
-    def _check(self, embeddings: Tensor, labels: Tensor) -> None:
+    def _checked(self, embeddings: Tensor, labels: Labels) -> Tensor:
+        """The labels as int64 on the embeddings' device, where both fit the loss."""
+        labels = as_labels(labels, embeddings)
         check_embeddings(embeddings, dim=self.bank.dim)
         check_labels(labels, embeddings.shape[0], num_classes=self.num_classes)
+        return labels.long()
 
-    def _same_dtype(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    def _same_dtype(self, embeddings: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings and proxies in the wider of their dtypes, float32 or better: neither is ever cast down."""
-        embeddings, vectors = at_least_float32(embeddings), at_least_float32(self.bank.vectors)
+        embeddings, vectors = at_least_float32(embeddings), at_least_float32(vectors)
         dtype = torch.promote_types(embeddings.dtype, vectors.dtype)
         return embeddings.to(dtype), vectors.to(dtype)

@@ -15,24 +15,22 @@ class Ring:
     Counted on the host, where the batch sizes are known: asking a device for them would make every step wait. The
     tensors belong to the loss, which has them in its ``state_dict``.
 
-    >>> ring, memory = Ring(3), torch.zeros(3)
-    >>> ring.put(torch.tensor([1.0, 2.0]), into=memory); ring.put(torch.tensor([3.0, 4.0]), into=memory)
-    >>> memory, ring.fill, ring.pointer
-    (tensor([4., 2., 3.]), 3, 1)
+    >>> ring, memory, owners = Ring(3), torch.zeros(3), torch.zeros(3)
+    >>> ring.put(torch.tensor([1.0, 2.0]), memory, torch.tensor([7, 7]), owners)
+    >>> ring.put(torch.tensor([3.0, 4.0]), memory, torch.tensor([8, 9]), owners)
+    >>> memory, owners, ring.fill, ring.pointer
+    (tensor([4., 2., 3.]), tensor([9., 7., 8.]), 3, 1)
     """
 
     size: int
     pointer: int = 0
     fill: int = 0
 
-    def put(
-        self, rows: Tensor, *, into: Tensor, labels: Tensor | None = None, labels_into: Tensor | None = None
-    ) -> None:
+    def put(self, rows: Tensor, memory: Tensor, labels: Tensor, memory_labels: Tensor) -> None:
         """Write ``rows`` over the oldest ones, and their labels beside them; of too many only the last are kept."""
         count = min(len(rows), self.size)
-        slots = torch.arange(self.pointer, self.pointer + count, device=into.device) % self.size
-        into.index_copy_(0, slots, rows[-count:].to(into.dtype))
-        if labels is not None and labels_into is not None:
-            labels_into.index_copy_(0, slots, labels[-count:].to(labels_into.dtype))
+        slots = torch.arange(self.pointer, self.pointer + count, device=memory.device) % self.size
+        memory.index_copy_(0, slots, rows[-count:].to(memory.dtype))
+        memory_labels.index_copy_(0, slots, labels[-count:].to(memory_labels.dtype))
         self.pointer = (self.pointer + count) % self.size
         self.fill = min(self.fill + count, self.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -103,14 +104,11 @@ class VariationalBank(ProxyBank):
 
     def set_extra_state(self, state: Tensor) -> None:
         state = state.cpu()
-        here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        for device, available in here.items():
-            if available:
+        for device in ("cpu", "cuda", "mps"):
+            # The device may not be here, or the state may have been written on another kind.
+            with contextlib.suppress(RuntimeError):
                 generator = torch.Generator(device)
-                try:
-                    generator.set_state(state)
-                except RuntimeError:
-                    continue  # the state was written on another kind of device
+                generator.set_state(state)
                 self._generator = generator
                 return
         self._generator = torch.Generator().manual_seed(int.from_bytes(state.numpy().tobytes()[:64]) % 2**63)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
-from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._cross_entropy import cross_entropy_loss, cross_entropy_value_and_gradient
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses._cross_entropy import SoftmaxLoss
 
 __all__ = ["ArcFace"]
 
 
-class ArcFace(ProxyLoss):
+class ArcFace(SoftmaxLoss):
     r"""ArcFace, the additive angular margin loss (Deng et al., CVPR 2019).
 
     .. math::
@@ -34,27 +30,12 @@ class ArcFace(ProxyLoss):
     Example:
         >>> import torch
         >>> loss = ArcFace(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
-    takes_lengths = True
+    on_angle = True
 
     def __init__(self, num_classes: int, dim: int, *, scale: float = 64.0, margin: float = 0.5) -> None:
-        super().__init__(num_classes, dim)
-        if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale}")
+        super().__init__(num_classes, dim, scale=scale, margin=margin)
         if not 0 <= margin < math.pi:
             raise ValueError(f"margin is an angle in radians and must lie in [0, π), got {margin}")
-        self.scale = scale
-        self.margin = margin
-
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        return cross_entropy_loss(similarities, labels, scale=self.scale, margin=self.margin, on_angle=True)
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_value_and_gradient(
-            similarities, labels, scale=self.scale, margin=self.margin, on_angle=True, lengths=lengths
-        )

@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from nearkin.inputs import check_choice
 from nearkin.losses._pair import PairLoss, Pairs, mean_where
 from nearkin.numerics import Normalisation
 
@@ -47,8 +48,7 @@ class Contrastive(PairLoss):
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
-        if reduction not in ("nonzero", "pairs"):
-            raise ValueError(f"reduction must be 'nonzero' or 'pairs', got {reduction!r}")
+        check_choice("nonzero", "pairs", reduction=reduction)
         self.pos_margin = pos_margin
         self.neg_margin = neg_margin
         self.reduction = reduction

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._cross_entropy import cross_entropy_loss, cross_entropy_value_and_gradient
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses._cross_entropy import SoftmaxLoss
 
 __all__ = ["CosFace"]
 
 
-class CosFace(ProxyLoss):
+class CosFace(SoftmaxLoss):
     r"""CosFace, the large margin cosine loss (Wang et al., CVPR 2018).
 
     .. math::
@@ -28,25 +24,8 @@ class CosFace(ProxyLoss):
     Example:
         >>> import torch
         >>> loss = CosFace(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
-    takes_lengths = True
-
     def __init__(self, num_classes: int, dim: int, *, scale: float = 64.0, margin: float = 0.35) -> None:
-        super().__init__(num_classes, dim)
-        if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale}")
-        self.scale = scale
-        self.margin = margin
-
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        return cross_entropy_loss(similarities, labels, scale=self.scale, margin=self.margin)
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_value_and_gradient(
-            similarities, labels, scale=self.scale, margin=self.margin, lengths=lengths
-        )
+        super().__init__(num_classes, dim, scale=scale, margin=margin)

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nearkin.inputs import check_choice
 from nearkin.losses._pair import PairLoss, Pairs, mean_where
 from nearkin.numerics import Normalisation
 
@@ -46,8 +47,7 @@ class CosineContrastive(PairLoss):
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
-        if reduction not in ("queries", "nonzero"):
-            raise ValueError(f"reduction must be 'queries' or 'nonzero', got {reduction!r}")
+        check_choice("queries", "nonzero", reduction=reduction)
         self.margin = margin
         self.reduction = reduction
 

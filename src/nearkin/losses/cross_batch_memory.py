@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels
+from nearkin.inputs import Labels, as_labels, check_at_least
 from nearkin.losses._pair import PairLoss
 from nearkin.losses._ring import Ring
 from nearkin.numerics import at_least_float32
@@ -47,10 +47,8 @@ class CrossBatchMemory(nn.Module):
 
     def __init__(self, pair_loss: PairLoss, *, size: int, warmup_steps: int = 1000) -> None:
         super().__init__()
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
-        if warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
+        check_at_least(1, size=size)
+        check_at_least(0, warmup_steps=warmup_steps)
         self.pair_loss = pair_loss
         self.size = size
         self.warmup_steps = warmup_steps
@@ -97,7 +95,7 @@ class CrossBatchMemory(nn.Module):
             # The dimension, the precision and the device are known from the first batch on.
             self.memory = at_least_float32(embeddings).new_zeros(self.size, embeddings.shape[1])
             self.memory_labels = self.memory_labels.to(embeddings.device)
-        self.ring.put(embeddings, into=self.memory, labels=labels, labels_into=self.memory_labels)
+        self.ring.put(embeddings, self.memory, labels, self.memory_labels)
 
     def _check_columns(self, embeddings: Tensor) -> None:
         if self.fill and embeddings.ndim == 2 and embeddings.shape[1] != self.memory.shape[1]:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from nearkin.inputs import check_choice
 from nearkin.losses._pair import PairLoss, Pairs
 from nearkin.numerics import Normalisation
 
@@ -49,8 +50,7 @@ class Margin(PairLoss):
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
-        if reduction not in ("nonzero", "pairs"):
-            raise ValueError(f"reduction must be 'nonzero' or 'pairs', got {reduction!r}")
+        check_choice("nonzero", "pairs", reduction=reduction)
         self.margin = margin
         self.beta = nn.Parameter(torch.tensor(float(beta)))
         self.reduction = reduction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_embeddings
+from nearkin.inputs import Labels, check_at_least, check_embeddings
 from nearkin.losses._ring import Ring
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.numerics import at_least_float32, l2_normalise
@@ -59,8 +59,7 @@ class MomentumProxyAnchor(ProxyAnchor):
         super().__init__(num_classes, dim, margin=margin, alpha=alpha)
         if not 0.0 <= momentum <= 1.0:
             raise ValueError(f"momentum must lie between 0 and 1, got {momentum}")
-        if queue_size < 1:
-            raise ValueError(f"queue_size must be at least 1, got {queue_size}")
+        check_at_least(1, queue_size=queue_size)
         self.momentum = momentum
         self.queue_size = queue_size
         self.ring = Ring(queue_size)
@@ -73,8 +72,7 @@ class MomentumProxyAnchor(ProxyAnchor):
         return self.ring.fill
 
     def forward(self, embeddings: Tensor, labels: Labels, keys: Tensor | None = None) -> Tensor:
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
         if keys is not None:
             check_embeddings(keys, dim=self.bank.dim, name="keys")
             if keys.shape != embeddings.shape:
@@ -84,23 +82,18 @@ class MomentumProxyAnchor(ProxyAnchor):
                 )
         loss = super().forward(*self._with_queue(embeddings, labels))
         if self.training:
-            self._enqueue(embeddings if keys is None else keys, labels)
+            unit = l2_normalise(at_least_float32((embeddings if keys is None else keys).detach()))
+            self.ring.put(unit, self.queue, labels, self.queue_labels)
         return loss
 
     def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """``|∂L/∂S|`` for every (sample of the batch, class), ``[N, num_classes]``, with the queue in the loss."""
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
         return super().similarity_weights(*self._with_queue(embeddings, labels))[: len(labels)]
 
     def _with_queue(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         queue, queue_labels = self.queue[: self.fill], self.queue_labels[: self.fill]
-        return torch.cat([at_least_float32(embeddings), queue]), torch.cat([labels.long(), queue_labels])
-
-    @torch.no_grad()
-    def _enqueue(self, keys: Tensor, labels: Tensor) -> None:
-        unit = l2_normalise(at_least_float32(keys))
-        self.ring.put(unit, into=self.queue, labels=labels, labels_into=self.queue_labels)
+        return torch.cat([at_least_float32(embeddings), queue]), torch.cat([labels, queue_labels])
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([self.ring.pointer, self.ring.fill])

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from nearkin.inputs import check_positive
-from nearkin.losses._anchor import SampleWeights, anchor_loss, anchor_value_and_gradient
+from nearkin.losses._anchor import AnchorLoss
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._informative import InformativeSampleWeights
-from nearkin.losses._proxy import ProxyLoss
 
 __all__ = ["MultiProxyAnchor"]
 
 
-class MultiProxyAnchor(ProxyLoss):
+class MultiProxyAnchor(AnchorLoss):
     r"""Multi-proxies anchor loss, MPA (Saeki et al., 2023).
 
     .. math::
@@ -62,20 +58,11 @@ class MultiProxyAnchor(ProxyLoss):
         super().__init__(
             num_classes,
             dim,
+            alpha=alpha,
+            margin=margin,
             proxies_per_class=proxies_per_class,
             class_similarity=class_similarity,
             gamma=gamma,
             tau=tau,
             weighting=weighting,
         )
-        check_positive(alpha=alpha)
-        self.alpha = alpha
-        self.margin = margin
-
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        return anchor_loss(similarities, labels, alpha=self.alpha, margin=self.margin, weights=weights)
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
-    ) -> tuple[Tensor, Tensor]:
-        return anchor_value_and_gradient(similarities, labels, alpha=self.alpha, margin=self.margin, weights=weights)

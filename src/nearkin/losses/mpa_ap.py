@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.losses._anchor import SampleWeights
+from nearkin.losses._informative import SampleWeights
 from nearkin.losses.mpa_dw import DataWiseMultiProxyAnchor
 from nearkin.numerics import log1p_sum_exp, log_sum_exp_
 
@@ -37,8 +37,7 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
     Example:
         >>> import torch
         >>> loss = AllPairsMultiProxyAnchor(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
@@ -47,7 +46,7 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
         return log1p_sum_exp(exponents, torch.ones_like(own), 1).mean()
 
     def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
     ) -> tuple[Tensor, Tensor]:
         column = labels[:, None]
         pull = (self.margin - similarities.gather(1, column)).mul_(self.alpha)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.inputs import check_positive
-from nearkin.losses._anchor import SampleWeights
+from nearkin.losses._anchor import AnchorLoss
 from nearkin.losses._class_similarity import ClassSimilarity
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses._informative import SampleWeights
 from nearkin.numerics import log1p_sum_exp, log_sum_exp_
 
 __all__ = ["DataWiseMultiProxyAnchor"]
 
 
-class DataWiseMultiProxyAnchor(ProxyLoss):
+class DataWiseMultiProxyAnchor(AnchorLoss):
     r"""Data-wise multi-proxies anchor loss, MPA-DW (Saeki et al., 2023).
 
     .. math::
@@ -38,8 +37,7 @@ class DataWiseMultiProxyAnchor(ProxyLoss):
     Example:
         >>> import torch
         >>> loss = DataWiseMultiProxyAnchor(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     def __init__(
@@ -57,14 +55,13 @@ class DataWiseMultiProxyAnchor(ProxyLoss):
         super().__init__(
             num_classes,
             dim,
+            alpha=alpha,
+            margin=margin,
             proxies_per_class=proxies_per_class,
             class_similarity=class_similarity,
             gamma=gamma,
             tau=tau,
         )
-        check_positive(alpha=alpha)
-        self.alpha = alpha
-        self.margin = margin
 
     def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
         own = F.one_hot(labels, self.num_classes).bool()
@@ -72,7 +69,7 @@ class DataWiseMultiProxyAnchor(ProxyLoss):
         return (F.softplus(pull[own]) + log1p_sum_exp(push, ~own, 1)).mean()
 
     def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
     ) -> tuple[Tensor, Tensor]:
         column, step = labels[:, None], self.alpha / len(labels)
         pull = (self.margin - similarities.gather(1, column)).mul_(self.alpha)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nearkin.inputs import check_positive
 from nearkin.losses._geometry import log_sum_exp
 from nearkin.losses._pair import PairLoss, Pairs
 from nearkin.numerics import Normalisation
@@ -50,9 +51,7 @@ class MultiSimilarity(PairLoss):
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
+        check_positive(alpha=alpha, beta=beta)
         self.alpha = alpha
         self.beta = beta
         self.base = base

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._cross_entropy import cross_entropy_loss, cross_entropy_value_and_gradient
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.inputs import check_positive
+from nearkin.losses._cross_entropy import SoftmaxLoss
 
 __all__ = ["NormalizedSoftmax"]
 
 
-class NormalizedSoftmax(ProxyLoss):
+class NormalizedSoftmax(SoftmaxLoss):
     r"""Normalised softmax loss (Zhai and Wu, BMVC 2019).
 
     .. math::
@@ -28,22 +25,10 @@ class NormalizedSoftmax(ProxyLoss):
     Example:
         >>> import torch
         >>> loss = NormalizedSoftmax(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
-    takes_lengths = True
-
     def __init__(self, num_classes: int, dim: int, *, temperature: float = 0.05) -> None:
-        super().__init__(num_classes, dim)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        check_positive(temperature=temperature)
+        super().__init__(num_classes, dim, scale=1.0 / temperature)
         self.temperature = temperature
-
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        return cross_entropy_loss(similarities, labels, scale=1.0 / self.temperature)
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_value_and_gradient(similarities, labels, scale=1.0 / self.temperature, lengths=lengths)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-from nearkin.inputs import check_positive
-from nearkin.losses._anchor import PositiveNorm, SampleWeights, anchor_loss, anchor_value_and_gradient
+from nearkin.inputs import check_choice
+from nearkin.losses._anchor import AnchorLoss, PositiveNorm
 from nearkin.losses._informative import InformativeSampleWeights
-from nearkin.losses._proxy import ProxyLoss
 
 __all__ = ["ProxyAnchor"]
 
 
-class ProxyAnchor(ProxyLoss):
+class ProxyAnchor(AnchorLoss):
     r"""Proxy-Anchor loss (Kim et al., CVPR 2020).
 
     .. math::
@@ -51,21 +46,6 @@ class ProxyAnchor(ProxyLoss):
         positive_norm: PositiveNorm = "present",
         weighting: InformativeSampleWeights | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, weighting=weighting)
-        if positive_norm not in ("present", "all"):
-            raise ValueError(f"positive_norm must be 'present' or 'all', got {positive_norm!r}")
-        self.margin = margin
-        check_positive(alpha=alpha)
-        self.alpha = alpha
-        self.positive_norm: PositiveNorm = positive_norm
-
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        return anchor_loss(similarities, labels, weights=weights, **self._options())
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
-    ) -> tuple[Tensor, Tensor]:
-        return anchor_value_and_gradient(similarities, labels, weights=weights, **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        return {"alpha": self.alpha, "margin": self.margin, "positive_norm": self.positive_norm}
+        super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
+        check_choice("present", "all", positive_norm=positive_norm)
+        self.positive_norm = positive_norm

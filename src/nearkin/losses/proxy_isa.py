@@ -10,6 +10,11 @@ from nearkin.losses.proxy_anchor import ProxyAnchor
 __all__ = ["ProxyISA"]
 
 
+def _of_weighting(name: str) -> property:
+    """What the loss and its weighting have in common."""
+    return property(lambda self: getattr(self.weighting, name), lambda self, on: setattr(self.weighting, name, on))
+
+
 class ProxyISA(ProxyAnchor):
     r"""Informative Sample-Aware Proxy (Li et al., MMAsia 2022).
 
@@ -37,12 +42,12 @@ class ProxyISA(ProxyAnchor):
         sensitivity: k, how much further the search for informative samples goes in a hard class.
         search_margin: λ, added to the search length.
         decay: τ, when the positive weights begin to fall.
-        memory_size: T. The paper does not give it; pass the number of training images. Default: 50 per class, at most
-            55,000.
-        positive_penalty: what stands in the place of σ in the weights of positives: ``"sigma"``, ``"nu"``,
-            ``"effective"`` (1/E) or ``"none"`` (1), as the rows of the paper's table 3 have it.
-        as_released: do as the authors' code does where it differs: a memory of 55,000; a class's learned similarity
-            starts at 1, and negative weights act from the first step.
+        memory_size: T, the most embeddings kept. The paper does not give it; pass the number of training images (what
+            has been in memory for more than an epoch is out of date). Default: 50 per class, at most 55,000.
+        positive_penalty: what stands in the place of σ in the weights of positives (table 3): ``"sigma"`` itself,
+            ``"nu"``, ``"effective"`` for 1/max(1, E), or ``"none"`` for 1.
+        as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
+            yet, and negative weights that act from the first step, whether the filter is on or not.
 
     Example:
         >>> import torch
@@ -86,32 +91,18 @@ class ProxyISA(ProxyAnchor):
         )
         super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
 
-    volume = property(lambda self: self.weighting.volume)
-    hardness = property(lambda self: self.weighting.hardness)
-    sensitivity = property(lambda self: self.weighting.sensitivity)
-    search_margin = property(lambda self: self.weighting.search_margin)
-    decay = property(lambda self: self.weighting.decay)
-    memory_size = property(lambda self: self.weighting.memory_size)
-    positive_penalty = property(lambda self: self.weighting.positive_penalty)
-    as_released = property(lambda self: self.weighting.as_released)
-
-    @property
-    def memory_on(self) -> bool:
-        """Whether batches are put into the memory."""
-        return self.weighting.memory_on
-
-    @memory_on.setter
-    def memory_on(self, on: bool) -> None:
-        self.weighting.memory_on = on
-
-    @property
-    def filter_on(self) -> bool:
-        """Whether pairs are weighted and outliers left out."""
-        return self.weighting.filter_on
-
-    @filter_on.setter
-    def filter_on(self, on: bool) -> None:
-        self.weighting.filter_on = on
+    volume = _of_weighting("volume")
+    hardness = _of_weighting("hardness")
+    sensitivity = _of_weighting("sensitivity")
+    search_margin = _of_weighting("search_margin")
+    decay = _of_weighting("decay")
+    memory_size = _of_weighting("memory_size")
+    positive_penalty = _of_weighting("positive_penalty")
+    as_released = _of_weighting("as_released")
+    memory_on = _of_weighting("memory_on")
+    """Whether batches are put into the memory."""
+    filter_on = _of_weighting("filter_on")
+    """Whether pairs are weighted and outliers left out."""
 
     def diagnostics(self) -> dict[str, Tensor | float]:
         """Per class ``effective_number``, ``learned_similarity``, ``search_length`` and ``in_memory``; of the last

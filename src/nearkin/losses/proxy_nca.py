@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.inputs import check_positive
+from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.numerics import log_sum_exp_
 
@@ -36,25 +36,18 @@ class ProxyNCA(ProxyLoss):
     Example:
         >>> import torch
         >>> loss = ProxyNCA(num_classes=10, dim=8)
-        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).shape
-        torch.Size([])
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        *,
-        scale: float = 3.0,
-        weighting: InformativeSampleWeights | None = None,
+        self, num_classes: int, dim: int, *, scale: float = 3.0, weighting: InformativeSampleWeights | None = None
     ) -> None:
         super().__init__(num_classes, dim, weighting=weighting)
         if num_classes < 2:
             raise ValueError(
                 f"num_classes must be at least 2, as Proxy-NCA compares with other classes, got {num_classes}"
             )
-        if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale}")
+        check_positive(scale=scale)
         self.scale = scale
 
     def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
@@ -66,7 +59,7 @@ class ProxyNCA(ProxyLoss):
         return (others.masked_fill(own, float("-inf")).logsumexp(1) - exponents[own]).mean()
 
     def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
+        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
     ) -> tuple[Tensor, Tensor]:
         scale, column = 2.0 * self.scale, labels[:, None]
         own_scale: float | Tensor = scale if weights is None else scale * weights.positive

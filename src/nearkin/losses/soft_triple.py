@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from nearkin.losses._anchor import SampleWeights
-from nearkin.losses._cross_entropy import cross_entropy_loss, cross_entropy_value_and_gradient
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses._cross_entropy import SoftmaxLoss
 
 __all__ = ["SoftTriple"]
 
 
-class SoftTriple(ProxyLoss):
+class SoftTriple(SoftmaxLoss):
     r"""SoftTriple loss (Qian et al., ICCV 2019).
 
     .. math::
@@ -41,8 +37,6 @@ class SoftTriple(ProxyLoss):
         (torch.Size([]), torch.Size([10, 10, 8]))
     """
 
-    takes_lengths = True
-
     def __init__(
         self,
         num_classes: int,
@@ -54,18 +48,6 @@ class SoftTriple(ProxyLoss):
         tau: float = 0.2,
         margin: float = 0.01,
     ) -> None:
-        super().__init__(num_classes, dim, proxies_per_class=proxies_per_class, gamma=gamma, tau=tau)
-        if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale}")
-        self.scale = scale
-        self.margin = margin
-
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        return cross_entropy_loss(similarities, labels, scale=self.scale, margin=self.margin)
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return cross_entropy_value_and_gradient(
-            similarities, labels, scale=self.scale, margin=self.margin, lengths=lengths
+        super().__init__(
+            num_classes, dim, scale=scale, margin=margin, proxies_per_class=proxies_per_class, gamma=gamma, tau=tau
         )

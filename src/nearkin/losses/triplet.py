@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nearkin.inputs import check_choice, check_positive
 from nearkin.losses._pair import PairLoss, Pairs
 from nearkin.numerics import Normalisation
 
@@ -49,16 +50,14 @@ class Triplet(PairLoss):
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
-        if not margin > 0:
-            raise ValueError(f"margin must be positive, got {margin!r}")
-        if mining not in ("all", "semihard", "hard"):
-            raise ValueError(f"mining must be 'all', 'semihard' or 'hard', got {mining!r}")
+        check_positive(margin=margin)
+        check_choice("all", "semihard", "hard", mining=mining)
         self.margin = margin
         self.squared = squared
         self.mining = mining
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
-        distance = pairs.squared_distance() if self.squared else pairs.distance()
+        distance = pairs.distance(squared=self.squared)
         with torch.no_grad():
             pulls, pushes = self._active_triplets(distance, pairs)
             triplets = pulls.sum()

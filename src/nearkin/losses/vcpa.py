@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.inputs import Labels, as_labels, check_embeddings, check_labels
-from nearkin.losses._anchor import SampleWeights, anchor_loss, anchor_value_and_gradient
-from nearkin.losses._class_similarity import ClassSimilarity, class_similarity
-from nearkin.losses._closed_form import from_value_and_gradient
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.inputs import Labels, as_labels, check_at_least, check_embeddings, check_labels, check_positive
+from nearkin.losses._anchor import AnchorLoss
+from nearkin.losses._class_similarity import ClassSimilarity
+from nearkin.losses._closed_form import closed_form
 from nearkin.losses._variational import VariationalBank
-from nearkin.numerics import NORM_FLOOR, at_least_float32, l2_normalise
+from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 
 __all__ = ["VariationalProxyAnchor", "newton_update"]
 
 
-class VariationalProxyAnchor(ProxyLoss):
+class VariationalProxyAnchor(AnchorLoss):
     r"""Variational Continual Proxy-Anchor, VCPA (Kim et al., AISTATS 2022).
 
     The same as :class:`~nearkin.losses.ProxyAnchor` with ``positive_norm="all"``, but a proxy is a Gaussian
@@ -71,6 +70,7 @@ class VariationalProxyAnchor(ProxyLoss):
     """
 
     bank: VariationalBank
+    positive_norm = "all"
 
     def __init__(
         self,
@@ -89,21 +89,22 @@ class VariationalProxyAnchor(ProxyLoss):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(
-            num_classes, dim, proxies_per_class=proxies_per_class, class_similarity=class_similarity, gamma=gamma
+            num_classes,
+            dim,
+            alpha=alpha,
+            margin=margin,
+            proxies_per_class=proxies_per_class,
+            class_similarity=class_similarity,
+            gamma=gamma,
         )
-        for name, value in (("tau", tau), ("sigma_min", sigma_min), ("alpha", alpha)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        if newton_steps < 0:
-            raise ValueError(f"newton_steps must be 0 or more, got {newton_steps}")
+        check_positive(tau=tau, sigma_min=sigma_min)
+        check_at_least(0, newton_steps=newton_steps)
         self.bank = VariationalBank(
             num_classes, proxies_per_class, dim, trainable=newton_steps == 0, generator=generator
         )
         self.tau = tau
         self.newton_steps = newton_steps
         self.sigma_min = sigma_min
-        self.alpha = alpha
-        self.margin = margin
         self.stochastic = stochastic
 
     @property
@@ -124,8 +125,7 @@ class VariationalProxyAnchor(ProxyLoss):
         return self.bank.uncertainty(draws).squeeze(1)
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        labels = as_labels(labels, embeddings)
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
         if self.training and self.newton_steps > 0:
             noise = (self.bank.noise().squeeze(1) for _ in range(self.newton_steps))
             mu, sigma = newton_update(
@@ -142,25 +142,10 @@ class VariationalProxyAnchor(ProxyLoss):
                 gamma=self.gamma,
             )
             self.bank.assign(mu, sigma)
-        proxies = self.bank.draw() if self.training and self.stochastic else self.bank.vectors
-        with torch.autocast(embeddings.device.type, enabled=False):
-            unit, proxies = l2_normalise(at_least_float32(embeddings)), l2_normalise(proxies.flatten(0, 1))
-            dtype = torch.promote_types(unit.dtype, proxies.dtype)
-            by_proxy = (unit.to(dtype) @ proxies.to(dtype).T).view(-1, self.num_classes, self.proxies_per_class)
-            similarities = class_similarity(by_proxy, self.class_similarity, gamma=self.gamma)
-            return from_value_and_gradient(similarities, lambda s: self.value_and_gradient(s, labels.long(), None))
-
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        return anchor_loss(
-            similarities, labels, alpha=self.alpha, margin=self.margin, positive_norm="all", weights=weights
-        )
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None
-    ) -> tuple[Tensor, Tensor]:
-        return anchor_value_and_gradient(
-            similarities, labels, alpha=self.alpha, margin=self.margin, positive_norm="all", weights=weights
-        )
+        # A copy: the next forward pass moves the proxies in place, and this one's backward pass may come after it.
+        proxies = self.bank.draw() if self.training and self.stochastic else self.bank.vectors.clone()
+        with full_precision(embeddings.device.type):
+            return closed_form(*self._same_dtype(embeddings, proxies), labels, self, tau=0.0)
 
 
 def newton_update(

@@ -14,6 +14,7 @@ from nearkin import losses
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import refuse_test_scores
+from nearkin.inputs import check_at_least
 from nearkin.methods._pull import ProximalPull
 from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank, greedy_k_center
@@ -25,6 +26,7 @@ __all__ = ["Ccp"]
 
 _KEPT = ["events", "problem", "problem_began", "problem_best", "overall_best", "without_improvement", "without_best"]
 """Attributes that a resumed run takes over as they are."""
+_NO_SCORES = "CCP ends its sub-problems by the scores of validation classes, and {}: set method.steps_per_problem"
 
 
 class Ccp(Method):
@@ -56,6 +58,9 @@ class Ccp(Method):
             within the batch.
     """
 
+    bank: ProxyBank
+    """The proxies, from :meth:`build` on."""
+
     def __init__(
         self,
         *,
@@ -70,20 +75,9 @@ class Ccp(Method):
         anchors: Literal["proxies", "samples"] = "proxies",
         as_released: bool = False,
     ) -> None:
-        for name, value in (
-            ("proxies_per_class", proxies_per_class),
-            ("pool_size", pool_size),
-            ("patience", patience),
-            ("stop_after", stop_after),
-        ):
-            if value < 1:
-                raise RecipeError(f"method.{name} must be at least 1, got {value}")
-        if steps_per_problem is not None and steps_per_problem < 1:
-            raise RecipeError(f"method.steps_per_problem must be at least 1, got {steps_per_problem}")
-        if warmup_steps < 0:
-            raise RecipeError(f"method.warmup_steps must be at least 0, got {warmup_steps}")
-        if not pull >= 0:
-            raise RecipeError(f"method.pull must be at least 0, got {pull}")
+        check_at_least(1, proxies_per_class=proxies_per_class, pool_size=pool_size, patience=patience)
+        check_at_least(1, stop_after=stop_after, steps_per_problem=steps_per_problem)
+        check_at_least(0, warmup_steps=warmup_steps, pull=pull)
         self.proxies_per_class = proxies_per_class
         self.pool_size = pool_size
         self.pull = pull
@@ -104,14 +98,12 @@ class Ccp(Method):
         self._reference = ProximalPull()
         self._best_weights: list[Tensor] | None = None
         self._anchor_rows: NDArray[np.int64] = np.empty((0, 0), dtype=np.int64)
-        self._bank: ProxyBank | None = None
-        self._owners = torch.empty(0, dtype=torch.int64)
         self._feeds_references = True
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         name, options = recipe.objective.name, recipe.method.options
-        cls(**options)  # refuses values that are out of range, before any image is read
+        super().check(recipe)
         kind = losses.kind(losses.catalogue()[name])
         if kind == "wrapper":
             raise RecipeError(
@@ -131,12 +123,9 @@ class Ccp(Method):
             raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
-        if options.get("steps_per_problem") is None and recipe.protocol.name == "everything":
-            raise RecipeError(
-                "CCP ends its sub-problems by the scores of validation classes, and where every class trains there are "
-                "none: set method.steps_per_problem"
-            )
         if options.get("steps_per_problem") is None:
+            if recipe.protocol.name == "everything":
+                raise RecipeError(_NO_SCORES.format("where every class trains there are none"))
             refuse_test_scores(
                 recipe.protocol, "CCP would end its sub-problems", instead="set method.steps_per_problem"
             )
@@ -144,22 +133,14 @@ class Ccp(Method):
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
         own = getattr(objective, "bank", None)
         if isinstance(own, ProxyBank):
-            self._bank, self._feeds_references = own, False
+            self.bank, self._feeds_references = own, False
             return None
-        self._bank = ProxyBank(num_classes, self.proxies_per_class, dim)
-        return self._bank
-
-    @property
-    def bank(self) -> ProxyBank:
-        assert self._bank is not None, "build comes first"
-        return self._bank
+        self.bank = ProxyBank(num_classes, self.proxies_per_class, dim)
+        return self.bank
 
     def start(self, state: TrainingState) -> None:
         if self.steps_per_problem is None and state.protocol.selection_set() is None:
-            raise RecipeError(
-                "CCP ends its sub-problems by the scores of validation classes, and these data leave none to hold out: "
-                "set method.steps_per_problem"
-            )
+            raise RecipeError(_NO_SCORES.format("these data leave none to hold out"))
         if self.warmup_steps == 0:
             self._begin_problem(state, first=True)
 
@@ -170,9 +151,10 @@ class Ccp(Method):
             references = state.encoder(state.train_set.pixels(self._anchor_rows.ravel()))
         else:
             references = self.bank.vectors.flatten(0, 1)
-        if self._owners.device != labels.device or len(self._owners) != self.bank.classes * self.bank.per_class:
-            self._owners = torch.arange(self.bank.classes).repeat_interleave(self.bank.per_class).to(labels.device)
-        value: Tensor = state.objective(embeddings, labels, references, self._owners)
+        owners = (
+            torch.arange(self.bank.classes, device=labels.device)[:, None].expand(-1, self.bank.per_class).flatten()
+        )
+        value: Tensor = state.objective(embeddings, labels, references, owners)
         if self.as_released:
             value = value + 0.1 * state.objective(embeddings, labels)
         return value

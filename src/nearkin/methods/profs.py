@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
+from nearkin.inputs import check_at_least
 from nearkin.losses._pair import PairLoss, Pairs
 from nearkin.losses.cross_batch_memory import CrossBatchMemory
 from nearkin.methods._pull import ProximalPull
@@ -51,6 +52,9 @@ class Profs(Method):
             hardest, as many as it has positive pairs (section 5.3).
     """
 
+    batches: ClassRepresentativeSampler
+    """From :meth:`sampler` on."""
+
     def __init__(
         self,
         *,
@@ -61,14 +65,11 @@ class Profs(Method):
         hard_pairs: bool = True,
     ) -> None:
         if steps_per_projection is not None and steps_per_projection < 0:
-            raise RecipeError(
-                f"method.steps_per_projection must be at least 1, or 0 for one endless projection, "
-                f"got {steps_per_projection}"
+            raise ValueError(
+                f"steps_per_projection must be at least 1, or 0 for one endless projection, got {steps_per_projection}"
             )
-        if occurrences < 1:
-            raise RecipeError(f"method.occurrences must be at least 1, got {occurrences}")
-        if not pull >= 0:
-            raise RecipeError(f"method.pull must be at least 0, got {pull}")
+        check_at_least(1, occurrences=occurrences)
+        check_at_least(0, pull=pull)
         self.steps_per_projection = steps_per_projection
         self.occurrences = occurrences
         self.pull = pull
@@ -77,11 +78,10 @@ class Profs(Method):
         self.events: list[Event] = []
         """The last draws of representatives: the step, how many, and their training rows unless they are very many."""
         self._reference = ProximalPull()
-        self._batches: ClassRepresentativeSampler | None = None
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        cls(**recipe.method.options)
+        super().check(recipe)
         batch, images = recipe.training.batch_size, recipe.training.images_per_class
         if images < 2:
             raise RecipeError(
@@ -102,7 +102,7 @@ class Profs(Method):
         training = state.recipe.training
         classes = int(state.labels.max()) + 1
         known = torch.zeros(classes, state.encoder.dim, device=state.device) if self.hard_negative_classes else None
-        self._batches = ClassRepresentativeSampler(
+        self.batches = ClassRepresentativeSampler(
             state.labels,
             batch_size=training.batch_size,
             images_per_class=training.images_per_class,
@@ -111,12 +111,7 @@ class Profs(Method):
             embeddings=known,
             seed=training.seed,
         )
-        return self._batches
-
-    @property
-    def batches(self) -> ClassRepresentativeSampler:
-        assert self._batches is not None, "sampler comes first"
-        return self._batches
+        return self.batches
 
     def start(self, state: TrainingState) -> None:
         self._begin_projection(state)
@@ -199,7 +194,7 @@ def representative_loss(
 def _balanced(pairs: Pairs, positives: int) -> Pairs:
     """Of each anchor's negative pairs only the ``positives`` hardest, chosen without asking the device how many."""
     with torch.no_grad():
-        distance = pairs.squared_distance().masked_fill_(~pairs.negative, float("inf"))
+        distance = pairs.distance(squared=True).masked_fill_(~pairs.negative, float("inf"))
         hardest = distance.topk(positives, dim=1, largest=False).indices
         kept = torch.zeros_like(pairs.negative).scatter_(1, hardest, True)
     return replace(pairs, negative=pairs.negative & kept)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
+from nearkin.inputs import check_at_least, check_positive
+from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.losses.vcpa import newton_update
-from nearkin.proxies import ProxyBank
 from nearkin.recipe import Recipe
 from nearkin.training.state import Method, TrainingState
 
@@ -34,39 +35,33 @@ class ProxyUpdates(Method):
     def __init__(
         self, *, updates: int = 10, order: Literal["first", "second"] = "first", damping: float = 1e-3
     ) -> None:
-        if updates < 1:
-            raise RecipeError(f"method.updates must be at least 1, got {updates}")
-        if not damping > 0:
-            raise RecipeError(f"method.damping must be positive, got {damping}")
+        check_at_least(1, updates=updates)
+        check_positive(damping=damping)
         self.updates = updates
         self.order = order
         self.damping = damping
-        self._bank: ProxyBank | None = None
         self._optimiser: torch.optim.AdamW | None = None
         self._saved: dict[str, Any] | None = None
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        cls(**recipe.method.options)
+        super().check(recipe)
         if recipe.objective.name != "proxy_anchor" or recipe.objective.options.get("weighting") is not None:
             raise RecipeError(f"method proxy_updates is for proxy_anchor, got {recipe.objective.name}")
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
-        bank = self._bank_of(state)
-        if self.order == "first":
-            self._first_order(state, bank, embeddings.detach(), labels)
-        else:
-            self._second_order(state, bank, embeddings.detach(), labels)
+        update = self._first_order if self.order == "first" else self._second_order
+        update(state, embeddings.detach(), labels)
         return super().loss(state, embeddings, labels, batch)
 
     def adjust_gradients(self, state: TrainingState) -> None:
         if self.order == "second":
-            self._bank_of(state).vectors.grad = None  # the optimiser passes over what has no gradient
+            _objective(state).bank.vectors.grad = None  # the optimiser passes over what has no gradient
 
-    def _first_order(self, state: TrainingState, bank: ProxyBank, embeddings: Tensor, labels: Tensor) -> None:
+    def _first_order(self, state: TrainingState, embeddings: Tensor, labels: Tensor) -> None:
         training = state.recipe.training
         if self._optimiser is None:
-            self._optimiser = torch.optim.AdamW(bank.parameters(), weight_decay=training.weight_decay)
+            self._optimiser = torch.optim.AdamW(_objective(state).bank.parameters(), weight_decay=training.weight_decay)
             if self._saved is not None:
                 self._optimiser.load_state_dict(self._saved)
                 self._saved = None
@@ -78,9 +73,9 @@ class ProxyUpdates(Method):
             state.objective(embeddings, labels).backward()
             self._optimiser.step()
 
-    def _second_order(self, state: TrainingState, bank: ProxyBank, embeddings: Tensor, labels: Tensor) -> None:
-        objective: Any = state.objective
-        proxies = bank.vectors.detach()
+    def _second_order(self, state: TrainingState, embeddings: Tensor, labels: Tensor) -> None:
+        objective = _objective(state)
+        proxies = objective.bank.vectors.detach()
         still = torch.zeros_like(proxies)
         for _ in range(self.updates):
             # One step at a time: the KL to the start of a step has no gradient there, and only damps.
@@ -94,12 +89,7 @@ class ProxyUpdates(Method):
                 alpha=objective.alpha,
                 margin=objective.margin,
             )
-        bank.restart(proxies)
-
-    def _bank_of(self, state: TrainingState) -> ProxyBank:
-        if self._bank is None:
-            self._bank = next(module for module in state.objective.modules() if isinstance(module, ProxyBank))
-        return self._bank
+        objective.bank.restart(proxies)
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimiser": self._saved if self._optimiser is None else self._optimiser.state_dict()}
@@ -107,3 +97,7 @@ class ProxyUpdates(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # The proxies are seen at the first step; until then the moments wait.
         self._optimiser, self._saved = None, state["optimiser"]
+
+
+def _objective(state: TrainingState) -> ProxyAnchor:
+    return cast(ProxyAnchor, state.objective)

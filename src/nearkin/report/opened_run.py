@@ -26,8 +26,8 @@ from nearkin.recipe.identity import fingerprint
 from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, with_root_found
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained import TrainedRun, load_run
+from nearkin.training.build import build_objective
 from nearkin.training.checkpoint import best_file, read
-from nearkin.training.objective import build_objective
 from nearkin.training.state import Event
 
 IMAGE_LIMIT = 3000

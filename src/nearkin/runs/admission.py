@@ -14,9 +14,8 @@ from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.pooling import build_pooling
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError
 from nearkin.recipe import EncoderSection, Recipe
-from nearkin.training.build import transform_of
+from nearkin.training.build import build_objective, transform_of
 from nearkin.training.device import autocast_dtype, pick_device
-from nearkin.training.objective import build_objective
 from nearkin.training.optimisation import check_schedule
 
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from nearkin import methods
+from nearkin import losses, methods
 from nearkin.data.cache import OpenedImages
 from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.evaluation.protocol import Protocol
-from nearkin.recipe import DataSection, EncoderSection, Recipe
+from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training.device import autocast_dtype, pick_device
-from nearkin.training.objective import build_objective
 from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
 from nearkin.training.state import TrainingState
 
@@ -54,10 +54,7 @@ def build_state(
     default: BatchSampler
     if training.sampler == "balanced":
         default = BalancedSampler(
-            labels,
-            batch_size=training.batch_size,
-            images_per_class=training.images_per_class,
-            seed=training.seed,
+            labels, batch_size=training.batch_size, images_per_class=training.images_per_class, seed=training.seed
         )
     else:
         default = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
@@ -79,6 +76,31 @@ def build_state(
     )
     state.sampler = state.method.sampler(default, state)
     return state
+
+
+def build_objective(
+    section: PartSection, *, num_classes: int, dim: int, num_images: int, normalisation: str
+) -> nn.Module:
+    """The loss that ``section`` names, with its proxies.
+
+    Two things a recipe need not repeat: a pair loss takes the encoder's normalisation, and a memory that is to hold
+    the training set takes its size.
+
+    >>> loss = build_objective(PartSection("contrastive"), num_classes=3, dim=8, num_images=30, normalisation="ball")
+    >>> loss.normalisation
+    'ball'
+    """
+    loss = losses.catalogue()[section.name]
+    inferred: dict[str, Any] = {"normalisation": normalisation, "memory_size": num_images}
+    options = {key: value for key, value in inferred.items() if key in losses.options(loss)} | dict(section.options)
+    if "weighting" in options:
+        weighting: PartSection = options["weighting"]
+        make = losses.weightings()[weighting.name]
+        options["weighting"] = make(num_classes, dim, **({"memory_size": num_images} | dict(weighting.options)))
+    if "pair_loss" in options:
+        size = {"num_classes": num_classes, "dim": dim, "num_images": num_images}
+        options["pair_loss"] = build_objective(options["pair_loss"], **size, normalisation=normalisation)
+    return loss(num_classes, dim, **options) if losses.kind(loss) == "proxy" else loss(**options)
 
 
 def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:

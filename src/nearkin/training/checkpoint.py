@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training.state import TrainingState
 
 FORMAT = 1
+_PARTS = ("encoder", "objective", "method", "optimiser", "scheduler", "scaler")
+_VALUES = ("untrained", "baseline", "history", "best", "ended", "recent_losses")
 _UNREADABLE = (
     *(pickle.UnpicklingError, RuntimeError, EOFError, OSError),
     *(ValueError, KeyError, TypeError, AttributeError, IndexError),
@@ -32,27 +34,11 @@ _UNREADABLE = (
 
 def save_last(state: TrainingState, folder: RunFolder) -> None:
     """Write ``checkpoints/last.pt``, then drop best weights that have been superseded."""
-    content = {
-        "format": FORMAT,
-        "run": _run_of(state, folder),
-        "step": state.step,
-        "untrained": state.untrained,
-        "baseline": state.baseline,
-        "history": state.history,
-        "best": state.best,
-        "ended": state.ended,
-        "seconds": state.time.state_dict(),
-        "recent_losses": state.recent_losses,
-        "encoder": state.encoder.state_dict(),
-        "objective": state.objective.state_dict(),
-        "method": state.method.state_dict(),
-        "optimiser": state.optimiser.state_dict(),
-        "scheduler": state.scheduler.state_dict(),
-        "scaler": state.scaler.state_dict(),
-        "sampler": state.loader_state(),
-        "random": _random_states(),
-    }
-    _write(folder.last_checkpoint, content)
+    values = {name: getattr(state, name) for name in _VALUES}
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    values["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
+    sampler, seconds = state.loader_state(), state.time.state_dict()
+    _write(folder.last_checkpoint, state, folder, _PARTS, sampler=sampler, seconds=seconds, **values)
     folder.write_events(state.method.events)
     for file in folder.checkpoints.glob("best-*.pt"):
         if state.best is None or file != best_file(folder, int(state.best["step"])):
@@ -61,31 +47,22 @@ def save_last(state: TrainingState, folder: RunFolder) -> None:
 
 def save_best(state: TrainingState, folder: RunFolder) -> None:
     """Write the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own."""
-    content = {"format": FORMAT, "run": _run_of(state, folder), "step": state.step}
-    content["encoder"] = state.encoder.state_dict()
-    _write(best_file(folder, state.step), content | {"objective": state.objective.state_dict()})
+    _write(best_file(folder, state.step), state, folder, ("encoder", "objective"))
 
 
 def load_last(state: TrainingState, folder: RunFolder) -> None:
     """Put a freshly built state back to where ``last.pt`` was written."""
-    content = read(folder.last_checkpoint)
-    _check_own(content, folder, folder.last_checkpoint)
+    # Early versions did not write all of it: a run is not ended, its baseline had a random head, and there was one sum
+    # of seconds beside the steps' share.
+    content: dict[str, Any] = {"ended": False, "baseline": "random head"} | _read_own(folder.last_checkpoint, folder)
     with _fitting(folder.last_checkpoint):
-        state.encoder.load_state_dict(content["encoder"])
-        state.objective.load_state_dict(content["objective"])
-        state.method.load_state_dict(content["method"])
-        state.optimiser.load_state_dict(content["optimiser"])
-        state.scheduler.load_state_dict(content["scheduler"])
-        state.scaler.load_state_dict(content["scaler"])
-        state.sampler.load_state_dict(content["sampler"])
-        state.step = content["step"]
-        state.untrained = content["untrained"]
-        state.baseline = content.get("baseline", "random head")
-        state.history = content["history"]
-        state.best = content["best"]
-        state.ended = content.get("ended", False)
-        state.time.load_state_dict(_time_spent(content))
-        state.recent_losses = content["recent_losses"]
+        for name in (*_PARTS, "sampler"):
+            getattr(state, name).load_state_dict(content[name])
+        for name in ("step", *_VALUES):
+            setattr(state, name, content[name])
+        seconds = content["seconds"]
+        spent = seconds if isinstance(seconds, dict) else {"all": seconds, "steps": content["step_seconds"]}
+        state.time.load_state_dict(spent)
         torch.set_rng_state(content["random"]["cpu"])
         if torch.cuda.is_available() and content["random"]["cuda"]:
             torch.cuda.set_rng_state_all(content["random"]["cuda"])
@@ -95,8 +72,7 @@ def load_best(state: TrainingState, folder: RunFolder) -> None:
     """Put the encoder and objective back to the best evaluation."""
     if state.best is not None:
         file = best_file(folder, int(state.best["step"]))
-        content = read(file)
-        _check_own(content, folder, file)
+        content = _read_own(file, folder)
         with _fitting(file):
             state.encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
@@ -106,9 +82,8 @@ def check_best(state: TrainingState, folder: RunFolder) -> None:
     """Find out before training goes on, not at its end, that the best weights so far are gone."""
     if state.best is None or state.protocol.selects_on == "last":
         return
-    file = best_file(folder, int(state.best["step"]))
     try:
-        _check_own(read(file), folder, file)
+        _read_own(best_file(folder, int(state.best["step"])), folder)
     except DataError as error:
         raise DataError(
             f"{error}. These are the best weights so far; {folder.last_checkpoint.name} is whole, and can be used with "
@@ -168,12 +143,9 @@ def _from_checkpoint(folder: RunFolder, which: str) -> dict[str, torch.Tensor]:
             f"{folder.path} has no checkpoint yet: train it with: "
             f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
         )
-    content, file = read(folder.last_checkpoint), folder.last_checkpoint
-    _check_own(content, folder, file)
+    content = _read_own(folder.last_checkpoint, folder)
     if which == "best" and content["best"] is not None:
-        file = best_file(folder, content["best"]["step"])
-        content = read(file)
-        _check_own(content, folder, file)
+        content = _read_own(best_file(folder, content["best"]["step"]), folder)
     weights: dict[str, torch.Tensor] = content["encoder"]
     return weights
 
@@ -183,18 +155,9 @@ def best_file(folder: RunFolder, step: int) -> Path:
     return folder.checkpoints / f"best-{step:08d}.pt"
 
 
-def _time_spent(content: dict[str, Any]) -> dict[str, float]:
-    """The seconds of a checkpoint; early versions kept one sum beside the steps' share."""
-    seconds = content["seconds"]
-    return seconds if isinstance(seconds, dict) else {"all": seconds, "steps": content["step_seconds"]}
-
-
-def _random_states() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path, state: TrainingState, folder: RunFolder, parts: Sequence[str], **others: Any) -> None:
+    content = {"format": FORMAT, "run": _run_of(state, folder), "step": state.step, **others}
+    content |= {name: getattr(state, name).state_dict() for name in parts}
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_atomically(path, buffer.getvalue())
@@ -247,13 +210,15 @@ def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
     return others
 
 
-def _check_own(content: Mapping[str, Any], folder: RunFolder, file: Path) -> None:
-    """Refuse a checkpoint that was copied from another run."""
+def _read_own(file: Path, folder: RunFolder) -> dict[str, Any]:
+    """What a checkpoint of the run holds; one that was copied from another run is refused."""
+    content = read(file)
     if others := _otherwise(content.get("run"), folder):
         raise DataError(
             f"{file} is not of this run ({', '.join(others)}): put back the run's own; {_still_whole(file)}"
             f"begin anew with --overwrite"
         )
+    return content
 
 
 @contextlib.contextmanager

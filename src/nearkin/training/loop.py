@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 
-import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nearkin.data.loader import Batch, TrainingLoader
 from nearkin.errors import InterruptedRunError
@@ -59,9 +59,10 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
                 batch = next(batches)
                 loss = train_step(state, batch, health)
             observer.on_step(state, loss, len(batch.rows))
-            if state.step % state.sampler.batches_per_epoch == 0:
-                _end_epoch(state)
-            due = _evaluation_due(state)
+            epoch_ended = state.step % state.sampler.batches_per_epoch == 0
+            if epoch_ended and not isinstance(state.scheduler, ReduceLROnPlateau):
+                state.scheduler.step()
+            due = state.step == state.total_steps or state.step % state.evaluation_interval == 0
             if due or stop.requested or time.monotonic() - written > 60 * training.checkpoint_minutes:
                 with state.time.on("steps"):
                     health.settle()
@@ -82,8 +83,8 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
 
 def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float:
     """One step of the optimiser; returns the loss (of the step before, on a GPU, so that nothing waits)."""
-    if state.step % state.sampler.batches_per_epoch == 0:
-        _begin_epoch(state)
+    if state.step % state.sampler.batches_per_epoch == 0 and hasattr(state.objective, "begin_epoch"):
+        state.objective.begin_epoch(state.step // state.sampler.batches_per_epoch)  # type: ignore[operator]
     _set_warmup(state)
     # Only evaluations leave training mode, and setting it walks all modules.
     if not state.encoder.training:
@@ -128,7 +129,7 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     state.history.append(row)
     state.recent_losses.clear()
     selected = scores.get(state.protocol.select_by, math.nan)
-    if isinstance(state.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and state.step and scores:
+    if isinstance(state.scheduler, ReduceLROnPlateau) and state.step and scores:
         state.scheduler.step(selected)
     # An untrained network is not a result: only evaluations after the first step compete for the best.
     # A score that is not a number gives way to whatever comes later, and never replaces one that is.
@@ -142,17 +143,6 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     return state.method.after_evaluation(state, scores) if state.step else False
 
 
-def _begin_epoch(state: TrainingState) -> None:
-    hook = getattr(state.objective, "begin_epoch", None)
-    if hook is not None:
-        hook(state.step // state.sampler.batches_per_epoch)
-
-
-def _end_epoch(state: TrainingState) -> None:
-    if not isinstance(state.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        state.scheduler.step()
-
-
 def _set_warmup(state: TrainingState) -> None:
     """During warm-up the backbone's parameters take no gradient; its optimiser group then skips them."""
     trains = state.step >= state.warmup_steps
@@ -160,7 +150,3 @@ def _set_warmup(state: TrainingState) -> None:
         if group["name"] == "backbone" and group["params"][0].requires_grad != trains:
             for parameter in group["params"]:
                 parameter.requires_grad_(trains)
-
-
-def _evaluation_due(state: TrainingState) -> bool:
-    return state.step == state.total_steps or state.step % state.evaluation_interval == 0

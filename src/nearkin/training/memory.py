@@ -53,24 +53,13 @@ def check_memory(state: TrainingState) -> None:
         return
     batch = min(training.batch_size, len(state.labels))
     weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
-    _refuse_if_above(
-        free,
-        footprint.kept * batch * size**2 + COPIES[training.optimiser] * weights,
-        f"a training step on {batch} images",
-        batch,
-        size,
-        "training.batch_size",
-    )
+    step = footprint.kept * batch * size**2 + COPIES[training.optimiser] * weights
+    _refuse_if_above(free, step, f"a training step on {batch} images", batch, size, "training.batch_size")
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
     images = min(training.evaluation_batch_size, max((len(part.query) for part in parts), default=0))
-    _refuse_if_above(
-        free,
-        HELD_AT_ONCE * footprint.largest * images * size**2,
-        f"scoring {images} images at a time",
-        images,
-        size,
-        "training.evaluation_batch_size",
-    )
+    scoring = HELD_AT_ONCE * footprint.largest * images * size**2
+    what, key = f"scoring {images} images at a time", "training.evaluation_batch_size"
+    _refuse_if_above(free, scoring, what, images, size, key)
 
 
 def measure(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> Footprint | None:
@@ -130,21 +119,17 @@ def free_system_memory(root: Path = Path("/")) -> int | None:
     if "MemAvailable:" in meminfo:
         found.append(1024 * meminfo["MemAvailable:"])
     for folder, limit, used, reclaimable in _control_groups(root):
-        most, now = _number(folder / limit), _number(folder / used)
-        if most is not None and now is not None:
+        most, now = _text(folder / limit), _text(folder / used)
+        if most.isdigit() and now.isdigit():  # "max": no limit
             # Pages of files that were read count as used and are given back when memory is wanted.
-            found.append(most - now + _numbers(folder / "memory.stat").get(reclaimable, 0))
+            found.append(int(most) - int(now) + _numbers(folder / "memory.stat").get(reclaimable, 0))
     return max(0, min(found)) if found else None
 
 
 def _control_groups(root: Path) -> list[tuple[Path, str, str, str]]:
     """Every folder of the process's control groups up to the topmost, with the names of the files that matter."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
     groups = []
-    for line in lines:
+    for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
@@ -160,19 +145,15 @@ def _control_groups(root: Path) -> list[tuple[Path, str, str, str]]:
 
 def _numbers(file: Path) -> dict[str, int]:
     """The numbers of a file of lines ``name number …``."""
-    try:
-        fields = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return {}
+    fields = [line.split() for line in _text(file).splitlines()]
     return {each[0]: int(each[1]) for each in fields if len(each) > 1 and each[1].isdigit()}
 
 
-def _number(file: Path) -> int | None:
+def _text(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8").strip()
     except OSError:
-        return None
-    return int(text) if text.isdigit() else None  # "max": no limit
+        return ""
 
 
 def _refuse_if_above(free: int, needed: float, what: str, images: int, size: int, key: str) -> None:

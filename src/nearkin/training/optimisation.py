@@ -45,11 +45,10 @@ def build_optimiser(groups: list[dict[str, Any]], training: TrainingSection) -> 
     decay = training.weight_decay
     # One kernel for a whole step of the optimiser; elsewhere torch's own choice.
     fused = True if all(p.is_cuda for group in groups for p in group["params"]) else None
-    if training.optimiser == "adamw":
-        return torch.optim.AdamW(groups, weight_decay=decay, fused=fused)
-    if training.optimiser == "adam":
-        return torch.optim.Adam(groups, weight_decay=decay, fused=fused)
-    return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=decay, fused=fused)
+    if training.optimiser == "sgd":
+        return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=decay, fused=fused)
+    adam = torch.optim.AdamW if training.optimiser == "adamw" else torch.optim.Adam
+    return adam(groups, weight_decay=decay, fused=fused)
 
 
 def check_schedule(recipe: Recipe) -> None:

@@ -19,6 +19,7 @@ from nearkin.data.loader import Batch, TrainingLoader
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
+from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
@@ -217,7 +218,11 @@ class Method:
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        """Refuse, with the reason, a recipe that this method cannot follow."""
+        """Refuse, with the reason, a recipe that this method cannot follow; here, options that are out of range."""
+        try:
+            cls(**recipe.method.options)
+        except ValueError as error:
+            raise RecipeError(f"method.{error}") from error
 
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
         """What the method learns beside encoder and objective; its proxy banks are trained at the proxies' rate."""

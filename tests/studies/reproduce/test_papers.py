@@ -23,7 +23,7 @@ from nearkin.studies.reproduce.papers import (
     tables_of,
 )
 from nearkin.studies.reproduce.rows import Settings, planned_rows
-from nearkin.training.objective import build_objective
+from nearkin.training.build import build_objective
 
 TABLES = [item.id for item in items() if item.instead is None and not item.same_as]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nearkin.evaluation.neighbours import ArrayLike
-from nearkin.evaluation.scores._contingency import contingency
-from nearkin.evaluation.scores._score import ClusteringScore
+from nearkin.evaluation.scores._score import ClusteringScore, contingency
 
 __all__ = ["F1", "pairwise_f1"]
 

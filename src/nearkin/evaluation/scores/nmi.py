@@ -7,8 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from nearkin.evaluation.neighbours import ArrayLike
-from nearkin.evaluation.scores._contingency import contingency
-from nearkin.evaluation.scores._score import ClusteringScore
+from nearkin.evaluation.scores._score import ClusteringScore, contingency
 
 __all__ = ["NMI", "normalised_mutual_information"]
 
