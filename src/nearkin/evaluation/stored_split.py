@@ -83,14 +83,14 @@ class StoredSplit:
         )
 
     @cached_property
-    def mark(self) -> str:
+    def content_hash(self) -> str:
         """The same for runs that were trained and tested on the same images of the same classes."""
-        return _mark(self.labels.tolist(), self.class_names, self.splits.tolist(), self.digests)
+        return _hash(self.labels.tolist(), self.class_names, self.splits.tolist(), self.digests)
 
     @cached_property
-    def images_mark(self) -> str:
+    def images_hash(self) -> str:
         """The same for runs on the same images of the same classes, however they were split."""
-        return _mark(self.labels.tolist(), self.class_names, self.digests)
+        return _hash(self.labels.tolist(), self.class_names, self.digests)
 
     @cached_property
     def trained(self) -> frozenset[str]:
@@ -231,7 +231,7 @@ class Changes:
         return ("has changed" if one else "have changed") if changed else ("is missing" if one else "are missing")
 
 
-def _mark(*parts: object) -> str:
+def _hash(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 

@@ -27,7 +27,7 @@ from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, wit
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained import TrainedRun, load_run
 from nearkin.training.build import build_objective
-from nearkin.training.checkpoint import best_file, read
+from nearkin.training.checkpoint import Checkpoint, best_file, read_checkpoint
 from nearkin.training.state import Event
 
 IMAGE_LIMIT = 3000
@@ -166,7 +166,7 @@ class OpenedRun:
                 ) from error
         data = split_as_stored(self.folder, self.recipe, self._images_store[section])
         stored = self.folder.stored_split
-        images_hash = None if stored is None else stored.images_mark
+        images_hash = None if stored is None else stored.images_hash
         # Runs on the same images share them: rows are compared by their numbers, and an image is shown once.
         return replace(data, images=self._images_store.setdefault((section, images_hash), data.images))
 
@@ -298,17 +298,17 @@ class OpenedRun:
         return Sample(rows, labels[rows], self.embed(rows))
 
     @cached_property
-    def _last(self) -> dict[str, Any]:
+    def _last(self) -> Checkpoint:
         if not self.folder.last_checkpoint.exists():
             raise CannotDrawError(f"{self.folder.last_checkpoint} is missing, and with it the proxies")
-        return read(self.folder.last_checkpoint)
+        return read_checkpoint(self.folder.last_checkpoint)
 
     @cached_property
-    def _checkpoint(self) -> dict[str, Any]:
+    def _checkpoint(self) -> Checkpoint:
         best = self._last["best"]
         if self.look.checkpoint == "last" or best is None or best["step"] == self._last["step"]:
             return self._last
-        return read(best_file(self.folder, best["step"]))
+        return read_checkpoint(best_file(self.folder, int(best["step"])))
 
     @property
     def _method_state(self) -> dict[str, Any]:

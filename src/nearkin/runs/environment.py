@@ -93,7 +93,7 @@ class Environment(Record):
             data=DataRecord(
                 name=table.name,
                 source=recipe.data.source,
-                images_hash=None if split is None else split.images_mark,
+                images_hash=None if split is None else split.images_hash,
                 images=len(table),
                 classes=len(table.classes()),
                 training_images=len(protocol.train_rows),

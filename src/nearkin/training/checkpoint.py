@@ -8,7 +8,7 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import safetensors.torch
 import torch
@@ -20,7 +20,7 @@ from nearkin.notices import notice
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences
 from nearkin.runs.folder import RunFolder
-from nearkin.training.state import TrainingState
+from nearkin.training.state import Evaluation, TrainingState
 
 FORMAT = 1
 _PARTS = ("encoder", "objective", "method", "optimiser", "scheduler", "scaler")
@@ -30,6 +30,21 @@ _UNREADABLE = (
     *(ValueError, KeyError, TypeError, AttributeError, IndexError),
 )
 """What torch says of files that are cut short or something else altogether."""
+
+
+class Checkpoint(TypedDict):
+    """What those look at who do not go on with the run."""
+
+    step: int
+    objective: dict[str, torch.Tensor]
+    method: dict[str, Any]
+    """What the method keeps; it alone knows the keys. Best weights have none."""
+    best: Evaluation | None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint to be looked at."""
+    return cast(Checkpoint, _read(path))
 
 
 def save_last(state: TrainingState, folder: RunFolder) -> None:
@@ -163,7 +178,7 @@ def _write(path: Path, state: TrainingState, folder: RunFolder, parts: Sequence[
     write_atomically(path, buffer.getvalue())
 
 
-def read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     """What a checkpoint file holds, on the host; no code in it is run."""
     advice = f"{_still_whole(path)}begin anew with --overwrite"
     try:
@@ -194,7 +209,7 @@ def _run_of(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
         section, name = key.split(".")
         del recipe[section][name]
     split = folder.stored_split
-    return {"recipe": recipe, "split": None if split is None else split.mark}
+    return {"recipe": recipe, "split": None if split is None else split.content_hash}
 
 
 def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
@@ -205,14 +220,14 @@ def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
     own, ours = (deciding(each, besides=LOCATIONS) for each in recipes)
     others = list(differences(own, ours).values())
     split = folder.stored_split
-    if split is not None and known["split"] not in (None, split.mark):
+    if split is not None and known["split"] not in (None, split.content_hash):
         others.append("its images, classes or split are others")
     return others
 
 
 def _read_own(file: Path, folder: RunFolder) -> dict[str, Any]:
     """What a checkpoint of the run holds; one that was copied from another run is refused."""
-    content = read(file)
+    content = _read(file)
     if others := _otherwise(content.get("run"), folder):
         raise DataError(
             f"{file} is not of this run ({', '.join(others)}): put back the run's own; {_still_whole(file)}"
