@@ -159,7 +159,7 @@ def test_interrupted_it_is_resumed_to_the_bit(photos, tmp_path):
     recipe = RunFolder(tmp_path / "whole").recipe()
     with pytest.raises(InterruptedRunError):
         train_final(tmp_path / "run", Stop(), **overrides)
-    assert checkpoint.read(RunFolder(tmp_path / "broken").last_checkpoint)["step"] == 3
+    assert checkpoint.read_checkpoint(RunFolder(tmp_path / "broken").last_checkpoint)["step"] == 3
     with pytest.raises(RecipeError, match="not finished"):
         train_final(tmp_path / "run", Rates(), **overrides)
     train_final(tmp_path / "run", Rates(), **overrides, resume=True)
