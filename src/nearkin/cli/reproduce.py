@@ -154,9 +154,9 @@ def _print_rows(study: Reproduction, as_json: bool) -> None:
     for part in study.asked:
         console.print(f"[bold]{escape(heading(part.table))}[/bold]", highlight=False)
         for row in part.rows:
-            scores = ", ".join(f"{each.metric} {each.text}" for each in row.figures)
+            scores = ", ".join(f"{each.metric} {each.text}" for each in row.published)
             console.print(
-                f"\n[bold]{escape(row.definition.name)}[/bold] on {escape(row.data)}: {escape(row.definition.title)}"
+                f"\n[bold]{escape(row.row.name)}[/bold] on {escape(row.data)}: {escape(row.row.title)}"
                 + (f"; published: {scores}" if scores else ""),
                 highlight=False,
                 soft_wrap=True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from nearkin.data.cache import OpenedImages
+from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import BusyError, DataError, InterruptedRunError, NearkinError, RecipeError
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
 from nearkin.report.table import Table
 from nearkin.runs.admission import admit_all
-from nearkin.runs.data import say_if_images_differ
+from nearkin.runs.data import open_data, report_on, say_if_images_differ
 from nearkin.runs.data_report import Announce
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
@@ -99,7 +101,6 @@ class Study(ABC):
     def runs(self) -> list[PlannedRun]:
         """Every run that is known beforehand, finished or not."""
 
-    @abstractmethod
     def run(
         self,
         *,
@@ -109,6 +110,13 @@ class Study(ABC):
         announce: Announce | None = None,
     ) -> list[Outcome]:
         """Carry out what is left, ``jobs`` runs at a time; ``announce`` is told what was understood of the data."""
+        if jobs < 1:
+            raise RecipeError(f"jobs must be at least 1, got {jobs}")
+        return self.carry_out(jobs, overwrite, console or Console(quiet=True), announce)
+
+    @abstractmethod
+    def carry_out(self, jobs: int, overwrite: bool, console: Console, announce: Announce | None) -> list[Outcome]:
+        """What :meth:`run` does, with what it was given."""
 
     @abstractmethod
     def tables(self) -> list[Table]:
@@ -121,6 +129,13 @@ class Study(ABC):
     @abstractmethod
     def write(self) -> list[Path]:
         """Write tables, JSON and pictures into the folder."""
+
+    def write_texts(self, contents: Mapping[str, str]) -> list[Path]:
+        """Texts into files of the folder."""
+        make_folder(self.folder)
+        for name, text in contents.items():
+            write_atomically(self.folder / name, text.encode())
+        return [self.folder / name for name in contents]
 
     def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
         """What to say and the exit code, where not everything came to its end."""
@@ -139,21 +154,15 @@ class Study(ABC):
         return None
 
 
-def planned_runs(
-    rows: Sequence[Row], folder: str | Path, seeds: Sequence[int], *, only_rows: Iterable[str] | None = None
-) -> list[PlannedRun]:
+def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> list[PlannedRun]:
     """Every row with every seed in ``folder/<row>/seed-<seed>``; one seed of all rows, then the next."""
     names = [row.name for row in rows]
     if not rows or len(set(names)) < len(names):
         raise RecipeError(f"a study needs rows with different names, got {', '.join(names) or 'none'}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise RecipeError(f"a study needs seeds, each once, got {list(seeds)}")
-    chosen = set(names) if only_rows is None else set(chosen_names(only_rows, names))
     return [
-        PlannedRun(row, seed, RunFolder(Path(folder) / row.name / f"seed-{seed}"))
-        for seed in seeds
-        for row in rows
-        if row.name in chosen
+        PlannedRun(row, seed, RunFolder(Path(folder) / row.name / f"seed-{seed}")) for seed in seeds for row in rows
     ]
 
 
@@ -168,6 +177,15 @@ def chosen_names(asked: Iterable[str], known: Sequence[str]) -> list[str]:
         if name not in known:
             raise RecipeError(f"no row {name!r}: {did_you_mean(name, known)}")
     return [name for name in known if name in wanted]
+
+
+def opened(recipe: Recipe, console: Console, announce: Announce | None) -> OpenedImages:
+    """The images of a recipe, decoded; ``announce`` is told what was understood of them."""
+    with ConsoleObserver(console) as observer:
+        data = open_data(recipe.data, progress=observer.decoding)
+    if announce is not None:
+        announce(report_on(recipe, data))
+    return data
 
 
 def run_all(
@@ -185,8 +203,6 @@ def run_all(
         RecipeError: before anything is run, where a recipe cannot be followed or differs from that of the folder.
         InterruptedRunError: after Ctrl-C or SIGTERM; calling again goes on.
     """
-    if jobs < 1:
-        raise RecipeError(f"jobs must be at least 1, got {jobs}")
     console = console or Console(quiet=True)
     changed = {planned.folder.path for planned in runs if planned.was_changed(forgive=overwrite)}
     waiting = [planned for planned in runs if planned.folder.path in changed or not planned.folder.is_finished]

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nearkin.errors import NearkinError
-from nearkin.recipe import Recipe
+from nearkin.recipe import PartSection, Recipe
+from nearkin.report.formats import counted
 from nearkin.studies.pool import share_done
 from nearkin.studies.study import PlannedRun
 from nearkin.studies.timed_steps import run_seconds
 from nearkin.training.device import describe_hardware, pick_device
+from nearkin.training.time_estimate import in_words
 
 ASK_BEYOND = 15 * 60
 """Seconds; whoever starts more than this without having been told would not expect it."""
@@ -39,16 +41,7 @@ class TimePlan:
         """The time in words, with what it rests on."""
         if self.finished == self.runs:
             return "nothing is left to run"
-        return f"unknown: {self.how}" if self.seconds is None else f"{duration(self.seconds)}, {self.how}"
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What a finished run took, and how many ran beside it."""
-
-    recipe: Recipe
-    seconds: float
-    side_by_side: int
+        return f"unknown: {self.how}" if self.seconds is None else f"about {in_words(self.seconds)}, {self.how}"
 
 
 def plan_time(
@@ -71,52 +64,34 @@ def plan_time(
     """
     waiting = [run for run in runs if run.folder.path in anew or not run.folder.is_finished]
     done = [run for run in runs if run not in waiting]
-    total, timed, counted, problem = 0.0, [], 0, ""
+    total, timed, finished, problem = 0.0, [], 0, ""
     for budget in dict.fromkeys(_budget(run.recipe) for run in waiting):
         mine = [run for run in waiting if _budget(run.recipe) == budget]
-        known = [each for run in done if _budget(run.recipe) == budget and (each := _known(run)) is not None]
-        counted += len(known)
+        took = [(_method(run.recipe), _seconds(run, jobs)) for run in done if _budget(run.recipe) == budget]
+        known = [(method, seconds) for method, seconds in took if seconds is not None]
+        finished += len(known)
         fixed = 0.0
         if not known:
             # Proxy losses and plain training first: their steps are the same in all rows, methods add to them.
             chosen = min(mine, key=lambda run: run.recipe.method.name != "plain")
             try:
-                fixed = measure(chosen.recipe)
+                fixed = measure(chosen.recipe) / jobs
             except (NearkinError, ValueError, RuntimeError) as error:
                 problem = str(error).splitlines()[0]
                 continue
             timed.append(chosen.recipe.objective.name)
         for run in mine:
+            alike = [seconds for method, seconds in known if method == _method(run.recipe)]
             left = 1.0 if run.folder.path in anew else 1.0 - _share_done(run)
-            total += left * (fixed / jobs if fixed else _seconds_of(run.recipe, known, jobs))
-    sources = [f"{counted} finished {'run' if counted == 1 else 'runs'}"] if counted else []
+            total += left * (statistics.fmean(alike or [seconds for _, seconds in known]) if known else fixed)
+    sources = [counted(finished, "finished run")] if finished else []
     sources += [f"a few timed steps of {' and of '.join(dict.fromkeys(timed))}"] if timed else []
     if not sources:
         return TimePlan(len(runs), len(done), None if waiting else 0.0, problem)
     several = f"; {jobs} at a time" if jobs > 1 else ""
     missing = f"; without what cannot be timed ({problem})" if problem else ""
-    return TimePlan(
-        len(runs), len(done), total, f"a rough guess from {' and '.join(sources)} on this machine{several}{missing}"
-    )
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> duration(3), duration(50), duration(1000), duration(3 * 3600 + 1500), duration(3 * 86400)
-    ('less than 10 s', 'about 50 s', 'about 17 min', 'about 3 h 25 min', 'about 3 days')
-    """
-    if seconds < 10:
-        return "less than 10 s"
-    if seconds < 90:
-        return f"about {10 * round(seconds / 10)} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"about {minutes} min"
-    hours, rest = divmod(5 * round(minutes / 5), 60)
-    if hours < 48:
-        return f"about {hours} h" + (f" {rest} min" if rest else "")
-    return f"about {round(hours / 24)} days"
+    how = f"a rough guess from {' and '.join(sources)} on this machine{several}{missing}"
+    return TimePlan(len(runs), len(done), total, how)
 
 
 def _budget(recipe: Recipe) -> Hashable:
@@ -126,22 +101,20 @@ def _budget(recipe: Recipe) -> Hashable:
     return recipe.data, recipe.encoder.backbone, length, recipe.protocol.name
 
 
-def _known(run: PlannedRun) -> _Known | None:
-    """What a run took, unless it was on other hardware."""
+def _method(recipe: Recipe) -> tuple[PartSection, PartSection]:
+    return recipe.objective, recipe.method
+
+
+def _seconds(run: PlannedRun, jobs: int) -> float | None:
+    """The machine's time for a finished run, of which several may be made at once; None of other hardware."""
     try:
         scores = run.folder.scores()
         here = describe_hardware(pick_device(run.recipe.training.device))
-        if _without_threads(scores.conditions.hardware) != _without_threads(here):
-            return None
-        return _Known(run.recipe, float(scores.seconds), run.outcome.side_by_side)
+        # Runs side by side are given fewer threads each, on the same hardware.
+        then, now = (re.sub(r", \d+ threads", "", hardware) for hardware in (scores.conditions.hardware, here))
+        return float(scores.seconds) / max(jobs, run.outcome.side_by_side) if then == now else None
     except (NearkinError, ValueError, TypeError):
         return None
-
-
-def _seconds_of(recipe: Recipe, known: Sequence[_Known], jobs: int) -> float:
-    """The machine's time for a run, of which several may be made at once."""
-    alike = [each for each in known if (each.recipe.objective, each.recipe.method) == (recipe.objective, recipe.method)]
-    return statistics.fmean(each.seconds / max(jobs, each.side_by_side) for each in alike or known)
 
 
 def _share_done(run: PlannedRun) -> float:
@@ -150,8 +123,3 @@ def _share_done(run: PlannedRun) -> float:
     except (NearkinError, ValueError):
         return 0.0
     return share_done(run.recipe, rows[-1]) if rows else 0.0
-
-
-def _without_threads(hardware: str) -> str:
-    """Runs side by side are given fewer threads each, on the same hardware."""
-    return re.sub(r", \d+ threads", "", hardware)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -43,7 +42,8 @@ def run_seconds(recipe: Recipe) -> float:
         step = _step_seconds(state)
         chosen_on, test = state.protocol.selection_set(), state.protocol.test
         # Once before the first step, then as often as the recipe says; the test classes before training and at the end.
-        total = state.total_steps * step + (1 + _evaluations(state)) * _evaluation_seconds(state, chosen_on)
+        evaluations = 1 + math.ceil(state.total_steps / state.evaluation_interval)
+        total = state.total_steps * step + evaluations * _evaluation_seconds(state, chosen_on)
         return total + (1 if test is chosen_on else 2) * _evaluation_seconds(state, test)
     finally:
         del state
@@ -75,8 +75,7 @@ def _stand_ins(table: ImageTable, section: DataSection) -> Images:
 
 def _plainly(recipe: Recipe) -> Recipe:
     """Without the method, whose start can take long, and without the warm-up, whose steps are cheaper than the rest."""
-    training = dataclasses.replace(recipe.training, warmup_epochs=0)
-    return recipe.replace(method=PartSection("plain"), training=training)
+    return recipe.but({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
 
 
 def counted_up(seconds_of: Callable[[int], float], whole: int, *, begin: int = FEW, patience: float = 4.0) -> float:
@@ -111,8 +110,8 @@ def _step_seconds(state: TrainingState) -> float:
 
 def _timed(state: TrainingState, batch_size: int, steps: int) -> float:
     """Seconds of a step with so many images and the loader's work: of the shortest, as other load only adds to them."""
-    health = HealthCheck(state)
-    loader = TrainingLoader(
+    health, seconds = HealthCheck(state), []
+    with TrainingLoader(
         state.data.images,
         state.labels,
         state.transform,
@@ -120,10 +119,8 @@ def _timed(state: TrainingState, batch_size: int, steps: int) -> float:
         seed=0,
         workers=state.recipe.data.workers,
         pin_memory=state.device.type == "cuda",
-    )
-    with loader:
+    ) as loader:
         batches = iter(loader)
-        seconds = []
         for _ in range(steps):
             began = time.monotonic()
             train_step(state, next(batches), health)
@@ -139,12 +136,6 @@ def _sampler(state: TrainingState, batch_size: int) -> RandomSampler | BalancedS
     group = training.images_per_class
     size = group * max(2, batch_size // group)
     return BalancedSampler(state.labels, batch_size=size, images_per_class=group, seed=0)
-
-
-def _evaluations(state: TrainingState) -> int:
-    training = state.recipe.training
-    every = training.evaluate_every_steps or training.evaluate_every * state.sampler.batches_per_epoch
-    return math.ceil(state.total_steps / every)
 
 
 def _evaluation_seconds(state: TrainingState, part: EvaluationSet | None) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from nearkin.data.cache import OpenedImages
-from nearkin.disk import check_writable, write_atomically
+from nearkin.disk import check_writable
 from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.stored_split import StoredSplit
@@ -23,7 +23,6 @@ from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
 from nearkin.runs.admission import admit
-from nearkin.runs.data import open_data, report_on
 from nearkin.runs.data_report import Announce
 from nearkin.runs.default_folders import found_again, holds_run_of, usual_folder
 from nearkin.runs.ensemble_scores import FILE, EnsembleScores
@@ -31,8 +30,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import Outcome
 from nearkin.studies.mlrc.scoring import score_models
 from nearkin.studies.mlrc.tables import mlrc_table
-from nearkin.studies.study import PlannedRun, Row, Study, run_all
-from nearkin.training.observers import ConsoleObserver
+from nearkin.studies.study import PlannedRun, Row, Study, opened, run_all
 
 
 def mlrc(
@@ -98,15 +96,7 @@ class RealityCheck(Study):
     def runs(self) -> list[PlannedRun]:
         return mlrc_models(self.recipe, self.folder, self.repeats)
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        overwrite: bool = False,
-        console: Console | None = None,
-        announce: Announce | None = None,
-    ) -> list[Outcome]:
-        console = console or Console(quiet=True)
+    def carry_out(self, jobs: int, overwrite: bool, console: Console, announce: Announce | None) -> list[Outcome]:
         check_writable(self.folder)
         models = self.runs()
         data = checked_data(models, console, announce)
@@ -136,9 +126,8 @@ class RealityCheck(Study):
 
     def write(self) -> list[Path]:
         """Write ``mlrc.md`` beside ``mlrc.json``."""
-        file = self.folder / "mlrc.md"
-        write_atomically(file, formats.markdown(mlrc_table(self.result, models=True)).encode())
-        return [file, self.folder / FILE]
+        page = formats.markdown(mlrc_table(self.result, models=True))
+        return [*self.write_texts({"mlrc.md": page}), self.folder / FILE]
 
 
 def default_mlrc_folder(recipe: Recipe) -> Path:
@@ -181,10 +170,7 @@ def checked_data(models: Sequence[PlannedRun], console: Console, announce: Annou
         model.was_changed(forgive=False)
     if left:
         admit(models[0].recipe)
-    with ConsoleObserver(console) as observer:
-        data = open_data(models[0].recipe.data, progress=observer.decoding)
-    if announce is not None and left:
-        announce(report_on(models[0].recipe, data))
+    data = opened(models[0].recipe, console, announce if left else None)
     _check_images(models, data)
     return data
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,10 @@ def save_moments(moments: Sequence[Moment], file: Path) -> None:
 
 def load_moments(file: Path) -> list[Moment]:
     with np.load(file, allow_pickle=False) as kept:
-        return [_moment(kept, number) for number in range(int(kept["count"]))]
+        return [
+            Moment(**{each.name: _plain(kept[f"{each.name}-{number}"]) for each in fields(Moment)})
+            for number in range(int(kept["count"]))
+        ]
 
 
 def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Path:
@@ -186,15 +189,6 @@ def _proxies(state: TrainingState) -> NDArray[np.float32]:
     return flat
 
 
-def _moment(kept: Any, number: int) -> Moment:
-    return Moment(
-        step=int(kept[f"step-{number}"]),
-        problem=int(kept[f"problem-{number}"]),
-        embeddings=kept[f"embeddings-{number}"],
-        labels=kept[f"labels-{number}"],
-        ended=kept[f"ended-{number}"],
-        begun=kept[f"begun-{number}"],
-        covering_radius=float(kept[f"covering_radius-{number}"]),
-        inter_class_distance=float(kept[f"inter_class_distance-{number}"]),
-        map_at_r=float(kept[f"map_at_r-{number}"]),
-    )
+def _plain(kept: NDArray[Any]) -> Any:
+    """A number that was saved as an array without a dimension."""
+    return kept if kept.ndim else kept.item()

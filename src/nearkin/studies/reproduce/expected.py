@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.report.formats import markdown_table
 from nearkin.studies.reproduce.papers import PaperTable, TableRow, items, paper_titles, papers, rows_on, tables_of
-from nearkin.studies.reproduce.rows import Settings, published_figures, recipe_of
+from nearkin.studies.reproduce.rows import Settings, published_values, recipe_of
 from nearkin.training.time_estimate import in_words
 
 
@@ -68,16 +68,15 @@ def listed_recipes() -> list[ListedRecipe]:
         scores: list[ExpectedScore] = []
         source = row = None
         if name in measured:
-            dim = recipe.encoder.dim or 0
             for line in measured[name]:
                 spread = float(line["spread"]) if line["spread"] else None
-                scores.append(ExpectedScore(line["metric"], float(line["value"]), spread, dim))
+                scores.append(ExpectedScore(line["metric"], float(line["value"]), spread, recipe.encoder.dim or 0))
             source = f"measured, mean of {measured[name][0]['seeds']} seeds"
         elif found := _row_of(name, recipe):
             table, published = found
             row = f"nearkin reproduce {table.item.id} --rows {published.name} --data {recipe.data.source}"
-            figures = published_figures(table, published, recipe.data.source)
-            scores = [ExpectedScore(each.metric, each.value, each.spread, each.dim) for each in figures]
+            values = published_values(table, published, recipe.data.source)
+            scores = [ExpectedScore(each.metric, each.value, each.spread, each.dim) for each in values]
             source = "published" if scores else None
         run_times = (RunTime(line["device"], int(line["seconds"]), line["how"]) for line in times.get(name, ()))
         listed.append(ListedRecipe(name, summary, command, tuple(scores), source, row, tuple(run_times)))
@@ -120,14 +119,14 @@ def _in_words(listed: ListedRecipe) -> str:
 
 
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, TableRow] | None:
-    """The first row of its paper that is the recipe unchanged, if possible one with published figures."""
+    """The first row of its paper that is the recipe unchanged, if possible one with published values."""
     paper, source = name.partition("/")[0], recipe.data.source
     unpublished = None
     for item in items(paper) if paper in papers() else ():
         for table in () if item.same_as else tables_of(item):
             for row in rows_on(table, source) if source in table.data else ():
                 if row.recipe == name and recipe_of(table, row, source, Settings()) == recipe:
-                    if published_figures(table, row, source):
+                    if published_values(table, row, source):
                         return table, row
                     unpublished = unpublished or (table, row)
     return unpublished

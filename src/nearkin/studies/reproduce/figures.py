@@ -1,4 +1,4 @@
-"""Pictures of a reproduced table: ours over what is varied, and the published figures where they are known."""
+"""Pictures of a reproduced table: ours over what is varied, and what is published where it is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nearkin.data.benchmarks import benchmarks
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import FILE, draw_digits, load_moments
 from nearkin.studies.reproduce.papers import PaperTable, text_of
-from nearkin.studies.reproduce.results import Column, Reproduced, column_named, columns_of
+from nearkin.studies.reproduce.results import Column, Reproduced, columns_of
 from nearkin.studies.reproduce.rows import Settings
 from nearkin.studies.reproduce.tables import caption, heading
 
@@ -28,15 +28,15 @@ def draw_table(table: PaperTable, lines: Sequence[Reproduced], settings: Setting
 
     from nearkin.report.plots._style import STYLE
 
-    data = list(dict.fromkeys(line.row.data for line in done))
+    data = list(dict.fromkeys(line.planned.data for line in done))
     panels = [(source, x) for source in data for x in (table.draw.x if table.draw.kind == "lines" else ("",))]
     bars = table.draw.kind in ("scores", "bars")
-    tall = 1.4 + 0.28 * max(sum(line.row.data == source for line in lines) for source in data) if bars else 3.6
+    tall = 1.4 + 0.28 * max(sum(line.planned.data == source for line in lines) for source in data) if bars else 3.6
     with rc_context(STYLE):
         figure = Figure(figsize=(5.4 * len(panels), tall + 1.1), layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, (source, x) in zip(axes, panels, strict=True):
-            _draw_panel(axis, table, [line for line in lines if line.row.data == source], x)
+            _draw_panel(axis, table, [line for line in lines if line.planned.data == source], x)
             axis.set_title(benchmarks()[source].title if source in benchmarks() else Path(source).name)
         figure.suptitle(_wrapped(heading(table), 58 * len(panels)), fontsize=11)
         figure.supxlabel(_wrapped(caption(table, lines, settings)[0], 62 * len(panels)), fontsize=7, color="#555555")
@@ -47,15 +47,14 @@ def draw_table(table: PaperTable, lines: Sequence[Reproduced], settings: Setting
 
 
 def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: str) -> None:
-    # The reality check is about MAP@R.
+    # The reality check is about MAP@R, of the models one by one.
     metric = "MAP@R" if table.mlrc else table.draw.metric
-    column = column_named(columns_of(table, [line.row for line in lines])[lines[0].row.data], metric)
+    (columns,) = columns_of(table, [line.planned for line in lines]).values()
+    column = next((each for each in columns if each.metric == metric), columns[0])
     if table.draw.kind == "steps":
         _draw_steps(axis, lines)
     elif table.draw.kind == "curves":
         _draw_curves(axis, lines, table.draw.metric)
-    elif column is None:
-        axis.text(0.5, 0.5, f"{table.draw.metric} was not measured", ha="center", transform=axis.transAxes)
     elif table.draw.kind == "lines":
         _draw_lines(axis, table, lines, x, column)
     elif table.draw.kind == "plane":
@@ -71,16 +70,16 @@ def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: st
     draw = table.draw
     series: dict[str, list[Reproduced]] = {}
     for line in lines:
-        row = line.row.definition
+        row = line.planned.row
         if x in row.at or not row.at:
             split = draw.series is not None and draw.series in row.at
             by = f"{draw.series} = {text_of(row.at[str(draw.series)])}" if split else row.series
             series.setdefault(by, []).append(line)
-    values = sorted({_value(line, x) for line in lines if x in line.row.definition.at})
+    values = sorted({_value(line, x) for line in lines if x in line.planned.row.at})
     places = {value: float(number) if x in draw.even else value for number, value in enumerate(values)}
     for number, (name, members) in enumerate(series.items()):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)]
-        varied = sorted((line for line in members if x in line.row.definition.at), key=lambda line: _value(line, x))
+        varied = sorted((line for line in members if x in line.planned.row.at), key=lambda line: _value(line, x))
         ours = [line for line in varied if column in line.ours]
         if ours:
             axis.errorbar(
@@ -109,7 +108,7 @@ def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: st
 
 
 def _value(line: Reproduced, symbol: str) -> float:
-    return float(line.row.definition.at[symbol])
+    return float(line.planned.row.at[symbol])
 
 
 def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], column: Column) -> None:
@@ -117,13 +116,11 @@ def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], colum
     import numpy as np
 
     across, down = table.draw.x[0], str(table.draw.y)
-    columns = sorted({float(line.row.definition.at[across]) for line in lines})
-    rows = sorted({float(line.row.definition.at[down]) for line in lines})
+    columns, rows = (sorted({_value(line, symbol) for line in lines}) for symbol in (across, down))
     grid = np.full((len(rows), len(columns)), np.nan)
     for line in lines:
         if column in line.ours:
-            at = line.row.definition.at
-            grid[rows.index(float(at[down])), columns.index(float(at[across]))] = line.ours[column].mean
+            grid[rows.index(_value(line, down)), columns.index(_value(line, across))] = line.ours[column].mean
     image = axis.imshow(grid, origin="lower", aspect="auto", cmap="viridis")
     middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
     for (row, place), value in np.ndenumerate(grid):
@@ -137,10 +134,10 @@ def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], colum
 
 
 def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None:
-    """A line of the picture for every row: ours as a dot with its spread, the published figure as a diamond."""
+    """A line of the picture for every row: ours as a dot with its spread, the published value as a diamond."""
     from nearkin.report.plots._style import GREY, RUN_COLOURS
 
-    titles = [line.row.definition.title for line in lines]
+    titles = [line.planned.row.title for line in lines]
     for place, line in enumerate(lines):
         ours, published = line.ours.get(column), line.published.get(column)
         if ours is not None and published is not None:
@@ -150,8 +147,7 @@ def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None
             axis.plot(published.value, place, "D", color=GREY, fillstyle="none", label=label)
         if ours is not None:
             label = "ours" if not _labelled(axis, "ours") else None
-            bar = ours.spread
-            axis.errorbar(ours.mean, place, xerr=bar, fmt="o", color=RUN_COLOURS[0], capsize=3, label=label)
+            axis.errorbar(ours.mean, place, xerr=ours.spread, fmt="o", color=RUN_COLOURS[0], capsize=3, label=label)
     axis.set_yticks(range(len(titles)), titles)
     axis.set_ylim(len(titles) - 0.4, -0.6)
     axis.set_xlabel(_axis_label(column))
@@ -167,7 +163,7 @@ def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
     for number, line in enumerate(lines):
         for path in line.folders if line.finished else []:
             rows = [row for row in RunFolder(path).evaluations() if row.get(metric) is not None]
-            label = line.row.definition.series if not _labelled(axis, line.row.definition.series) else None
+            label = line.planned.row.series if not _labelled(axis, line.planned.row.series) else None
             values = [100 * float(row[metric] or 0.0) for row in rows]
             colour = RUN_COLOURS[number % len(RUN_COLOURS)]
             axis.plot([row["epoch"] for row in rows], values, color=colour, label=label, linewidth=1.4)
@@ -180,7 +176,7 @@ def _draw_steps(axis: Any, lines: Sequence[Reproduced]) -> None:
     """How many steps the sub-problems took, as a histogram for each row."""
     from nearkin.report.plots._style import RUN_COLOURS
 
-    taken = {line.row.definition.title: steps for line in lines if line.finished and (steps := _steps_of(line))}
+    taken = {line.planned.row.title: steps for line in lines if line.finished and (steps := _steps_of(line))}
     if not taken:
         axis.text(0.5, 0.5, "no sub-problem has ended", ha="center", transform=axis.transAxes)
         return
@@ -197,12 +193,12 @@ def _steps_of(line: Reproduced) -> list[int]:
 def _draw_digits(table: PaperTable, done: Sequence[Reproduced], settings: Settings, folder: Path) -> list[Path]:
     files = []
     for line in done:
-        for seed, path in zip(line.seeds, line.folders, strict=False):
-            if (path / FILE).exists():
-                several = f"-seed-{seed}" if len(line.seeds) > 1 else ""
-                file = folder / f"{table.item.key}-{line.row.definition.name}{several}.png"
-                what = settings.stand_ins.get(line.row.data, line.row.data)
-                title = f"{heading(table)}\n{line.row.definition.title}, {Path(what).name}"
+        for path in line.folders:
+            if RunFolder(path).is_finished and (path / FILE).exists():
+                several = f"-{path.name}" if len(line.seeds) > 1 else ""
+                file = folder / f"{table.item.key}-{line.planned.row.name}{several}.png"
+                what = settings.stand_ins.get(line.planned.data, line.planned.data)
+                title = f"{heading(table)}\n{line.planned.row.title}, {Path(what).name}"
                 files.append(draw_digits(load_moments(path / FILE), file, title=title))
     return files
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from nearkin.evaluation.scores import score_named
 from nearkin.report.formats import counted
 from nearkin.report.table import Part, Table
 from nearkin.studies.tune.space import Dimension, shown, yaml_text
-from nearkin.studies.tune.trials import Trial, Tuning
+from nearkin.studies.tune.trials import Status, Trial, Tuning
 
 SHOWN = 10
 """Trials in a table; ``trials.csv`` has them all."""
@@ -76,12 +77,12 @@ def title_of(tuning: Tuning) -> str:
 def conditions_of(tuning: Tuning) -> list[str]:
     """What the scores hold for, and how the trials ended."""
     plan, training = tuning.plan, tuning.plan.recipe.training
-    count = {status: sum(trial.status == status for trial in tuning.trials) for status in _statuses(tuning)}
+    count = Counter(trial.status for trial in tuning.trials)
     limit = "" if training.max_steps is None else f", at most {training.max_steps} steps"
     seeds = [str(seed) for seed in range(training.seed, training.seed + plan.seeds)]
     parts = [
         f"{counted(len(tuning.trials), 'trial')}: "
-        + ", ".join(f"{number} {status}" for status, number in count.items()),
+        + ", ".join(f"{count[status]} {status}" for status in get_args(Status) if count[status]),
         f"{plan.sampler} sampler, seed {plan.seed}, "
         + ("no pruner" if plan.pruner == "none" else f"{plan.pruner} pruner"),
         f"{plan.recipe.protocol.name} protocol, {tuning.conditions['selection']}",
@@ -95,12 +96,9 @@ def conditions_of(tuning: Tuning) -> list[str]:
 def remarks(tuning: Tuning) -> list[str]:
     """What a person should know before using the result."""
     lines = []
-    if tuning.ranking:
-        best = tuning.ranking[0]
-        ends = [each for each in tuning.plan.space if _near_an_end(each, best.values[each.key])]
-        lines += [
-            f"The best {each.key} lies at an end of its range {each}: a wider one may hold better." for each in ends
-        ]
+    for best in tuning.ranking[:1]:
+        ends = (each for each in tuning.plan.space if _near_an_end(each, best.values[each.key]))
+        lines += [f"The best {end.key} lies at an end of its range {end}: a wider one may hold better." for end in ends]
     reasons: dict[str, list[str]] = {}
     for trial in tuning.trials:
         if trial.reason:
@@ -109,17 +107,12 @@ def remarks(tuning: Tuning) -> list[str]:
 
 
 def _near_an_end(dimension: Dimension, value: Any) -> bool:
-    if dimension.choices or dimension.low is None or dimension.high is None:
+    if dimension.choices:
         return False
     if isinstance(dimension.low, int):
         return value in (dimension.low, dimension.high)
     low, high, at = (math.log(x) if dimension.log else x for x in (dimension.low, dimension.high, value))
     return not _NEAR_AN_END < (at - low) / (high - low) < 1 - _NEAR_AN_END
-
-
-def _statuses(tuning: Tuning) -> list[str]:
-    order = ("finished", "pruned", "diverged", "failed", "unfinished")
-    return [status for status in order if any(trial.status == status for trial in tuning.trials)]
 
 
 def _record(tuning: Tuning, trial: Trial) -> dict[str, Any]:
