@@ -71,8 +71,10 @@ def published_beside(recipe: Recipe, protocol: str) -> list[PublishedLine]:
         protocol: as the list of published values has it: ``conventional`` for the best epoch on the test classes, also
             of In-shop's queries and gallery; ``mlrc-mean`` and ``mlrc-ensemble``.
     """
-    source = recipe.data.source
-    if source not in ("cub", "cars", "sop", "inshop") or not _is_usual(recipe):
+    source, asked = recipe.data.source, recipe.protocol
+    # All training images with their own labels, at the size that papers use.
+    usual = asked.train_share == 1 and asked.label_noise == 0 and recipe.data.image_size in (None, 224, 227)
+    if source not in ("cub", "cars", "sop", "inshop") or not usual:
         return []
     lines: dict[tuple[str, str, str, str, int], dict[str, Published]] = {}
     for name in published_names(recipe):
@@ -111,9 +113,3 @@ def published_names(recipe: Recipe) -> list[str]:
         mined = "-HNCM" if method.options.get("hard_negative_classes") else ""
         return [f"{_PROFS[loss.name]}-PROFS{mined}"]
     return []
-
-
-def _is_usual(recipe: Recipe) -> bool:
-    """Whether all training images with their own labels were used, at the size that papers use."""
-    protocol = recipe.protocol
-    return protocol.train_share == 1 and protocol.label_noise == 0 and recipe.data.image_size in (None, 224, 227)

@@ -149,10 +149,6 @@ class Study(ABC):
         """Commands that a person may want to run then."""
         return []
 
-    def listing(self) -> Table | None:
-        """What is asked for with ``--list``: the rows and their options."""
-        return None
-
 
 def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> list[PlannedRun]:
     """Every row with every seed in ``folder/<row>/seed-<seed>``; one seed of all rows, then the next."""
@@ -256,14 +252,8 @@ def _run_here(planned: PlannedRun, console: Console) -> None:
             observer = bar if watched is None else watched(planned.folder, bar)
             # What a special observer has seen is not in a checkpoint, so such a run begins anew.
             begun, anew = planned.folder.is_begun, watched is not None
-            run(
-                planned.recipe,
-                planned.folder,
-                observer,
-                resume=begun and not anew,
-                overwrite=begun and anew,
-                progress=bar.decoding,
-            )
+            resume, overwrite = begun and not anew, begun and anew
+            run(planned.recipe, planned.folder, observer, resume=resume, overwrite=overwrite, progress=bar.decoding)
     except (InterruptedRunError, BusyError):
         raise
     except NearkinError as error:

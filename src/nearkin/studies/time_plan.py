@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
+import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearkin.data.cache import Images, OpenedImages, open_images
+from nearkin.data.loader import TrainingLoader
+from nearkin.data.source import read_source
+from nearkin.data.table import ImageTable
 from nearkin.errors import NearkinError
-from nearkin.recipe import PartSection, Recipe
+from nearkin.evaluation.protocol import EvaluationSet
+from nearkin.evaluation.retrieval import retrieval_scores
+from nearkin.recipe import DataSection, PartSection, Recipe
 from nearkin.report.formats import counted
+from nearkin.samplers import BalancedSampler, RandomSampler
 from nearkin.studies.pool import share_done
 from nearkin.studies.study import PlannedRun
-from nearkin.studies.timed_steps import run_seconds
+from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, pick_device
+from nearkin.training.health import HealthCheck
+from nearkin.training.loop import train_step
+from nearkin.training.state import TrainingState
 from nearkin.training.time_estimate import in_words
 
 ASK_BEYOND = 15 * 60
 """Seconds; whoever starts more than this without having been told would not expect it."""
+STEPS = 2
+FEW = 2
+"""Images to begin with: a batch of a large network on a CPU takes longer than anyone would wait for an estimate."""
+_RANKED = 2000
 
 
 @dataclass(frozen=True)
@@ -49,7 +69,7 @@ def plan_time(
     *,
     jobs: int = 1,
     anew: Collection[Path] = (),
-    measure: Callable[[Recipe], float] = run_seconds,
+    measure: Callable[[Recipe], float] | None = None,
 ) -> TimePlan:
     """The time that the unfinished of ``runs`` will take, ``jobs`` at a time.
 
@@ -60,7 +80,7 @@ def plan_time(
         runs: every run of a study, finished or not.
         jobs: runs at a time; the time is divided by them, as if they did not slow each other down.
         anew: folders of runs that will be begun anew, whatever they hold.
-        measure: seconds of a whole run with a recipe.
+        measure: seconds of a whole run with a recipe; default: :func:`run_seconds`.
     """
     waiting = [run for run in runs if run.folder.path in anew or not run.folder.is_finished]
     done = [run for run in runs if run not in waiting]
@@ -75,7 +95,7 @@ def plan_time(
             # Proxy losses and plain training first: their steps are the same in all rows, methods add to them.
             chosen = min(mine, key=lambda run: run.recipe.method.name != "plain")
             try:
-                fixed = measure(chosen.recipe) / jobs
+                fixed = (measure or run_seconds)(chosen.recipe) / jobs
             except (NearkinError, ValueError, RuntimeError) as error:
                 problem = str(error).splitlines()[0]
                 continue
@@ -123,3 +143,130 @@ def _share_done(run: PlannedRun) -> float:
     except (NearkinError, ValueError):
         return 0.0
     return share_done(run.recipe, rows[-1]) if rows else 0.0
+
+
+def run_seconds(recipe: Recipe) -> float:
+    """Seconds that a run of ``recipe`` will roughly take on this machine; finding out takes a few.
+
+    The steps are real ones, of the recipe's encoder and loss in plain training, on noise of the images' size: nothing
+    is decoded, and nothing is written. What a method does between the steps is not in it, nor is reading the images.
+    """
+    table = read_source(recipe.data.source, root=recipe.data.root, kinds=recipe.data.kinds)
+    state = build_state(_plainly(recipe), OpenedImages(table, _stand_ins(table, recipe.data)))
+    try:
+        step = _step_seconds(state)
+        chosen_on, test = state.protocol.selection_set(), state.protocol.test
+        # Once before the first step, then as often as the recipe says; the test classes before training and at the end.
+        evaluations = 1 + math.ceil(state.total_steps / state.evaluation_interval)
+        total = state.total_steps * step + evaluations * _evaluation_seconds(state, chosen_on)
+        return total + (1 if test is chosen_on else 2) * _evaluation_seconds(state, test)
+    finally:
+        del state
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """One image that stands for all."""
+
+    count: int
+    pixels: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
+        return self.pixels
+
+
+def _stand_ins(table: ImageTable, section: DataSection) -> Images:
+    if isinstance(table.images, np.ndarray):
+        return open_images(table, cache_dir=None).images
+    side = section.shorter_side
+    pixels = np.random.default_rng(0).integers(0, 256, (side, 4 * side // 3, 3), dtype=np.uint8)
+    return _Noise(len(table), pixels)
+
+
+def _plainly(recipe: Recipe) -> Recipe:
+    """Without the method, whose start can take long, and without the warm-up, whose steps are cheaper than the rest."""
+    return recipe.but({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
+
+
+def counted_up(seconds_of: Callable[[int], float], whole: int, *, begin: int = FEW, patience: float = 4.0) -> float:
+    """Seconds for ``whole`` images from those for fewer, four times as many each time for some seconds.
+
+    Beyond, the time goes on in a straight line through the last two: some of it is the calls' own, whatever the number.
+
+    >>> counted_up(lambda images: 1.0 + images, 4), counted_up(lambda images: 1.0 + images, 1000)
+    (5.0, 1001.0)
+    """
+    before, spent = (0, 0.0), 0.0
+    while True:
+        images = min(begin, whole)
+        began = time.monotonic()
+        seconds = seconds_of(images)
+        spent += max(seconds, time.monotonic() - began)
+        if images == whole:
+            return seconds
+        # As long as more images take no longer, the time is not theirs, and four times as many will not cost much.
+        if before[0] and spent > patience and seconds > before[1]:
+            return seconds + (whole - images) * (seconds - before[1]) / (images - before[0])
+        before, begin = (images, seconds), 4 * begin
+
+
+def _step_seconds(state: TrainingState) -> float:
+    whole = _sampler(state, state.recipe.training.batch_size).batch_size
+    group = 1 if state.recipe.training.sampler == "random" else state.recipe.training.images_per_class
+    begin = max(FEW, 2 * group) if state.device.type == "cpu" else whole
+    _timed(state, min(begin, whole), 1)  # the first step also makes everything ready
+    return counted_up(lambda images: _timed(state, images, STEPS), whole, begin=begin)
+
+
+def _timed(state: TrainingState, batch_size: int, steps: int) -> float:
+    """Seconds of a step with so many images and the loader's work: of the shortest, as other load only adds to them."""
+    health, seconds = HealthCheck(state), []
+    with TrainingLoader(
+        state.data.images,
+        state.labels,
+        state.transform,
+        _sampler(state, batch_size),
+        seed=0,
+        workers=state.recipe.data.workers,
+        pin_memory=state.device.type == "cuda",
+    ) as loader:
+        batches = iter(loader)
+        for _ in range(steps):
+            began = time.monotonic()
+            train_step(state, next(batches), health)
+            health.settle()
+            seconds.append(time.monotonic() - began)
+    return min(seconds)
+
+
+def _sampler(state: TrainingState, batch_size: int) -> RandomSampler | BalancedSampler:
+    training = state.recipe.training
+    if training.sampler == "random":
+        return RandomSampler(len(state.labels), batch_size=batch_size, seed=0)
+    group = training.images_per_class
+    size = group * max(2, batch_size // group)
+    return BalancedSampler(state.labels, batch_size=size, images_per_class=group, seed=0)
+
+
+def _evaluation_seconds(state: TrainingState, part: EvaluationSet | None) -> float:
+    """Embedding counts up by the image, ranking by the pair of images."""
+    if part is None:
+        return 0.0
+    rows = part.rows
+    ranked = min(len(rows), _RANKED)
+    vectors = torch.randn(ranked, state.encoder.dim, device=state.device)
+    began = time.monotonic()
+    retrieval_scores(vectors, torch.arange(ranked) // 2)
+    ranking = (time.monotonic() - began) * (len(rows) / ranked) ** 2
+
+    def embedding(images: int) -> float:
+        began = time.monotonic()
+        state.embed(rows[:images]).cpu()
+        return time.monotonic() - began
+
+    return ranking + counted_up(embedding, len(rows), patience=1.0)

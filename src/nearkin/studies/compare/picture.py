@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.evaluation.statistics import Statistic
-from nearkin.report.plots._style import end_at_all
+from nearkin.report.plots._style import end_at_all, new_figure, save_figure
 from nearkin.studies.compare.tables import Results, conditions_of, families, title_of
 from nearkin.studies.results import RowResult
 from nearkin.studies.study import COMPARED
@@ -25,10 +25,8 @@ def draw_comparison(results: Results, file: Path) -> list[Path]:
     rows = [(result, depth) for result, depth in families(results) if any(result.test(name) for name in COMPARED)]
     if not rows:
         return []
-    from matplotlib.figure import Figure
-
     names = [name for name in COMPARED if any(result.test(name) for result, _ in rows)]
-    figure = Figure(figsize=(4.0 + 3.4 * len(names), 1.8 + 0.3 * len(rows)), layout="constrained")
+    figure = new_figure(4.0 + 3.4 * len(names), 1.8 + 0.3 * len(rows))
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axis, name in zip(panels, names, strict=True):
         for place, (result, depth) in enumerate(rows):
@@ -59,7 +57,7 @@ def draw_comparison(results: Results, file: Path) -> list[Path]:
     shown = [result for result, _ in rows]
     figure.suptitle(title_of(shown), fontsize=11)
     figure.supxlabel("\n".join(textwrap.wrap(conditions_of(shown)[0], 105)), fontsize=7, color="#555555")
-    figure.savefig(file, dpi=130, facecolor="white")
+    save_figure(figure, file, dpi=130)
     return [file]
 
 

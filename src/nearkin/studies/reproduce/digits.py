@@ -20,6 +20,7 @@ from nearkin.disk import write_atomically
 from nearkin.evaluation.measurement import measure
 from nearkin.methods.ccp import Ccp
 from nearkin.numerics import normalise
+from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS, new_figure, save_figure
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data
@@ -144,13 +145,9 @@ def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Pa
 
     The last panel shows the covering radius falling, in units of the distance between classes.
     """
-    from matplotlib.figure import Figure
-
-    from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
-
     columns = min(3, len(moments) + 1)
     rows = -(-(len(moments) + 1) // columns)
-    figure = Figure(figsize=(3.3 * columns, 3.4 * rows + 0.8), layout="constrained")
+    figure = new_figure(3.3 * columns, 3.4 * rows + 0.8)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, moment in zip(axes, moments, strict=False):
         classes = np.unique(moment.labels)
@@ -178,7 +175,7 @@ def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Pa
         axis.set_visible(False)
     figure.suptitle(title, fontsize=11)
     figure.supxlabel("squares: proxies that a sub-problem ended with; circles: those the next begins with", fontsize=8)
-    figure.savefig(file, dpi=130, facecolor="white")
+    save_figure(figure, file, dpi=130)
     return file
 
 

@@ -78,7 +78,7 @@ def listed_recipes() -> list[ListedRecipe]:
             values = published_values(table, published, recipe.data.source)
             scores = [ExpectedScore(each.metric, each.value, each.spread, each.dim) for each in values]
             source = "published" if scores else None
-        run_times = (RunTime(line["device"], int(line["seconds"]), line["how"]) for line in times.get(name, ()))
+        run_times = [RunTime(line["device"], int(line["seconds"]), line["how"]) for line in times.get(name, ())]
         listed.append(ListedRecipe(name, summary, command, tuple(scores), source, row, tuple(run_times)))
     return listed
 
@@ -121,20 +121,15 @@ def _in_words(listed: ListedRecipe) -> str:
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, TableRow] | None:
     """The first row of its paper that is the recipe unchanged, if possible one with published values."""
     paper, source = name.partition("/")[0], recipe.data.source
-    unpublished = None
-    for item in items(paper) if paper in papers() else ():
-        for table in () if item.same_as else tables_of(item):
-            for row in rows_on(table, source) if source in table.data else ():
-                if row.recipe == name and recipe_of(table, row, source, Settings()) == recipe:
-                    if published_values(table, row, source):
-                        return table, row
-                    unpublished = unpublished or (table, row)
-    return unpublished
+    own = [item for item in items(paper) if not item.same_as] if paper in papers() else []
+    tables = [table for item in own for table in tables_of(item) if source in table.data]
+    rows = [(table, row) for table in tables for row in rows_on(table, source) if row.recipe == name]
+    same = [(table, row) for table, row in rows if recipe_of(table, row, source, Settings()) == recipe]
+    return min(same, key=lambda each: not published_values(each[0], each[1], source), default=None)
 
 
 def _by_recipe(file: str) -> dict[str, list[dict[str, str]]]:
-    with (recipes_folder() / file).open(encoding="utf-8", newline="") as stream:
-        found: dict[str, list[dict[str, str]]] = {}
-        for line in csv.DictReader(stream):
-            found.setdefault(line["recipe"], []).append(line)
+    found: dict[str, list[dict[str, str]]] = {}
+    for line in csv.DictReader((recipes_folder() / file).read_text(encoding="utf-8").splitlines()):
+        found.setdefault(line["recipe"], []).append(line)
     return found

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nearkin.data.benchmarks import benchmarks
+from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import FILE, draw_digits, load_moments
 from nearkin.studies.reproduce.papers import PaperTable, text_of
@@ -24,16 +27,13 @@ def draw_table(table: PaperTable, lines: Sequence[Reproduced], settings: Setting
     if table.draw.kind == "digits":
         return _draw_digits(table, done, settings, Path(folder))
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    from nearkin.report.plots._style import STYLE
 
     data = list(dict.fromkeys(line.planned.data for line in done))
     panels = [(source, x) for source in data for x in (table.draw.x if table.draw.kind == "lines" else ("",))]
     bars = table.draw.kind in ("scores", "bars")
     tall = 1.4 + 0.28 * max(sum(line.planned.data == source for line in lines) for source in data) if bars else 3.6
     with rc_context(STYLE):
-        figure = Figure(figsize=(5.4 * len(panels), tall + 1.1), layout="constrained")
+        figure = new_figure(5.4 * len(panels), tall + 1.1)
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, (source, x) in zip(axes, panels, strict=True):
             _draw_panel(axis, table, [line for line in lines if line.planned.data == source], x)
@@ -42,7 +42,7 @@ def draw_table(table: PaperTable, lines: Sequence[Reproduced], settings: Setting
         figure.supxlabel(_wrapped(caption(table, lines, settings)[0], 62 * len(panels)), fontsize=7, color="#555555")
         file = Path(folder) / f"{table.item.key}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=130, facecolor="white")
+        save_figure(figure, file, dpi=130)
     return [file]
 
 
@@ -65,8 +65,6 @@ def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: st
 
 def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: str, column: Column) -> None:
     """A line for each series over the varied value; a row that does not vary it is a dashed line across."""
-    from nearkin.report.plots._style import RUN_COLOURS
-
     draw = table.draw
     series: dict[str, list[Reproduced]] = {}
     for line in lines:
@@ -80,25 +78,18 @@ def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: st
     for number, (name, members) in enumerate(series.items()):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)]
         varied = sorted((line for line in members if x in line.planned.row.at), key=lambda line: _value(line, x))
-        ours = [line for line in varied if column in line.ours]
+        ours = {places[_value(line, x)]: line.ours[column] for line in varied if column in line.ours}
         if ours:
-            axis.errorbar(
-                [places[_value(line, x)] for line in ours],
-                [line.ours[column].mean for line in ours],
-                yerr=[line.ours[column].spread or 0.0 for line in ours],
-                fmt="o-",
-                color=colour,
-                capsize=2,
-                label=name,
-            )
+            means, spreads = [each.mean for each in ours.values()], [each.spread or 0.0 for each in ours.values()]
+            axis.errorbar(list(ours), means, yerr=spreads, fmt="o-", color=colour, capsize=2, label=name)
         for line in members:
             if line not in varied and column in line.ours:
                 axis.axhline(line.ours[column].mean, color=colour, linestyle="--", linewidth=1.2, label=name)
-        published = [line for line in varied if column in line.published]
-        if published:
-            across = [places[_value(line, x)] for line in published]
-            heights = [line.published[column].value for line in published]
-            axis.plot(across, heights, "D", color=colour, fillstyle="none", label=f"{name}, published")
+        theirs = [
+            (places[_value(line, x)], line.published[column].value) for line in varied if column in line.published
+        ]
+        if theirs:
+            axis.plot(*zip(*theirs, strict=True), "D", color=colour, fillstyle="none", label=f"{name}, published")
     if x in draw.even or len(values) <= 6:
         tilt = 45 if len(values) > 8 else 0
         axis.set_xticks([places[value] for value in values], [text_of(value) for value in values], rotation=tilt)
@@ -113,8 +104,6 @@ def _value(line: Reproduced, symbol: str) -> float:
 
 def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], column: Column) -> None:
     """Two varied values as a grid, the score as colour and number."""
-    import numpy as np
-
     across, down = table.draw.x[0], str(table.draw.y)
     columns, rows = (sorted({_value(line, symbol) for line in lines}) for symbol in (across, down))
     grid = np.full((len(rows), len(columns)), np.nan)
@@ -135,22 +124,17 @@ def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], colum
 
 def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None:
     """A line of the picture for every row: ours as a dot with its spread, the published value as a diamond."""
-    from nearkin.report.plots._style import GREY, RUN_COLOURS
-
-    titles = [line.planned.row.title for line in lines]
     for place, line in enumerate(lines):
         ours, published = line.ours.get(column), line.published.get(column)
         if ours is not None and published is not None:
             axis.plot([ours.mean, published.value], [place, place], color="#cccccc", linewidth=2, zorder=0)
         if published is not None:
-            label = "published" if not _labelled(axis, "published") else None
-            axis.plot(published.value, place, "D", color=GREY, fillstyle="none", label=label)
+            axis.plot(published.value, place, "D", color=GREY, fillstyle="none", label=_once(axis, "published"))
         if ours is not None:
-            label = "ours" if not _labelled(axis, "ours") else None
-            axis.errorbar(ours.mean, place, xerr=ours.spread, fmt="o", color=RUN_COLOURS[0], capsize=3, label=label)
-    axis.set_yticks(range(len(titles)), titles)
-    axis.set_ylim(len(titles) - 0.4, -0.6)
-    axis.set_xlabel(_axis_label(column))
+            style = {"fmt": "o", "color": RUN_COLOURS[0], "capsize": 3, "label": _once(axis, "ours")}
+            axis.errorbar(ours.mean, place, xerr=ours.spread, **style)
+    axis.set_yticks(range(len(lines)), [line.planned.row.title for line in lines])
+    axis.set(ylim=(len(lines) - 0.4, -0.6), xlabel=_axis_label(column))
     axis.grid(axis="x", alpha=0.3)
     axis.margins(x=0.08)
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=2)
@@ -158,12 +142,10 @@ def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None
 
 def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
     """A score at every evaluation, a line for each run."""
-    from nearkin.report.plots._style import RUN_COLOURS
-
     for number, line in enumerate(lines):
         for path in line.folders if line.finished else []:
             rows = [row for row in RunFolder(path).evaluations() if row.get(metric) is not None]
-            label = line.planned.row.series if not _labelled(axis, line.planned.row.series) else None
+            label = _once(axis, line.planned.row.series)
             values = [100 * float(row[metric] or 0.0) for row in rows]
             colour = RUN_COLOURS[number % len(RUN_COLOURS)]
             axis.plot([row["epoch"] for row in rows], values, color=colour, label=label, linewidth=1.4)
@@ -174,8 +156,6 @@ def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
 
 def _draw_steps(axis: Any, lines: Sequence[Reproduced]) -> None:
     """How many steps the sub-problems took, as a histogram for each row."""
-    from nearkin.report.plots._style import RUN_COLOURS
-
     taken = {line.planned.row.title: steps for line in lines if line.finished and (steps := _steps_of(line))}
     if not taken:
         axis.text(0.5, 0.5, "no sub-problem has ended", ha="center", transform=axis.transAxes)
@@ -207,8 +187,9 @@ def _axis_label(column: Column) -> str:
     return f"{column.label} (%)" if column.is_share else column.label
 
 
-def _labelled(axis: Any, name: str) -> bool:
-    return name in axis.get_legend_handles_labels()[1]
+def _once(axis: Any, name: str) -> str | None:
+    """A label, unless the legend has it already."""
+    return None if name in axis.get_legend_handles_labels()[1] else name
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -178,10 +178,9 @@ def missing_data(source: str, root: str | Path | None) -> str | None:
         return None
     if folder:
         return f"{benchmark.title} in {folder} is not whole: {benchmark.problem(folder)}"
-    place = (
-        f"was not found below {where}" if where else "is not here: name the folder of your data sets with --data-root"
-    )
-    return f"{benchmark.title} {place}"
+    if where is None:
+        return f"{benchmark.title} is not here: name the folder of your data sets with --data-root"
+    return f"{benchmark.title} was not found below {where}"
 
 
 def missing_weights(backbone: str, root: str | Path | None) -> str | None:
@@ -204,9 +203,8 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
     renamed = {key.partition(".")[0] for key in ("objective.name", "method.name") if before[key] != now[key]}
     words = [name]
     # The name goes first: another name clears the options that stand there already.
-    for key in sorted(now, key=lambda key: (not key.endswith(".name"), list(now).index(key))):
-        section = key.partition(".")[0]
-        if section in renamed or before.get(key) != now[key]:
+    for key in sorted(now, key=lambda key: not key.endswith(".name")):
+        if key.partition(".")[0] in renamed or before.get(key) != now[key]:
             words.append(shlex.quote(f"{key}={text_of(now[key])}"))
     return words
 

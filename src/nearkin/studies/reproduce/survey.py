@@ -44,14 +44,8 @@ class Standing:
 
     def cells(self) -> list[str]:
         """A line of the list of all tables."""
-        same = f" (rows of {', '.join(self.item.same_as)})" if self.item.same_as else ""
-        return [
-            self.item.id,
-            self.item.title + same,
-            ", ".join(self.data) or NOTHING,
-            str(self.rows or NOTHING),
-            self.in_the_way,
-        ]
+        title = self.item.title + (f" (rows of {', '.join(self.item.same_as)})" if self.item.same_as else "")
+        return [self.item.id, title, ", ".join(self.data) or NOTHING, str(self.rows or NOTHING), self.in_the_way]
 
     def as_record(self) -> dict[str, Any]:
         return {
@@ -78,6 +72,7 @@ def standing_of(item: Item, settings: Settings) -> Standing:
     data = tuple(name for table in tables for name in table.data)
     lines = [(table, row) for table in tables for name in table.data for row in rows_on(table, name)]
     backbones = {settings.backbone or _backbone(table, row) for table, row in lines if row.missing is None}
+    backbones = set() if settings.weights else backbones
     return Standing(
         item=item,
         data=data,
@@ -85,9 +80,7 @@ def standing_of(item: Item, settings: Settings) -> Standing:
         rows=len(lines),
         not_in_nearkin=sum(row.missing is not None for _, row in lines),
         missing_data=tuple(name for name in data if missing_data(name, settings.root) is not None),
-        missing_weights=tuple(
-            sorted(name for name in backbones if not settings.weights and missing_weights(name, settings.root))
-        ),
+        missing_weights=tuple(name for name in sorted(backbones) if missing_weights(name, settings.root)),
     )
 
 

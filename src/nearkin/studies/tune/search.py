@@ -205,23 +205,17 @@ def _side_by_side(plan: Plan, folder: Path, wanted: int, jobs: int, console: Con
                 label_of(plan, study, number),
                 ["-m", "nearkin.studies.tune.worker", str(folder), str(number)],
                 trial_folder(folder, number) / LOG,
-                is_done=partial(is_done, number),
+                is_done=lambda number=number: number not in unfinished(study),  # type: ignore[misc]
                 ended=partial(ended, number),
             )
             if missing:
                 return
 
-    def is_done(number: int) -> bool:
-        return number not in unfinished(study)
-
     def ended(number: int, code: int, said: str) -> None:
         if number in unfinished(study):
-            for kind in (DataError, MissingExtraError):
-                if code == kind.exit_code:
-                    missing.append(kind(said))  # no other trial will fare better
-                    return
-            if code == InterruptedRunError.exit_code:
-                return
+            missing.extend(kind(said) for kind in (DataError, MissingExtraError) if code == kind.exit_code)
+            if missing or code == InterruptedRunError.exit_code:
+                return  # where something is missing no other trial will fare better
             give_up(study, number, said)
         console.print(how_it_ended(folder, number), highlight=False, markup=False, soft_wrap=True)
 

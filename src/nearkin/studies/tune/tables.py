@@ -6,7 +6,6 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from nearkin.evaluation.scores import score_named
@@ -45,13 +44,13 @@ def best_recipe(tuning: Tuning) -> str:
     what = f"{tuning.conditions['data']} with {recipe.objective.name}{method}"
     trials, score = counted(len(tuning.trials), "trial"), 100 * (best.score or 0.0)
     found = f"best of {trials}, {tuning.select_by} {score:.1f} % on validation"
-    head = f"# {what}: {found} classes\n# nearkin train {_quoted(tuning.folder / 'best.yaml')}\n"
+    head = f"# {what}: {found} classes\n# nearkin train {shlex.quote(str(tuning.folder / 'best.yaml'))}\n"
     return head + tuning.recipe_of(best).to_yaml()
 
 
 def three_seeds(tuning: Tuning) -> str:
     """The command that trains the best trial on three seeds and scores it on the test classes."""
-    best, runs = _quoted(tuning.folder / "best.yaml"), _quoted(tuning.folder / "best" / "seed-")
+    best, runs = (shlex.quote(str(tuning.folder / name)) for name in ("best.yaml", "best/seed-"))
     return f"for seed in 0 1 2; do nearkin train {best} training.seed=$seed -o {runs}$seed; done"
 
 
@@ -126,7 +125,3 @@ def _record(tuning: Tuning, trial: Trial) -> dict[str, Any]:
 
 def _joined(numbers: Sequence[float]) -> str:
     return " ".join(f"{number:g}" for number in numbers)
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
