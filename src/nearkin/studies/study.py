@@ -187,13 +187,10 @@ def opened(recipe: Recipe, console: Console, announce: Announce | None) -> Opene
 def run_all(
     runs: Sequence[PlannedRun], *, jobs: int = 1, overwrite: bool = False, console: Console | None = None
 ) -> list[Outcome]:
-    """Carry out what is left of ``runs``.
+    """Carry out what is left of ``runs``, each in a folder of its own.
 
-    Args:
-        runs: each with a folder of its own.
-        jobs: runs at a time. One is run in this process, several as processes of their own, to fill a GPU.
-        overwrite: begin anew the runs that were made with another recipe; without it they are an error.
-        console: where progress goes.
+    One at a time is run in this process, several ``jobs`` as processes of their own, to fill a GPU. Runs that were made
+    with another recipe are begun anew with ``overwrite``; without it they are an error.
 
     Raises:
         RecipeError: before anything is run, where a recipe cannot be followed or differs from that of the folder.

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from nearkin.data.cache import Images, OpenedImages, open_images
 from nearkin.data.loader import TrainingLoader
@@ -74,13 +73,9 @@ def plan_time(
     """The time that the unfinished of ``runs`` will take, ``jobs`` at a time.
 
     Runs with the data and the budget of finished ones take as long as those did, a row's own before others'. Without
-    any, one run stands for all with its data and budget, and a few of its training steps are timed.
-
-    Args:
-        runs: every run of a study, finished or not.
-        jobs: runs at a time; the time is divided by them, as if they did not slow each other down.
-        anew: folders of runs that will be begun anew, whatever they hold.
-        measure: seconds of a whole run with a recipe; default: :func:`run_seconds`.
+    any, one run stands for all with its data and budget, and is measured, by :func:`run_seconds` if nothing else is
+    given. The time is divided by ``jobs`` as if they did not slow each other down; runs in the folders ``anew`` will be
+    begun anew, whatever they hold.
     """
     waiting = [run for run in runs if run.folder.path in anew or not run.folder.is_finished]
     done = [run for run in runs if run not in waiting]
@@ -152,7 +147,9 @@ def run_seconds(recipe: Recipe) -> float:
     is decoded, and nothing is written. What a method does between the steps is not in it, nor is reading the images.
     """
     table = read_source(recipe.data.source, root=recipe.data.root, kinds=recipe.data.kinds)
-    state = build_state(_plainly(recipe), OpenedImages(table, _stand_ins(table, recipe.data)))
+    # Without the method, whose start can take long, and without the warm-up, whose steps are cheaper than the rest.
+    plain = recipe.but({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
+    state = build_state(plain, OpenedImages(table, _stand_ins(table, recipe.data)))
     try:
         step = _step_seconds(state)
         chosen_on, test = state.protocol.selection_set(), state.protocol.test
@@ -166,31 +163,13 @@ def run_seconds(recipe: Recipe) -> float:
             torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """One image that stands for all."""
-
-    count: int
-    pixels: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
-        return self.pixels
-
-
 def _stand_ins(table: ImageTable, section: DataSection) -> Images:
+    """Images that lie in memory themselves; in the place of files, one of noise that stands for all."""
     if isinstance(table.images, np.ndarray):
         return open_images(table, cache_dir=None).images
-    side = section.shorter_side
-    pixels = np.random.default_rng(0).integers(0, 256, (side, 4 * side // 3, 3), dtype=np.uint8)
-    return _Noise(len(table), pixels)
-
-
-def _plainly(recipe: Recipe) -> Recipe:
-    """Without the method, whose start can take long, and without the warm-up, whose steps are cheaper than the rest."""
-    return recipe.but({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
+    size = (section.shorter_side, 4 * section.shorter_side // 3, 3)
+    one = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    return np.broadcast_to(one, (len(table), *size))
 
 
 def counted_up(seconds_of: Callable[[int], float], whole: int, *, begin: int = FEW, patience: float = 4.0) -> float:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from nearkin.evaluation.statistics import Statistic
 from nearkin.report.plots._style import end_at_all, new_figure, save_figure
 from nearkin.studies.compare.tables import Results, conditions_of, families, title_of
-from nearkin.studies.results import RowResult
 from nearkin.studies.study import COMPARED
 
 BASE, METHOD, BAND = "#555555", "#1f6fb4", "#ebebeb"
@@ -35,7 +32,10 @@ def draw_comparison(results: Results, file: Path) -> list[Path]:
                 continue
             value, colour = score.scaled(100), METHOD if depth else BASE
             if followers := _followers([depth for _, depth in rows], place):
-                _draw_base(axis, value, place, place + followers)
+                first, last, half = place, place + followers + 0.4, value.spread or 0.0
+                ends = value.mean - half, value.mean + half
+                axis.fill_betweenx([first - 0.4, last], *ends, color=BAND, zorder=0.5, linewidth=0)
+                axis.plot([value.mean] * 2, [first, last], "--", color=BASE, linewidth=0.9, zorder=0.6)
             axis.plot(value.values, [place] * len(value.values), ".", color=colour, alpha=0.4)
             axis.errorbar(value.mean, place, xerr=value.spread, fmt="o", color=colour, capsize=3, markersize=6)
         axis.set_title(f"{name} (%)", fontsize=10)
@@ -49,7 +49,8 @@ def draw_comparison(results: Results, file: Path) -> list[Path]:
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
     most = max(len(result.seeds) for result, _ in rows)
-    titles = ["    " * depth + result.row.title + _fewer_seeds(result, most) for result, depth in rows]
+    fewer = [f" ({len(result.seeds)} of {most} seeds)" if len(result.seeds) < most else "" for result, _ in rows]
+    titles = ["    " * depth + result.row.title + note for (result, depth), note in zip(rows, fewer, strict=True)]
     panels[0].set_yticks(range(len(rows)), titles, ha="left", fontsize=9)
     # Labels that start at one line show by their indent what belongs to what; the longest decides how far out it is.
     panels[0].tick_params(axis="y", pad=5.6 * max(len(title) for title in titles))
@@ -65,15 +66,3 @@ def _followers(depths: Sequence[int], place: int) -> int:
     """How many rows below ``place`` belong to it."""
     below = depths[place + 1 :]
     return next((count for count, depth in enumerate(below) if depth <= depths[place]), len(below))
-
-
-def _draw_base(axis: Any, value: Statistic, first: int, last: int) -> None:
-    half = value.spread or 0.0
-    axis.fill_betweenx(
-        [first - 0.4, last + 0.4], value.mean - half, value.mean + half, color=BAND, zorder=0.5, linewidth=0
-    )
-    axis.plot([value.mean, value.mean], [first, last + 0.4], "--", color=BASE, linewidth=0.9, zorder=0.6)
-
-
-def _fewer_seeds(result: RowResult, most: int) -> str:
-    return f" ({len(result.seeds)} of {most} seeds)" if len(result.seeds) < most else ""

@@ -69,15 +69,17 @@ def shared_recipe(
     *,
     say: Callable[[str], None] = print,
 ) -> str:
-    """The name of the recipe that all rows share: as given, or that of the rows asked for, or one that suits the data.
+    """The name of the recipe that all rows share: as given, or as the file of rows names it (which may be a path beside
+    that file), or one that suits the data.
 
     >>> shared_recipe("cars"), shared_recipe("photos/", rows_from="cub")
     ('cub/proxy_anchor', 'cub/proxy_anchor')
     """
     if recipe is not None:
         return recipe
-    if rows_from is not None and (meant := recipe_of_rows(named_rows(rows_from))) is not None:
-        return meant
+    if rows_from is not None and (meant := _read_file(file := named_rows(rows_from)).get("recipe")) is not None:
+        beside = file.parent / str(meant)
+        return str(beside) if beside.is_file() else str(meant)
     data = data or "glyphs"
     if data not in benchmarks():
         return own_photos_name(say=say)
@@ -132,15 +134,6 @@ def named_rows(given: str | Path) -> Path:
     raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
 
 
-def recipe_of_rows(file: str | Path) -> str | None:
-    """The recipe that the rows of a file are meant for, where it names one: a name, or a path beside the file."""
-    meant = _read_file(Path(file)).get("recipe")
-    if meant is None:
-        return None
-    beside = Path(file).parent / str(meant)
-    return str(beside) if beside.is_file() else str(meant)
-
-
 def read_rows(file: str | Path) -> list[RowChanges]:
     """The rows that a file defines."""
     found: dict[str, RowChanges] = {}
@@ -159,16 +152,11 @@ def comparison_rows(
 ) -> list[Row]:
     """Rows to run, all with the data, encoder, budget and protocol of ``base``; its objective and method do not count.
 
-    Args:
-        base: the recipe that all rows share.
-        rows: what each puts on top of it; default: those of :func:`rows_file`.
-        only: names of the rows that are wanted.
-        overrides: ``section.key=value`` for every row, stronger than what the row says.
+    Without ``rows`` those of :func:`rows_file` are taken; ``overrides`` are stronger than what a row says.
 
-    Example:
-        >>> rows = comparison_rows(Recipe.load("glyphs/demo"), only=["c2_ccp"])
-        >>> rows[0].title, rows[0].base, rows[0].recipe.objective.name, rows[0].recipe.training.sampler
-        ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
+    >>> rows = comparison_rows(Recipe.load("glyphs/demo"), only=["c2_ccp"])
+    >>> rows[0].title, rows[0].base, rows[0].recipe.objective.name, rows[0].recipe.training.sampler
+    ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
     """
     known = {row.name: row for row in (read_rows(rows_file(base)) if rows is None else rows)}
     shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}

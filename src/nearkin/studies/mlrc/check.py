@@ -1,9 +1,4 @@
-"""The metric-learning reality check: one model per class fold, scored one by one and side by side, with repeats.
-
-The models of a repeat hold out one class fold each. Their test scores are averaged (``separate``), and their embeddings
-of the test images are put side by side and scored as one (``concatenated``). A run can be stopped at any time: the same
-call goes on, finished models and their embeddings are kept, and more repeats only add models.
-"""
+"""The metric-learning reality check: one model per class fold, scored one by one and side by side, with repeats."""
 
 from __future__ import annotations
 
@@ -44,6 +39,7 @@ def mlrc(
 ) -> EnsembleScores:
     """Train ``folds × repeats`` models into ``folder/fold-<fold>/seed-<seed>``, score them and write what they come to.
 
+    It can be stopped at any time: the same call goes on, what is finished is kept, and more repeats only add models.
     Every model has a seed of its own, ``training.seed + repeat * folds + fold``: with one seed the models would start
     from the same projection, and side by side say little more than one alone.
 
@@ -101,11 +97,11 @@ class RealityCheck(Study):
         models = self.runs()
         data = checked_data(models, console, announce)
         outcomes = run_all(models, jobs=jobs, overwrite=overwrite, console=console)
-        if problems := [outcome for outcome in outcomes if outcome.status != "finished"]:
-            first = problems[0]
+        both = zip(models, outcomes, strict=True)
+        if problems := [(model.label, outcome) for model, outcome in both if outcome.status != "finished"]:
+            label, first = problems[0]
             kinds: tuple[type[NearkinError], ...] = (RecipeError, DataError, MissingExtraError, BusyError)
             kind = next((kind for kind in kinds if kind.exit_code == first.exit_code), TrainingError)
-            label = next(model.label for model in models if model.outcome.seed == first.seed)
             raise kind(f"{len(problems)} of {len(models)} models did not finish: {label}: {first.reason}")
         score_models(models, data, self.folder, console)
         return outcomes
@@ -148,14 +144,12 @@ def mlrc_models(recipe: Recipe, folder: str | Path, repeats: int, *, title: str 
     >>> [model.seed for model in mlrc_models(Recipe(), "runs/x", 2)]
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    folds, whose = recipe.protocol.folds, f"{title}, " if title else ""
-    models = []
-    for repeat in range(repeats):
-        for fold in range(folds):
-            name = f"{Path(folder).name}/fold-{fold}"
-            row = Row(name, f"{whose}fold {fold} of 0–{folds - 1}, repeat {repeat}", _fold_recipe(recipe, fold))
-            seed = recipe.training.seed + repeat * folds + fold
-            models.append(PlannedRun(row, seed, RunFolder(Path(folder) / f"fold-{fold}" / f"seed-{seed}")))
+    folds, whose, models = recipe.protocol.folds, f"{title}, " if title else "", []
+    for number in range(repeats * folds):
+        repeat, fold = divmod(number, folds)
+        seed, name = recipe.training.seed + number, f"{Path(folder).name}/fold-{fold}"
+        row = Row(name, f"{whose}fold {fold} of 0–{folds - 1}, repeat {repeat}", _fold_recipe(recipe, fold))
+        models.append(PlannedRun(row, seed, RunFolder(Path(folder) / f"fold-{fold}" / f"seed-{seed}")))
     return models
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.report.formats import markdown_table
+from nearkin.report.table import NOTHING
 from nearkin.studies.reproduce.papers import PaperTable, TableRow, items, paper_titles, papers, rows_on, tables_of
 from nearkin.studies.reproduce.rows import Settings, published_values, recipe_of
 from nearkin.training.time_estimate import in_words
@@ -101,21 +102,20 @@ def recipes_page(listed: Sequence[ListedRecipe]) -> str:
         rows = [head]
         for each in members:
             times = {time.device: str(time) for time in each.run_times}
-            row = f"`{each.row}`" if each.row else "–"
-            rows.append([f"`{each.name}`", each.summary, _in_words(each), *(times.get(d, "–") for d in devices), row])
+            row = f"`{each.row}`" if each.row else NOTHING
+            rows.append(
+                [f"`{each.name}`", each.summary, _in_words(each), *(times.get(d, NOTHING) for d in devices), row]
+            )
         lines += ["", f"## {title}", "", markdown_table(rows)]
     return "\n".join(lines) + "\n"
 
 
 def _in_words(listed: ListedRecipe) -> str:
-    if listed.source is None:
-        return "–"
-    dims = sorted({score.dim for score in listed.scores})
-    texts = [
-        (f"{dim}-d " if len(dims) > 1 else "") + ", ".join(str(score) for score in listed.scores if score.dim == dim)
-        for dim in dims
-    ]
-    return f"{'; '.join(texts)} ({listed.source})"
+    texts: dict[int, list[str]] = {}
+    for score in sorted(listed.scores, key=lambda score: score.dim):
+        texts.setdefault(score.dim, []).append(str(score))
+    each = [(f"{dim}-d " if len(texts) > 1 else "") + ", ".join(mine) for dim, mine in texts.items()]
+    return f"{'; '.join(each)} ({listed.source})" if listed.source else NOTHING
 
 
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, TableRow] | None:

@@ -38,8 +38,9 @@ def draw_table(table: PaperTable, lines: Sequence[Reproduced], settings: Setting
         for axis, (source, x) in zip(axes, panels, strict=True):
             _draw_panel(axis, table, [line for line in lines if line.planned.data == source], x)
             axis.set_title(benchmarks()[source].title if source in benchmarks() else Path(source).name)
-        figure.suptitle(_wrapped(heading(table), 58 * len(panels)), fontsize=11)
-        figure.supxlabel(_wrapped(caption(table, lines, settings)[0], 62 * len(panels)), fontsize=7, color="#555555")
+        figure.suptitle(textwrap.fill(heading(table), 58 * len(panels)), fontsize=11)
+        below = textwrap.fill(caption(table, lines, settings)[0], 62 * len(panels))
+        figure.supxlabel(below, fontsize=7, color="#555555")
         file = Path(folder) / f"{table.item.key}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         save_figure(figure, file, dpi=130)
@@ -156,18 +157,17 @@ def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
 
 def _draw_steps(axis: Any, lines: Sequence[Reproduced]) -> None:
     """How many steps the sub-problems took, as a histogram for each row."""
-    taken = {line.planned.row.title: steps for line in lines if line.finished and (steps := _steps_of(line))}
+    taken: dict[str, list[int]] = {}
+    for line in (line for line in lines if line.finished):
+        for event in (event for path in line.folders for event in RunFolder(path).events()):
+            if event["kind"] == "problem" and event["number"] > 1:
+                taken.setdefault(line.planned.row.title, []).append(int(event["steps_before"]))
     if not taken:
         axis.text(0.5, 0.5, "no sub-problem has ended", ha="center", transform=axis.transAxes)
         return
     axis.hist(list(taken.values()), bins=12, label=list(taken), color=RUN_COLOURS[: len(taken)])
     axis.set(xlabel="steps of a sub-problem", ylabel="sub-problems")
     axis.legend(loc="best")
-
-
-def _steps_of(line: Reproduced) -> list[int]:
-    events = [event for path in line.folders for event in RunFolder(path).events()]
-    return [int(event["steps_before"]) for event in events if event["kind"] == "problem" and event["number"] > 1]
 
 
 def _draw_digits(table: PaperTable, done: Sequence[Reproduced], settings: Settings, folder: Path) -> list[Path]:
@@ -190,7 +190,3 @@ def _axis_label(column: Column) -> str:
 def _once(axis: Any, name: str) -> str | None:
     """A label, unless the legend has it already."""
     return None if name in axis.get_legend_handles_labels()[1] else name
-
-
-def _wrapped(text: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(text, width))

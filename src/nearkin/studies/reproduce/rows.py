@@ -97,24 +97,18 @@ class PlannedRow:
 def planned_rows(
     table: PaperTable, rows: Sequence[TableRow], data: Iterable[str], settings: Settings, *, say: Say = print
 ) -> list[PlannedRow]:
-    """Every row on every data set that it has a line for.
+    """All or some rows of a table on every data set that they have a line for.
 
-    Args:
-        table: what is reproduced.
-        rows: of the table, all or some.
-        data: data sets of the table; or others, on which the rows' losses and methods are trained with a recipe that
-            suits the data, as ``nearkin compare`` does, and no published value applies.
-        settings: backbone, weights and changes to all recipes.
-        say: is told what recipe other data get.
+    On data that are not the table's, the rows' losses and methods are trained with a recipe that suits the data, as
+    ``nearkin compare`` does, and no published value applies; ``say`` is told what recipe that is.
 
-    Example:
-        >>> from nearkin.studies.reproduce.papers import find_item, tables_of
-        >>> table = tables_of(find_item("mpa/table-8"))[0]
-        >>> row = planned_rows(table, table.rows[1:2], ["cars"], Settings())[0]
-        >>> row.command
-        'nearkin train mpa/mpa data.source=cars objective.proxies_per_class=4 training.batch_size=64'
-        >>> row.published[0].value
-        86.1
+    >>> from nearkin.studies.reproduce.papers import find_item, tables_of
+    >>> table = tables_of(find_item("mpa/table-8"))[0]
+    >>> row = planned_rows(table, table.rows[1:2], ["cars"], Settings())[0]
+    >>> row.command
+    'nearkin train mpa/mpa data.source=cars objective.proxies_per_class=4 training.batch_size=64'
+    >>> row.published[0].value
+    86.1
     """
     planned = []
     for source in data:

@@ -68,16 +68,11 @@ def data_title(data: str, settings: Settings) -> str:
 def caption(table: PaperTable, lines: Sequence[Reproduced], settings: Settings) -> list[str]:
     """What the scores hold for: protocol, selection, seeds, hardware and backbone, ours and the published ones."""
     done = [line for line in lines if line.finished]
-    texts = []
+    texts = ["Ours: no run has finished."]
     if done:
-        parts = [
-            f"{' and '.join(_said(done, 'protocol'))} protocol, {' or '.join(_said(done, 'selection'))}",
-            _seeds_text(table, done),
-            " and ".join(_said(done, "hardware")),
-        ]
-        texts.append(f"Ours: {'; '.join(part for part in parts if part)}.")
-    else:
-        texts.append("Ours: no run has finished.")
+        protocol = f"{' and '.join(_said(done, 'protocol'))} protocol, {' or '.join(_said(done, 'selection'))}"
+        parts = [protocol, _seeds_text(table, done), " and ".join(_said(done, "hardware"))]
+        texts = [f"Ours: {'; '.join(part for part in parts if part)}."]
     published = [each for line in lines for each in line.published.values()]
     theirs = " and ".join(sorted({BACKBONES.get(each.backbone, each.backbone) for each in published}))
     if published:
@@ -112,9 +107,8 @@ def notes(lines: Sequence[Reproduced]) -> list[str]:
 
 def _lines(each: Reproduced, columns: Sequence[Column], reasons: dict[str, int]) -> list[Line]:
     number = f" ({reasons[each.problem]})" if each.problem is not None else ""
-    entries: list[tuple[str, str, dict[Column, str]]] = []
     ours, last = ({column: value.text() for column, value in those.items()} for those in (each.ours, each.last))
-    entries.append((f"{'ours' if each.finished else each.status}{number}", "", ours))
+    entries = [(f"{'ours' if each.finished else each.status}{number}", "", ours)]
     if last:
         entries.append(("last epoch", "last", last))
     if each.published:
@@ -169,8 +163,8 @@ def _records(table: PaperTable, rows: Sequence[Reproduced]) -> list[dict[str, An
 
 
 def _seeds_text(table: PaperTable, done: Sequence[Reproduced]) -> str:
-    counts = sorted({line.repeats for line in done})
     if table.mlrc:
+        counts = sorted({line.repeats for line in done})
         return f"{' or '.join(map(str, counts))} {'repeat' if counts == [1] else 'repeats'} of all folds"
     seeds = sorted({seed for line in done for seed in line.seeds})
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"

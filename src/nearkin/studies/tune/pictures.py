@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nearkin.errors import MissingExtraError, require
 from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.studies.tune.space import Dimension, shown
+from nearkin.studies.tune.tables import conditions_of, title_of
 from nearkin.studies.tune.trials import Trial, Tuning
 
 Array = NDArray[np.float64]
@@ -23,7 +24,7 @@ FINISHED, BEST = RUN_COLOURS[0], RUN_COLOURS[1]
 _FEWEST_FOR_A_SURFACE = 6
 
 
-def draw_tuning(tuning: Tuning, title: str, caption: Sequence[str]) -> list[Path]:
+def draw_tuning(tuning: Tuning) -> list[Path]:
     """Draw ``history.png`` and ``parameters.png``, and ``plane.png`` where two numbers are searched; nothing without a
     finished trial."""
     if not tuning.ranking:
@@ -37,12 +38,12 @@ def draw_tuning(tuning: Tuning, title: str, caption: Sequence[str]) -> list[Path
             figures["plane"] = _plane(tuning)
         for name, figure in figures.items():
             width = int(15 * figure.get_figwidth())
-            lines = [part for line in caption for part in textwrap.wrap(line, width)]
             if figure.legends:  # above the axes too, so that a title of the figure would lie across it
-                figure.legends[0].set_title(title, prop={"size": 10})
+                figure.legends[0].set_title(title_of(tuning), prop={"size": 10})
             else:
-                figure.suptitle(title, fontsize=10)
-            figure.supxlabel("\n".join(lines), fontsize=7, color="#555555")
+                figure.suptitle(title_of(tuning), fontsize=10)
+            below = "\n".join(textwrap.fill(line, width) for line in conditions_of(tuning))
+            figure.supxlabel(below, fontsize=7, color="#555555")
             file = tuning.folder / f"{name}.png"
             save_figure(figure, file, dpi=130)
             drawn.append(file)
@@ -72,13 +73,11 @@ def _parameters(tuning: Tuning) -> Any:
     down = math.ceil(len(space) / across)
     figure = new_figure(max(4.8, 3.2 * across), 2.9 * down + 0.9)
     axes = figure.subplots(down, across, sharey=True, squeeze=False)
-    for place, axis in enumerate(axes.flat):
-        if place >= len(space):
-            axis.set_axis_off()
-            continue
-        dimension = space[place]
+    for axis in axes.flat[len(space) :]:
+        axis.set_axis_off()
+    best = tuning.ranking[0]
+    for place, (axis, dimension) in enumerate(zip(axes.flat, space, strict=False)):
         _dots(axis, tuning, [_coordinate(dimension, trial) for trial in tuning.trials])
-        best = tuning.ranking[0]
         axis.plot(_coordinate(dimension, best), _percent(best), "*", color=BEST, markersize=13, label="best")
         _set_axis(axis, "x", dimension)
         axis.grid(axis="y", alpha=0.3)

@@ -34,7 +34,7 @@ from nearkin.studies.study import PlannedRun, Study, opened
 from nearkin.studies.tune.pictures import draw_tuning
 from nearkin.studies.tune.plan import Plan, Pruner, Sampler, admit, check_plan, default_tuning_folder
 from nearkin.studies.tune.space import read_space
-from nearkin.studies.tune.tables import best_recipe, conditions_of, three_seeds, title_of, tuning_table
+from nearkin.studies.tune.tables import best_recipe, three_seeds, tuning_table
 from nearkin.studies.tune.trials import (
     Tuning,
     ask,
@@ -168,7 +168,7 @@ class Search(Study):
                 "\nThe best of them is `best.yaml`. On three seeds, with a score on the test classes:\n\n"
                 f"```sh\n{three_seeds(tuning)}\n```\n"
             )
-        return self.write_texts(contents) + draw_tuning(tuning, title_of(tuning), conditions_of(tuning))
+        return self.write_texts(contents) + draw_tuning(tuning)
 
     def next_steps(self) -> list[str]:
         return [three_seeds(self.tuning)] if self.tuning.ranking else []

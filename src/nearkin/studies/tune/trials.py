@@ -124,12 +124,11 @@ def ask(plan: Plan, study: Any, *, jobs: int = 1) -> int:
     known = frozen_trials(study)
     # A sampler for every trial: one that begins after an interruption is then drawn as it would have been without.
     seed = int(np.random.SeedSequence([plan.seed, len(known)]).generate_state(1)[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if plan.sampler == "tpe":
+    study.sampler = optuna.samplers.RandomSampler(seed=seed)
+    if plan.sampler == "tpe":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=jobs > 1)
-        else:
-            study.sampler = optuna.samplers.RandomSampler(seed=seed)
     if plan.sampler == "grid" and not any(frozen.state.name == "WAITING" for frozen in known):
         point = plan.grid()[len(known)]
         study.enqueue_trial({each.key: each.suggestion(point[each.key]) for each in plan.space})
@@ -182,8 +181,7 @@ def _train(plan: Plan, folder: Path, study: Any, number: int, console: Console) 
     if len(frozen.params) < len(plan.space):
         give_up(study, number, "it was killed while its values were drawn")
         return
-    earlier = _same_values(plan, study, frozen)
-    if earlier is not None:
+    if (earlier := _same_values(plan, study, frozen)) is not None:
         _take_over(study, frozen, earlier)
         return
     runs = _runs_of(plan, folder, number, plan.values_of(frozen.params), label_of(plan, study, number))
@@ -210,8 +208,7 @@ def _train(plan: Plan, folder: Path, study: Any, number: int, console: Console) 
         name = select_by(plan.recipe.protocol)
         best = [float(each.chosen.get(name, math.nan)) for each in scores]
         if all(map(math.isfinite, best)):
-            epochs = [each.chosen["epoch"] for each in scores]
-            _end(study, number, runs, state="COMPLETE", scores=best, epochs=epochs)
+            _end(study, number, runs, state="COMPLETE", scores=best, epochs=[each.chosen["epoch"] for each in scores])
         else:
             _end(study, number, runs, state="FAIL", reason=f"no {name} was measured on the validation classes")
 
@@ -286,12 +283,9 @@ def _attribute(study: Any, frozen: Any, attributes: Mapping[str, Any]) -> None:
 
 def _same_values(plan: Plan, study: Any, frozen: Any) -> Any:
     """An earlier trial that has ended with the same values: training would only repeat it."""
-    values = plan.values_of(frozen.params)
-    for other in frozen_trials(study)[: frozen.number]:
-        ended = other.state.name in ("COMPLETE", "PRUNED") and "same_as" not in other.user_attrs
-        if ended and plan.values_of(other.params) == values:
-            return other
-    return None
+    values, before = plan.values_of(frozen.params), frozen_trials(study)[: frozen.number]
+    ended = (t for t in before if t.state.name in ("COMPLETE", "PRUNED") and "same_as" not in t.user_attrs)
+    return next((other for other in ended if plan.values_of(other.params) == values), None)
 
 
 def _take_over(study: Any, frozen: Any, earlier: Any) -> None:
