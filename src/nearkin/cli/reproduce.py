@@ -35,7 +35,7 @@ def reproduce(
             "--data",
             help="Data sets to run, with commas between. Default: all of the table. Others than the paper's can be "
             "given too (glyphs, a folder of photos): the methods are then trained as suits the data, and there is "
-            "no published figure to compare with.",
+            "nothing published to compare with.",
         ),
     ] = None,
     rows: Annotated[
@@ -74,7 +74,7 @@ def reproduce(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run the rows of a published table or figure and print ours beside the published figures.
+    """Run the rows of a published table or figure and print ours beside what is published.
 
     [bold]nearkin reproduce[/bold]  every table and figure of the five papers, and what is missing here to run it
 

@@ -8,6 +8,7 @@ that cannot be carried out is recorded with its reason while the others go on.
 from __future__ import annotations
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import BusyError, DataError, InterruptedRunError, NearkinError, RecipeError
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
+from nearkin.report import formats
 from nearkin.report.table import Table
 from nearkin.runs.admission import admit_all
 from nearkin.runs.data import open_data, report_on, say_if_images_differ
@@ -136,6 +138,12 @@ class Study(ABC):
         for name, text in contents.items():
             write_atomically(self.folder / name, text.encode())
         return [self.folder / name for name in contents]
+
+    def write_table(self, name: str, table: Table, record: Mapping[str, Any]) -> list[Path]:
+        """A table as ``<name>.md``, ``.csv`` and ``.json``."""
+        plain = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        contents = {"md": formats.markdown(table), "csv": formats.csv_text(table), "json": plain}
+        return self.write_texts({f"{name}.{ending}": text for ending, text in contents.items()})
 
     def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
         """What to say and the exit code, where not everything came to its end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ from rich.console import Console
 from nearkin.data.source import is_benchmark
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, short_hash
-from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.runs.data_report import Announce
@@ -88,13 +86,7 @@ class RowStudy(Study):
 
     def write(self) -> list[Path]:
         """Write ``comparison.md``, ``.csv`` and ``.json``, and ``comparison.png`` where there is anything to draw."""
-        (table,) = self.tables()
-        contents = {
-            "comparison.md": formats.markdown(table),
-            "comparison.csv": formats.csv_text(table),
-            "comparison.json": json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n",
-        }
-        files = self.write_texts(contents)
+        files = self.write_table("comparison", self.tables()[0], self.record())
         return files + draw_comparison(self.results, self.folder / "comparison.png")
 
     def next_steps(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from nearkin.data.cache import OpenedImages
 from nearkin.errors import DataError, InterruptedRunError, NearkinError, RecipeError
-from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
 from nearkin.runs.data_report import Announce
@@ -166,14 +164,9 @@ class Reproduction(Study):
         files = []
         for part in self.asked:
             rows = self.results(part)
-            table, name = reproduction_table(part.table, rows, part.settings), part.table.item.key
+            table = reproduction_table(part.table, rows, part.settings)
             record = reproduction_record(part.table, rows, part.settings)
-            contents = {
-                f"{name}.md": formats.markdown(table),
-                f"{name}.csv": formats.csv_text(table),
-                f"{name}.json": json.dumps(record, indent=2, ensure_ascii=False) + "\n",
-            }
-            files += self.write_texts(contents)
+            files += self.write_table(part.table.item.key, table, record)
             files += draw_table(part.table, rows, part.settings, self.folder)
         return files
 
