@@ -176,7 +176,10 @@ def _check_images(models: Sequence[PlannedRun], data: OpenedImages) -> None:
         stored = model.folder.stored_split
         if not model.folder.last_checkpoint.exists() and not model.folder.is_finished:
             protocol.check_trainable()
-        elif stored is not None and stored.content_hash != StoredSplit.of(data.table, protocol.splits, data.digests).content_hash:
+        elif (
+            stored is not None
+            and stored.content_hash != StoredSplit.of(data.table, protocol.splits, data.digests).content_hash
+        ):
             if all(each.folder.is_finished for each in models):
                 continue
             _, _, changes = stored.restore(data)
