@@ -7,7 +7,9 @@ folder that another process writes to (6) and a run that was interrupted and can
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
 
 
@@ -21,6 +23,15 @@ class RecipeError(NearkinError, ValueError):
     """A recipe, option or command line that cannot be followed."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def mistakes_in(what: str) -> Iterator[None]:
+    """Whatever is wrong with a recipe within, the message begins with where: a file, a row, a key."""
+    try:
+        yield
+    except RecipeError as error:
+        raise RecipeError(f"{what}: {error}") from error
 
 
 class DataError(NearkinError):

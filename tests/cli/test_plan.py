@@ -55,7 +55,7 @@ def test_yes_begins_and_the_plan_counts_what_is_finished(nearkin, commands, slow
     code, out, err = nearkin(*commands["compare"], "--yes", "--json")
     assert code == 0, err
     assert "Plan: 2 rows × 1 seed = 2 runs, 0 of them finished already, into study" in err
-    assert "Time: about 2 h, a rough guess from a few timed steps of proxy_anchor on this machine" in err
+    assert "Time: about 2.0 hours, a rough guess from a few timed steps of proxy_anchor on this machine" in err
     assert json.loads(out)["folder"] == "study"
     code, _, err = nearkin(*commands["compare"])
     assert code == 0, err

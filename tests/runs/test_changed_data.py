@@ -209,7 +209,7 @@ def test_a_study_says_that_its_runs_had_other_images(photos, tmp_path):
         Row(name, name, recipe_for(photos, "training.max_steps=1", f"objective.alpha={n}"))
         for n, name in ((8, "a"), (9, "b"))
     ]
-    run_all(planned_runs(rows, tmp_path / "study", [0], only_rows=["a"]))
+    run_all(planned_runs(rows[:1], tmp_path / "study", [0]))
     add_kinds(photos, "a new one")
     with pytest.warns(Notice, match=r"images of .*own photos changed between .*/a/seed-0 and .*/b/seed-0"):
         run_all(planned_runs(rows, tmp_path / "study", [0]))

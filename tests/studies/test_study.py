@@ -12,12 +12,12 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.studies import pool, study
 from nearkin.studies.results import results_of
-from nearkin.studies.study import planned_runs, run_all
+from nearkin.studies.study import chosen_names, planned_runs, run_all
 from nearkin.training.observers import ConsoleObserver
 
 
-def run_rows(rows, folder, seeds, *, only_rows=None, **options):
-    return run_all(planned_runs(rows, folder, seeds, only_rows=only_rows), **options)
+def run_rows(rows, folder, seeds, **options):
+    return run_all(planned_runs(rows, folder, seeds), **options)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_every_row_and_seed_has_a_folder_and_finished_runs_are_kept(make_row, tm
         assert (scores["objective"], scores["seed"], scores["steps"]) == (objective, 7, 4)
     forbid_training()
     assert run_rows(rows, tmp_path / "study", [0, 7]) == outcomes
-    assert len(run_rows(rows, tmp_path / "study", [0, 7], only_rows=["b"])) == 2
+    assert len(run_rows(rows[1:], tmp_path / "study", [0, 7])) == 2
 
 
 def test_an_interruption_loses_nothing(make_row, tmp_path, monkeypatch):
@@ -103,7 +103,7 @@ def test_what_cannot_be_run_is_recorded_and_the_rest_goes_on(make_row, tmp_path,
     assert results["fine"].problems == []
     # What was missing may be there now: the next call tries again.
     rows[0] = make_row("missing")
-    assert run_rows(rows, tmp_path / "study", [0], only_rows=["missing"])[0].status == "finished"
+    assert run_rows(rows[:1], tmp_path / "study", [0])[0].status == "finished"
 
 
 def test_another_recipe_is_an_error_that_names_the_key_and_overwrite_runs_only_what_changed(make_row, tmp_path):
@@ -134,17 +134,15 @@ def test_a_recipe_that_cannot_be_followed_is_refused_before_anything_is_run(make
     assert not (tmp_path / "study").exists()
 
 
-def test_mistakes_in_names_seeds_and_jobs(make_row, tmp_path):
+def test_mistakes_in_names_and_seeds(make_row, tmp_path):
     rows = [make_row("proxy_anchor"), make_row("vcpa")]
     with pytest.raises(RecipeError, match="did you mean 'proxy_anchor'"):
-        run_rows(rows, tmp_path, [0], only_rows=["proxy_ancor"])
+        chosen_names(["proxy_ancor"], [row.name for row in rows])
     with pytest.raises(RecipeError, match="different names"):
         run_rows([rows[0], rows[0]], tmp_path, [0])
     for seeds in ([], [1, 1]):
         with pytest.raises(RecipeError, match="seeds"):
             run_rows(rows, tmp_path, seeds)
-    with pytest.raises(RecipeError, match="jobs"):
-        run_rows(rows, tmp_path, [0], jobs=0)
 
 
 def test_two_at_a_time_give_the_scores_of_one_at_a_time(make_row, tmp_path, monkeypatch):

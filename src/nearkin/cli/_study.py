@@ -70,7 +70,8 @@ def agree(study: Study, *, jobs: int, overwrite: bool, yes: bool) -> None:
 
     Where nobody can be asked a long study needs ``--yes``.
     """
-    from nearkin.studies.time_plan import ASK_BEYOND, duration, plan_time
+    from nearkin.studies.time_plan import ASK_BEYOND, plan_time
+    from nearkin.training.time_estimate import in_words
 
     console = Console(stderr=True)
     runs = study.runs()
@@ -87,8 +88,8 @@ def agree(study: Study, *, jobs: int, overwrite: bool, yes: bool) -> None:
     assert plan.seconds is not None, "a plan without a time is not long"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise RecipeError(
-            f"this would take {duration(plan.seconds)}, more than {ASK_BEYOND // 60} minutes, and nobody can be asked "
-            f"here: add --yes to begin, or run less of it (fewer rows, seeds or epochs)"
+            f"this would take about {in_words(plan.seconds)}, more than {ASK_BEYOND // 60} minutes, and nobody can be "
+            f"asked here: add --yes to begin, or run less of it (fewer rows, seeds or epochs)"
         )
     if not typer.confirm("Begin?", err=True):
         console.print("Nothing was run.")

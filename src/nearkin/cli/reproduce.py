@@ -35,7 +35,7 @@ def reproduce(
             "--data",
             help="Data sets to run, with commas between. Default: all of the table. Others than the paper's can be "
             "given too (glyphs, a folder of photos): the methods are then trained as suits the data, and there is "
-            "no published figure to compare with.",
+            "nothing published to compare with.",
         ),
     ] = None,
     rows: Annotated[
@@ -74,7 +74,7 @@ def reproduce(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run the rows of a published table or figure and print ours beside the published figures.
+    """Run the rows of a published table or figure and print ours beside what is published.
 
     [bold]nearkin reproduce[/bold]  every table and figure of the five papers, and what is missing here to run it
 
@@ -154,9 +154,9 @@ def _print_rows(study: Reproduction, as_json: bool) -> None:
     for part in study.asked:
         console.print(f"[bold]{escape(heading(part.table))}[/bold]", highlight=False)
         for row in part.rows:
-            scores = ", ".join(f"{each.metric} {each.text}" for each in row.figures)
+            scores = ", ".join(f"{each.metric} {each.text}" for each in row.published)
             console.print(
-                f"\n[bold]{escape(row.definition.name)}[/bold] on {escape(row.data)}: {escape(row.definition.title)}"
+                f"\n[bold]{escape(row.row.name)}[/bold] on {escape(row.data)}: {escape(row.row.title)}"
                 + (f"; published: {scores}" if scores else ""),
                 highlight=False,
                 soft_wrap=True,

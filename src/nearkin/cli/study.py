@@ -66,14 +66,13 @@ def study(
     from nearkin.catalogue import keyword_options
     from nearkin.recipe.coerce import coerce
     from nearkin.studies import catalogue
-    from nearkin.studies.compare.row_study import RowStudy
-    from nearkin.studies.listing import list_planners
+    from nearkin.studies.listing import list_planners, takes_recipe
     from nearkin.suggest import did_you_mean
 
     if planner is None:
         print_listing(list_planners(), as_json=as_json, markdown=markdown)
         return
-    known = {name: each for name, each in catalogue().items() if issubclass(each, RowStudy) and _takes_recipe(each)}
+    known = {name: each for name, each in catalogue().items() if takes_recipe(each)}
     if planner not in known:
         own = (
             f"it has a command of its own, nearkin {planner}"
@@ -101,7 +100,3 @@ def study(
         print(json.dumps(list(table.records))) if as_json else print_table(table, format_)
         return
     carry_out(planned, jobs=jobs, yes=yes, overwrite=overwrite, format_=format_, as_json=as_json, verbose=verbose)
-
-
-def _takes_recipe(planner: type) -> bool:
-    return next(iter(inspect.signature(planner).parameters), "") == "base"

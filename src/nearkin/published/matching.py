@@ -1,4 +1,4 @@
-"""Published figures that belong beside a run: only where method, data, protocol and score are surely the same."""
+"""Published values that belong beside a run: only where method, data, protocol and score are surely the same."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nearkin.evaluation.statistics import Statistic
-from nearkin.published.figures import Published, look_up
+from nearkin.published.values import DATA_NAMES, SAME_SCORE, Published, look_up
 from nearkin.recipe import Recipe
 
-_DATA = {"cub": "cub", "cars": "cars196", "sop": "sop", "inshop": "inshop"}
-"""Names of benchmarks here and in the list of published figures."""
-SAME_SCORE = {"P@1": "R@1"}
-"""Two names of one score."""
 _PLAIN = {
     "proxy_anchor": "ProxyAnchor",
     "vcpa": "VCPA",
@@ -26,14 +22,7 @@ _PLAIN = {
 _SEVERAL_PROXIES = {"mpa": "MPA", "mpa_dw": "MPA-DW", "mpa_ap": "MPA-AP"}
 _PAIR = {"cosine_contrastive": "C1", "contrastive": "C2", "multi_similarity": "MS", "triplet": "Triplet"}
 """Pair losses in CCP's tables."""
-_PROFS = {
-    "contrastive": "C",
-    "triplet": "T",
-    "margin": "M",
-    "lifted_structure": "L",
-    "n_pair": "N",
-    "angular": "A",
-}
+_PROFS = dict(contrastive="C", triplet="T", margin="M", lifted_structure="L", n_pair="N", angular="A")
 
 
 @dataclass(frozen=True)
@@ -46,19 +35,19 @@ class PublishedLine:
     backbone: str
     dim: int
     protocol: str
-    figures: Mapping[str, Published]
+    values: Mapping[str, Published]
     """By the name of the score."""
     same_backbone: bool
 
     @property
     def scores(self) -> dict[str, Statistic]:
         """As fractions."""
-        return {name: Statistic(each.value, each.spread).scaled(0.01) for name, each in self.figures.items()}
+        return {name: Statistic(each.value, each.spread).scaled(0.01) for name, each in self.values.items()}
 
     @property
     def texts(self) -> dict[str, str]:
         """As they are printed."""
-        return {name: each.text for name, each in self.figures.items()}
+        return {name: each.text for name, each in self.values.items()}
 
     @property
     def encoder(self) -> str:
@@ -79,22 +68,24 @@ def published_beside(recipe: Recipe, protocol: str) -> list[PublishedLine]:
 
     Args:
         recipe: the run's.
-        protocol: as the list of published figures has it: ``conventional`` for the best epoch on the test classes, also
+        protocol: as the list of published values has it: ``conventional`` for the best epoch on the test classes, also
             of In-shop's queries and gallery; ``mlrc-mean`` and ``mlrc-ensemble``.
     """
-    data = _DATA.get(recipe.data.source)
-    if data is None or not _is_usual(recipe):
+    source, asked = recipe.data.source, recipe.protocol
+    # All training images with their own labels, at the size that papers use.
+    usual = asked.train_share == 1 and asked.label_noise == 0 and recipe.data.image_size in (None, 224, 227)
+    if source not in ("cub", "cars", "sop", "inshop") or not usual:
         return []
-    names = published_names(recipe)
     lines: dict[tuple[str, str, str, str, int], dict[str, Published]] = {}
-    for name in names:
-        for row in look_up(method=name, dataset=data, protocol=protocol):
-            if "(" in row.table:  # measured under the condition that follows, such as a tenth of the images
+    for name in published_names(recipe):
+        for each in look_up(method=name, dataset=DATA_NAMES.get(source, source), protocol=protocol):
+            if "(" in each.table:  # measured under the condition that follows, such as a tenth of the images
                 continue
-            key = (row.paper, row.table, row.method, row.backbone, row.dim)
-            lines.setdefault(key, {})[SAME_SCORE.get(row.metric, row.metric)] = row
-    own = _backbone(recipe.encoder.backbone)
-    found = [PublishedLine(*key, protocol, figures, key[3] == own) for key, figures in lines.items()]
+            key = (each.paper, each.table, each.method, each.backbone, each.dim)
+            lines.setdefault(key, {})[SAME_SCORE.get(each.metric, each.metric)] = each
+    own = recipe.encoder.backbone
+    own = {"bn_inception": "bninception", "resnet50_v1": "resnet50"}.get(own, own)
+    found = [PublishedLine(*key, protocol, values, key[3] == own) for key, values in lines.items()]
     return sorted(found, key=lambda each: not each.same_backbone)
 
 
@@ -122,14 +113,3 @@ def published_names(recipe: Recipe) -> list[str]:
         mined = "-HNCM" if method.options.get("hard_negative_classes") else ""
         return [f"{_PROFS[loss.name]}-PROFS{mined}"]
     return []
-
-
-def _is_usual(recipe: Recipe) -> bool:
-    """Whether all training images with their own labels were used, at the size that papers use."""
-    protocol = recipe.protocol
-    return protocol.train_share == 1 and protocol.label_noise == 0 and recipe.data.image_size in (None, 224, 227)
-
-
-def _backbone(name: str) -> str:
-    """A backbone's name as the list of published figures writes it."""
-    return {"bn_inception": "bninception", "resnet50_v1": "resnet50"}.get(name, name)

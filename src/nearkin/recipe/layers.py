@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import yaml
 
 from nearkin.errors import RecipeError
 from nearkin.recipe.shipped import find_recipe
+from nearkin.suggest import did_you_mean
 
 PARTS = ("objective", "method", "pair_loss", "weighting")
 """Keys with a name and its options: under another name the options of the base would not fit."""
@@ -69,3 +70,12 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RecipeError(f"{file} must hold keys and values, got {content!r}")
     return content
+
+
+def check_keys(given: Any, known: Collection[str], what: str = "keys and values") -> None:
+    """Refuse what is no mapping, and keys that nobody reads."""
+    if not isinstance(given, Mapping):
+        raise RecipeError(f"must hold {what}, got {given!r}")
+    for key in given:
+        if key not in known:
+            raise RecipeError(f"unknown key {key!r}: {did_you_mean(str(key), known)}")

@@ -10,7 +10,8 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import select_by
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
-from nearkin.published.matching import SAME_SCORE, PublishedLine, published_beside
+from nearkin.published.matching import PublishedLine, published_beside
+from nearkin.published.values import SAME_SCORE
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.runs.ensemble_scores import EnsembleScores

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from typing import TypeGuard
 
 from nearkin.catalogue import keyword_options
 from nearkin.report.listings import Listing, option_texts, summary_of
 from nearkin.studies import catalogue
 from nearkin.studies.compare.row_study import RowStudy
+from nearkin.studies.study import Study
 
 
 def list_planners() -> Listing:
@@ -22,15 +24,14 @@ def list_planners() -> Listing:
     )
     records = []
     for name, planner in catalogue().items():
-        generic = issubclass(planner, RowStudy) and "base" in inspect.signature(planner).parameters
-        own = {key: each for key, each in keyword_options(planner).items() if key not in ("seeds", "folder")}
-        command = f"nearkin study {name}" if generic else f"nearkin {name}"
-        records.append(
-            {
-                "name": name,
-                "command": command,
-                "summary": summary_of(planner),
-                "options": option_texts(own) if generic else {},
-            }
-        )
+        command, options = f"nearkin {name}", {}
+        if takes_recipe(planner):
+            own = {key: each for key, each in keyword_options(planner).items() if key not in ("seeds", "folder")}
+            command, options = f"nearkin study {name}", option_texts(own)
+        records.append({"name": name, "command": command, "summary": summary_of(planner), "options": options})
     return Listing("Studies", intro, ("name", "command", "summary", "options"), tuple(records))
+
+
+def takes_recipe(planner: type[Study]) -> TypeGuard[type[RowStudy]]:
+    """Whether it plans rows around one recipe, so that ``nearkin study`` can run it."""
+    return issubclass(planner, RowStudy) and next(iter(inspect.signature(planner).parameters), "") == "base"

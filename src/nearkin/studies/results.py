@@ -90,10 +90,10 @@ class RowResult:
         return sorted({str(value) for value in values if value is not None})
 
 
-def results_of(runs: Sequence[PlannedRun], *, forgive: bool = False) -> list[RowResult]:
-    """Runs by their rows; a folder that holds a run of another recipe is an error unless that is forgiven."""
+def results_of(runs: Sequence[PlannedRun]) -> list[RowResult]:
+    """Runs by their rows; a folder that holds a run of another recipe is an error."""
     by_row: dict[str, list[PlannedRun]] = {}
     for planned in runs:
-        planned.was_changed(forgive=forgive)
+        planned.was_changed(forgive=False)
         by_row.setdefault(planned.row.name, []).append(planned)
     return [RowResult(each[0].row, tuple(each)) for each in by_row.values()]

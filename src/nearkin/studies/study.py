@@ -8,8 +8,9 @@ that cannot be carried out is recorded with its reason while the others go on.
 from __future__ import annotations
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from nearkin.data.cache import OpenedImages
+from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import BusyError, DataError, InterruptedRunError, NearkinError, RecipeError
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
+from nearkin.report import formats
 from nearkin.report.table import Table
 from nearkin.runs.admission import admit_all
-from nearkin.runs.data import say_if_images_differ
+from nearkin.runs.data import open_data, report_on, say_if_images_differ
 from nearkin.runs.data_report import Announce
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
@@ -99,7 +103,6 @@ class Study(ABC):
     def runs(self) -> list[PlannedRun]:
         """Every run that is known beforehand, finished or not."""
 
-    @abstractmethod
     def run(
         self,
         *,
@@ -109,6 +112,13 @@ class Study(ABC):
         announce: Announce | None = None,
     ) -> list[Outcome]:
         """Carry out what is left, ``jobs`` runs at a time; ``announce`` is told what was understood of the data."""
+        if jobs < 1:
+            raise RecipeError(f"jobs must be at least 1, got {jobs}")
+        return self.carry_out(jobs, overwrite, console or Console(quiet=True), announce)
+
+    @abstractmethod
+    def carry_out(self, jobs: int, overwrite: bool, console: Console, announce: Announce | None) -> list[Outcome]:
+        """What :meth:`run` does, with what it was given."""
 
     @abstractmethod
     def tables(self) -> list[Table]:
@@ -122,6 +132,19 @@ class Study(ABC):
     def write(self) -> list[Path]:
         """Write tables, JSON and pictures into the folder."""
 
+    def write_texts(self, contents: Mapping[str, str]) -> list[Path]:
+        """Texts into files of the folder."""
+        make_folder(self.folder)
+        for name, text in contents.items():
+            write_atomically(self.folder / name, text.encode())
+        return [self.folder / name for name in contents]
+
+    def write_table(self, name: str, table: Table, record: Mapping[str, Any]) -> list[Path]:
+        """A table as ``<name>.md``, ``.csv`` and ``.json``."""
+        plain = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        contents = {"md": formats.markdown(table), "csv": formats.csv_text(table), "json": plain}
+        return self.write_texts({f"{name}.{ending}": text for ending, text in contents.items()})
+
     def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
         """What to say and the exit code, where not everything came to its end."""
         problems = [outcome for outcome in outcomes if outcome.status != "finished"]
@@ -134,26 +157,16 @@ class Study(ABC):
         """Commands that a person may want to run then."""
         return []
 
-    def listing(self) -> Table | None:
-        """What is asked for with ``--list``: the rows and their options."""
-        return None
 
-
-def planned_runs(
-    rows: Sequence[Row], folder: str | Path, seeds: Sequence[int], *, only_rows: Iterable[str] | None = None
-) -> list[PlannedRun]:
+def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> list[PlannedRun]:
     """Every row with every seed in ``folder/<row>/seed-<seed>``; one seed of all rows, then the next."""
     names = [row.name for row in rows]
     if not rows or len(set(names)) < len(names):
         raise RecipeError(f"a study needs rows with different names, got {', '.join(names) or 'none'}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise RecipeError(f"a study needs seeds, each once, got {list(seeds)}")
-    chosen = set(names) if only_rows is None else set(chosen_names(only_rows, names))
     return [
-        PlannedRun(row, seed, RunFolder(Path(folder) / row.name / f"seed-{seed}"))
-        for seed in seeds
-        for row in rows
-        if row.name in chosen
+        PlannedRun(row, seed, RunFolder(Path(folder) / row.name / f"seed-{seed}")) for seed in seeds for row in rows
     ]
 
 
@@ -170,23 +183,27 @@ def chosen_names(asked: Iterable[str], known: Sequence[str]) -> list[str]:
     return [name for name in known if name in wanted]
 
 
+def opened(recipe: Recipe, console: Console, announce: Announce | None) -> OpenedImages:
+    """The images of a recipe, decoded; ``announce`` is told what was understood of them."""
+    with ConsoleObserver(console) as observer:
+        data = open_data(recipe.data, progress=observer.decoding)
+    if announce is not None:
+        announce(report_on(recipe, data))
+    return data
+
+
 def run_all(
     runs: Sequence[PlannedRun], *, jobs: int = 1, overwrite: bool = False, console: Console | None = None
 ) -> list[Outcome]:
-    """Carry out what is left of ``runs``.
+    """Carry out what is left of ``runs``, each in a folder of its own.
 
-    Args:
-        runs: each with a folder of its own.
-        jobs: runs at a time. One is run in this process, several as processes of their own, to fill a GPU.
-        overwrite: begin anew the runs that were made with another recipe; without it they are an error.
-        console: where progress goes.
+    One at a time is run in this process, several ``jobs`` as processes of their own, to fill a GPU. Runs that were made
+    with another recipe are begun anew with ``overwrite``; without it they are an error.
 
     Raises:
         RecipeError: before anything is run, where a recipe cannot be followed or differs from that of the folder.
         InterruptedRunError: after Ctrl-C or SIGTERM; calling again goes on.
     """
-    if jobs < 1:
-        raise RecipeError(f"jobs must be at least 1, got {jobs}")
     console = console or Console(quiet=True)
     changed = {planned.folder.path for planned in runs if planned.was_changed(forgive=overwrite)}
     waiting = [planned for planned in runs if planned.folder.path in changed or not planned.folder.is_finished]
@@ -240,14 +257,8 @@ def _run_here(planned: PlannedRun, console: Console) -> None:
             observer = bar if watched is None else watched(planned.folder, bar)
             # What a special observer has seen is not in a checkpoint, so such a run begins anew.
             begun, anew = planned.folder.is_begun, watched is not None
-            run(
-                planned.recipe,
-                planned.folder,
-                observer,
-                resume=begun and not anew,
-                overwrite=begun and anew,
-                progress=bar.decoding,
-            )
+            resume, overwrite = begun and not anew, begun and anew
+            run(planned.recipe, planned.folder, observer, resume=resume, overwrite=overwrite, progress=bar.decoding)
     except (InterruptedRunError, BusyError):
         raise
     except NearkinError as error:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
 from nearkin.studies.compare.row_study import RowStudy
 from nearkin.studies.study import Row
@@ -35,6 +36,8 @@ def test_rows_and_seeds_become_runs_and_a_plan(base, tmp_path):
         ("r1", 5, 0.01),
     ]
     study.runs()[0].folder.begin(study.runs()[0].recipe).write_scores({"test": {"R@1": 0.5}})
+    with pytest.raises(RecipeError, match="jobs must be at least 1, got 0"):
+        study.run(jobs=0)
     assert study.plan() == [f"Plan: 2 rows × 2 seeds = 4 runs, 1 of them finished already, into {tmp_path}"]
 
 

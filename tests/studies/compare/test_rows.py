@@ -142,7 +142,7 @@ def test_a_row_starts_from_its_base_and_another_name_clears_its_options(tmp_path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- a", "must hold 'rows:'"),
+        ("- a", "must hold keys and values"),
         ("rows: {}", "must hold 'rows:'"),
         ("rows: {a: [1", "not valid YAML"),
         ("rows: {a: 3}", "row 'a': must hold a title"),

@@ -11,7 +11,7 @@ from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
 from nearkin.studies.reproduce import Reproduction, Settings
 from nearkin.studies.reproduce.papers import find_item, tables_of
-from nearkin.studies.reproduce.results import Reproduced, column_of, columns_of
+from nearkin.studies.reproduce.results import Column, Reproduced, columns_of
 from nearkin.studies.reproduce.rows import planned_rows
 
 TINY = {
@@ -36,9 +36,9 @@ def tiny(photos, tmp_path):
             if row.recipe is not None:
                 whole = row.recipe.as_mapping()
                 small = {**TINY, "objective": whole["objective"], "method": whole["method"]}
-                source = "./nowhere" if row.definition.name in lost else str(photos)
+                source = "./nowhere" if row.row.name in lost else str(photos)
                 recipe = Recipe.from_mapping(small, [f"data.source={json.dumps(source)}", *overrides])
-            return dataclasses.replace(row, recipe=recipe, problem=row.definition.missing)
+            return dataclasses.replace(row, recipe=recipe, problem=row.row.missing)
 
         study.asked = [
             dataclasses.replace(part, rows=[*map(shrink, part.rows)], every=[*map(shrink, part.every)])
@@ -70,7 +70,7 @@ def made_up():
         columns = columns_of(table, rows)
         lines = []
         for row in rows:
-            figures = {column_of(figure, table.mlrc): figure for figure in row.figures}
+            figures = {Column.of(each, table.mlrc): each for each in row.published}
             line = Reproduced(row, {column: each for column, each in figures.items() if column in columns[row.data]})
             if row.recipe is None:
                 line.status, line.problem = "not in nearkin", row.problem

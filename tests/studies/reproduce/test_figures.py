@@ -9,6 +9,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from nearkin.evaluation.statistics import Statistic
+from nearkin.recipe import Recipe
+from nearkin.runs.folder import RunFolder
+from nearkin.studies.reproduce import figures
+from nearkin.studies.reproduce.digits import FILE
 from nearkin.studies.reproduce.figures import draw_table
 from nearkin.studies.reproduce.rows import Settings
 
@@ -91,6 +95,23 @@ def test_curves_are_read_off_the_evaluations(made_up, tmp_path, drawn):
     draw_table(table, lines, Settings(), tmp_path)
     (axis,) = drawn[0].axes
     assert [list(line.get_ydata()) for line in axis.lines] == [[50.0, 60.0]] * 4
+
+
+def test_digits_are_those_of_the_seed_that_they_are_named_after(made_up, tmp_path, monkeypatch):
+    table, lines = made_up("ccp/figure-2")
+    folders = [RunFolder(tmp_path / "runs" / f"seed-{seed}") for seed in (0, 1, 2)]
+    for folder in folders:
+        folder.begin(Recipe())
+        (folder.path / FILE).write_bytes(b"")
+    for folder in folders[1:]:
+        folder.write_scores({})
+    lines[0].seeds, lines[0].folders = [1, 2], [folder.path for folder in folders]
+    shown = {}
+    monkeypatch.setattr(figures, "load_moments", lambda file: file.parent.name)
+    monkeypatch.setattr(figures, "draw_digits", lambda moments, file, title: shown.update({file.name: moments}) or file)
+    draw_table(table, lines[:1], Settings(), tmp_path)
+    name = f"figure-2-{lines[0].planned.row.name}"
+    assert shown == {f"{name}-seed-1.png": "seed-1", f"{name}-seed-2.png": "seed-2"}
 
 
 def test_nothing_is_drawn_without_a_run(made_up, tmp_path):

@@ -9,13 +9,12 @@ import pytest
 
 from nearkin import methods
 from nearkin.errors import RecipeError
-from nearkin.published.figures import published_rows
+from nearkin.published.values import look_up
 from nearkin.recipe import Recipe, shipped_recipes
 from nearkin.studies.reproduce.papers import (
     chosen_rows,
     find_item,
     items,
-    merged,
     paper_folder,
     papers,
     read_table,
@@ -56,20 +55,20 @@ def test_every_file_of_rows_belongs_to_a_table_and_the_other_way_round():
 
 
 def test_every_recipe_of_a_paper_is_a_row_somewhere(planned):
-    used = {row.definition.recipe for _, rows in planned.values() for row in rows if row.recipe is not None}
+    used = {row.row.recipe for _, rows in planned.values() for row in rows if row.recipe is not None}
     assert used == {name for name in shipped_recipes() if name.partition("/")[0] in papers()}
 
 
 def test_every_published_figure_has_a_row(planned):
-    shown = {figure for _, rows in planned.values() for row in rows for figure in row.figures}
-    assert shown == set(published_rows())
+    shown = {figure for _, rows in planned.values() for row in rows for figure in row.published}
+    assert shown == set(look_up())
 
 
 def test_rows_that_name_a_published_method_find_its_figures(planned):
     for name, (_, rows) in planned.items():
         for row in rows:
-            if row.definition.published is not None:
-                assert row.figures, f"{name}: {row.definition.name} on {row.data}"
+            if row.row.published is not None:
+                assert row.published, f"{name}: {row.row.name} on {row.data}"
 
 
 def test_what_is_published_is_measured(planned):
@@ -81,20 +80,20 @@ def test_what_is_published_is_measured(planned):
             measured = {"P@1", "P@R", "MAP@R", "ksteps", "ms/batch", "ms/batch of 180"}
             measured |= {f"R@{k}" for k in protocol.recall_at} | {f"nDCG@{k}" for k in protocol.ndcg_at}
             measured |= {"NMI", "F1"} if protocol.clustering else set()
-            asked = {figure.metric for figure in row.figures}
+            asked = {figure.metric for figure in row.published}
             asked &= set(table.metrics) or asked
-            assert asked <= measured, f"{name}: {row.definition.name} on {row.data}"
+            assert asked <= measured, f"{name}: {row.row.name} on {row.data}"
 
 
 def test_backbones_dimensions_and_protocols_are_the_published_ones(planned):
     backbones = {"bninception": "bn_inception", "resnetv2-20": "resnetv2_20"}
     for name, (table, rows) in planned.items():
         for row in rows:
-            for figure in row.figures if row.recipe is not None else ():
-                where = f"{name}: {row.definition.name} on {row.data}"
+            for figure in row.published if row.recipe is not None else ():
+                where = f"{name}: {row.row.name} on {row.data}"
                 assert row.recipe.encoder.backbone == backbones.get(figure.backbone, figure.backbone), where
                 folds = row.recipe.protocol.folds if figure.protocol in ("mlrc", "mlrc-ensemble") else 1
-                if row.definition.name != "features":
+                if row.row.name != "features":
                     assert row.recipe.encoder.dim * folds == figure.dim, where
                 usual = "query-gallery" if row.data == "inshop" else "conventional"
                 kind = {"conventional": usual, "in-distribution": "in-distribution"}.get(figure.protocol, "mlrc")
@@ -180,9 +179,3 @@ def test_unknown_names_get_a_suggestion():
     (table,) = tables_of(find_item("mpa/table-4"))
     with pytest.raises(RecipeError, match="did you mean 'mpa_ap'"):
         chosen_rows(table.rows, ["mpa_pa"])
-
-
-def test_later_changes_win_and_leave_the_rest():
-    assert merged({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"c": 3}}}, {"a.e": 4}) == {
-        "a": {"b": {"c": 3, "d": 2}, "e": 4}
-    }

@@ -34,7 +34,7 @@ def test_rows_are_run_once_and_stand_beside_the_published_figures(tiny, results_
         "MAP@R",
     ]
     recall = Column("R@1")
-    folder = study.folder / "runs" / mpa.row.folder_in(study.folder / "runs")
+    folder = study.folder / "runs" / mpa.planned.folder_in(study.folder / "runs")
     scores = [json.loads((folder / f"seed-{seed}" / "scores.json").read_text()) for seed in (0, 1)]
     mean = 50 * (scores[0]["test"]["R@1"] + scores[1]["test"]["R@1"])
     assert mpa.ours[recall].mean == pytest.approx(mean)
@@ -70,7 +70,7 @@ def test_a_row_that_fails_is_recorded_and_the_others_go_on(tiny, results_of):
     assert sorted(outcome.status for outcome in outcomes) == ["finished", "skipped", "skipped"]
     assert study.failure(outcomes)[1] == 3
     for row in results_of(study):
-        if row.row.definition.name == "proxy_anchor":
+        if row.planned.row.name == "proxy_anchor":
             assert row.finished
         else:
             assert row.status == "skipped"
@@ -115,7 +115,7 @@ def test_models_of_all_reality_checks_are_trained_in_one_pool(tiny, results_of, 
         "fold 1 of 0–1, repeat 0, seed 1",
     }
     assert [(outcome.status, outcome.exit_code) for outcome in outcomes] == [("finished", 0)] * 4 + [("skipped", 3)] * 2
-    by_name = {each.row.definition.name: each for each in results_of(study)}
+    by_name = {each.planned.row.name: each for each in results_of(study)}
     assert (by_name["c2"].repeats, by_name["c2"].problem) == (1, None)
     assert 0 < by_name["proxy_anchor"].ours[Column("MAP@R", "concatenated", 512)].mean <= 100
     assert by_name["triplet"].status == "skipped"
@@ -143,8 +143,10 @@ def test_models_that_cannot_be_scored_together_do_not_keep_the_other_rows_back(t
     outcomes = study.run()
     assert [outcome.status for outcome in outcomes] == ["finished"] * 4 + ["failed"]
     assert study.failure(outcomes) == ("1 of 5 runs did not finish: tested on other images", 3)
-    by_name = {each.row.definition.name: each for each in results_of(study)}
+    by_name = {each.planned.row.name: each for each in results_of(study)}
     assert (by_name["c2"].finished, by_name["triplet"].finished) == (True, False)
+    assert (by_name["triplet"].status, by_name["triplet"].problem) == ("not scored", "tested on other images")
+    assert any("not scored: tested on other images" in note for note in study.tables()[0].notes)
 
 
 def test_a_table_in_one_call(photos, tmp_path):

@@ -196,7 +196,7 @@ def test_another_backbone_and_changes_reach_every_row():
     settings = Settings(backbone="small", overrides=("training.epochs=3",))
     row = row_of("mpa/table-4", "mpa", "cub", settings)
     assert (row.recipe.encoder.backbone, row.recipe.encoder.weights, row.recipe.training.epochs) == ("small", None, 3)
-    assert row.figures[0].value == 69.2
+    assert row.published[0].value == 69.2
     assert "encoder.backbone=small" in row.command
     with pytest.raises(RecipeError, match=r"row 'mpa': .*did you mean 'epochs'"):
         row_of("mpa/table-4", "mpa", "cub", Settings(overrides=("training.epocs=3",)))
@@ -233,13 +233,13 @@ def test_data_that_are_not_there_or_not_whole_are_named(tmp_path, monkeypatch):
 
 def test_a_method_that_nearkin_lacks_keeps_its_published_figure():
     row = row_of("ccp/table-4", "libc", "cub")
-    assert (row.recipe, row.problem, row.figures[0].value) == (None, "nearkin has no LIBC", 70.3)
+    assert (row.recipe, row.problem, row.published[0].value) == (None, "nearkin has no LIBC", 70.3)
 
 
 def test_a_row_has_no_line_where_the_table_has_none():
     (table,) = tables_of(find_item("ccp/table-4"))
     rows = planned_rows(table, chosen_rows(table.rows, ["c1_xbm"]), ["cub", "sop"], Settings(weights="none"))
-    assert [(row.data, row.figures[0].dim) for row in rows] == [("sop", 128)]
+    assert [(row.data, row.published[0].dim) for row in rows] == [("sop", 128)]
 
 
 def test_other_data_get_the_loss_and_the_method_on_a_recipe_that_suits_them(photos):
@@ -254,7 +254,7 @@ def test_other_data_get_the_loss_and_the_method_on_a_recipe_that_suits_them(phot
     assert glyphs.training.learning_rate == demo.training.learning_rate
     assert (glyphs.training.sampler, glyphs.encoder.normalisation) == ("balanced", "ball")
     assert glyphs.protocol.name == own.protocol.name == "validation"
-    assert all(row.figures == () and row.problem is None for row in rows)
+    assert all(row.published == () and row.problem is None for row in rows)
     assert own.data.source == str(photos)
     assert own.encoder.weights is None
 
@@ -263,7 +263,7 @@ def test_a_stand_in_is_read_in_the_place_of_the_papers_data(photos):
     settings = Settings(stand_ins={"mnist": str(photos)})
     row = row_of("ccp/figure-2", "proxies", "mnist", settings)
     assert row.recipe.data.source == str(photos)
-    assert row.figures == (), "the paper's figure is not for these data"
+    assert row.published == (), "the paper's figure is not for these data"
     assert row.problem is None
 
 

@@ -73,7 +73,7 @@ def test_a_file_says_the_same(recipe, tmp_path):
     with pytest.raises(RecipeError, match=r"method\.pull is in the space twice"):
         read_space([file, "method.pull=0..1"], recipe)
     file.write_text("- 1\n")
-    with pytest.raises(RecipeError, match=r"mine\.yml must hold keys of a recipe"):
+    with pytest.raises(RecipeError, match=r"mine\.yml must hold keys and values"):
         read_space([file], recipe)
     file.write_text("a: [\n")
     with pytest.raises(RecipeError, match=r"mine\.yml is not valid YAML"):

@@ -185,7 +185,7 @@ def test_a_folder_is_gone_on_with_by_its_own_plan_only(make_plan, tune, tmp_path
     tune(make_plan(RATES, sampler="grid"), folder, trials=1)
     for other, message in (
         (make_plan(RATES, sampler="grid", seeds=2), "seeds was 1, is 2"),
-        (make_plan("training.learning_rate=0.5,0.6", sampler="grid"), "space was training.learning_rate=0.5,0.6,0.7"),
+        (make_plan("training.learning_rate=0.5,0.6", sampler="grid"), "space was 'training.learning_rate=0.5,0.6,0.7"),
         (make_plan(RATES, sampler="grid", changes=["encoder.dim=8"]), r"\(encoder.dim was 4, is 8\)"),
         (make_plan(RATES, sampler="grid", changes=["objective.alpha=8"]), r"\(objective.alpha was None, is 8.0\)"),
     ):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nearkin.errors import RecipeError
 from nearkin.recipe.identity import deciding, short_hash
-from nearkin.runs.default_folders import RUNS, data_name, found_again, holds_run_of
+from nearkin.runs.default_folders import RUNS, data_name, found_again, holds_seeds_of
 from nearkin.studies.compare.row_study import RowStudy
 from nearkin.studies.compare.rows import base_recipe, comparison_rows, read_rows, rows_file, shared_recipe
 from nearkin.studies.results import RowResult, results_of
@@ -137,10 +137,5 @@ class Comparison(RowStudy):
 
     def _is_held_by(self, folder: Path) -> bool:
         """Whether a folder holds runs of these rows, and none of others under their names."""
-        begun = []
-        for row in self.rows:
-            for path in folder.glob(f"{row.name}/seed-*"):
-                seed = path.name.removeprefix("seed-")
-                recipe = row.recipe.but({"training.seed": int(seed) if seed.isdecimal() else 0})
-                begun.append(holds_run_of(path, recipe))
-        return bool(begun) and all(begun)
+        begun = [row for row in self.rows if any(folder.glob(f"{row.name}/seed-*"))]
+        return bool(begun) and all(holds_seeds_of(folder / row.name, row.recipe) for row in begun)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,13 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from nearkin.data.source import is_benchmark
-from nearkin.disk import write_atomically
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, short_hash
-from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.runs.data import open_data, report_on
 from nearkin.runs.data_report import Announce
 from nearkin.runs.default_folders import RUNS, data_name
 from nearkin.runs.outcome import Outcome
@@ -27,8 +23,7 @@ from nearkin.studies.compare.picture import draw_comparison
 from nearkin.studies.compare.rows import what_differs
 from nearkin.studies.compare.tables import budget_text, comparison_record, comparison_table
 from nearkin.studies.results import RowResult, results_of
-from nearkin.studies.study import PlannedRun, Row, Study, planned_runs, run_all
-from nearkin.training.observers import ConsoleObserver
+from nearkin.studies.study import PlannedRun, Row, Study, opened, planned_runs, run_all
 
 
 class RowStudy(Study):
@@ -65,20 +60,11 @@ class RowStudy(Study):
     def runs(self) -> list[PlannedRun]:
         return planned_runs(self.rows, self.folder, self.seeds)
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        overwrite: bool = False,
-        console: Console | None = None,
-        announce: Announce | None = None,
-    ) -> list[Outcome]:
+    def carry_out(self, jobs: int, overwrite: bool, console: Console, announce: Announce | None) -> list[Outcome]:
         runs = self.runs()
         left = any(planned.was_changed(forgive=overwrite) or not planned.folder.is_finished for planned in runs)
         if announce is not None and left and not is_benchmark(self.base.data.source):
-            with ConsoleObserver(console or Console(quiet=True)) as observer:
-                opened = open_data(self.base.data, progress=observer.decoding)
-            announce(report_on(self.base, opened))
+            opened(self.base, console, announce)
         return run_all(runs, jobs=jobs, overwrite=overwrite, console=console)
 
     @property
@@ -100,17 +86,8 @@ class RowStudy(Study):
 
     def write(self) -> list[Path]:
         """Write ``comparison.md``, ``.csv`` and ``.json``, and ``comparison.png`` where there is anything to draw."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (table,) = self.tables()
-        contents = {
-            "comparison.md": formats.markdown(table),
-            "comparison.csv": formats.csv_text(table),
-            "comparison.json": json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n",
-        }
-        for name, text in contents.items():
-            write_atomically(self.folder / name, text.encode())
-        drawn = draw_comparison(self.results, self.folder / "comparison.png")
-        return [*(self.folder / name for name in contents), *drawn]
+        files = self.write_table("comparison", self.tables()[0], self.record())
+        return files + draw_comparison(self.results, self.folder / "comparison.png")
 
     def next_steps(self) -> list[str]:
         done = (planned.folder.path for planned in self.runs() if planned.folder.is_finished)
@@ -134,12 +111,12 @@ class RowStudy(Study):
         """What the rows have in common of encoder, budget and protocol."""
         first, *others = [
             [
-                row.recipe.encoder.backbone,
-                f"{row.recipe.encoder.dim} dimensions",
-                budget_text(row.recipe),
-                f"{row.recipe.training.schedule} schedule",
-                f"{row.recipe.protocol.name} protocol",
+                recipe.encoder.backbone,
+                f"{recipe.encoder.dim} dimensions",
+                budget_text(recipe),
+                f"{recipe.training.schedule} schedule",
+                f"{recipe.protocol.name} protocol",
             ]
-            for row in self.rows
+            for recipe in (row.recipe for row in self.rows)
         ]
         return ", ".join(part for part in first if all(part in other for other in others))

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nearkin.data.benchmarks import benchmarks
-from nearkin.errors import RecipeError
+from nearkin.errors import RecipeError, mistakes_in
 from nearkin.recipe import Recipe, recipes_folder
+from nearkin.recipe.layers import check_keys, layered, read_yaml
 from nearkin.runs.own_photos import own_photos_name
 from nearkin.studies.study import Row, chosen_names
 from nearkin.suggest import did_you_mean
@@ -59,8 +58,8 @@ class RowChanges:
     name: str
     title: str
     base: str | None
-    overrides: tuple[str, ...]
-    """In the form ``section.key=value``, those of the base row first."""
+    changes: Mapping[str, Any]
+    """Sections of a recipe, on top of those of the base row."""
 
 
 def shared_recipe(
@@ -70,15 +69,17 @@ def shared_recipe(
     *,
     say: Callable[[str], None] = print,
 ) -> str:
-    """The name of the recipe that all rows share: as given, or that of the rows asked for, or one that suits the data.
+    """The name of the recipe that all rows share: as given, or as the file of rows names it (which may be a path beside
+    that file), or one that suits the data.
 
     >>> shared_recipe("cars"), shared_recipe("photos/", rows_from="cub")
     ('cub/proxy_anchor', 'cub/proxy_anchor')
     """
     if recipe is not None:
         return recipe
-    if rows_from is not None and (meant := recipe_of_rows(named_rows(rows_from))) is not None:
-        return meant
+    if rows_from is not None and (meant := _read_file(file := named_rows(rows_from)).get("recipe")) is not None:
+        beside = file.parent / str(meant)
+        return str(beside) if beside.is_file() else str(meant)
     data = data or "glyphs"
     if data not in benchmarks():
         return own_photos_name(say=say)
@@ -100,11 +101,9 @@ def base_recipe(
     """
     # Options of a loss or a method go to the rows: here they would meet the recipe's own.
     shared = [text for text in overrides if not text.startswith(("objective.", "method."))]
-    shared = ["protocol.name=validation", *shared]
     data = data or (None if recipe else "glyphs")
-    if data is not None:
-        shared = [f"data.source={json.dumps(data)}", *shared]
-    return Recipe.load(shared_recipe(data, recipe, say=say), shared)
+    source = [] if data is None else [f"data.source={json.dumps(data)}"]
+    return Recipe.load(shared_recipe(data, recipe, say=say), [*source, "protocol.name=validation", *shared])
 
 
 def rows_file(base: Recipe, given: str | Path | None = None) -> Path:
@@ -135,25 +134,12 @@ def named_rows(given: str | Path) -> Path:
     raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
 
 
-def recipe_of_rows(file: str | Path) -> str | None:
-    """The recipe that the rows of a file are meant for, where it names one: a name, or a path beside the file."""
-    meant = _read_file(Path(file)).get("recipe")
-    if meant is None:
-        return None
-    beside = Path(file).parent / str(meant)
-    return str(beside) if beside.is_file() else str(meant)
-
-
 def read_rows(file: str | Path) -> list[RowChanges]:
     """The rows that a file defines."""
-    path = Path(file)
-    rows = _read_file(path)["rows"]
     found: dict[str, RowChanges] = {}
-    for name, row in rows.items():
-        try:
+    for name, row in _read_file(Path(file))["rows"].items():
+        with mistakes_in(f"{Path(file).name}, row {name!r}"):
             found[str(name)] = _changes(str(name), row, found)
-        except RecipeError as error:
-            raise RecipeError(f"{path.name}, row {name!r}: {error}") from error
     return list(found.values())
 
 
@@ -166,30 +152,20 @@ def comparison_rows(
 ) -> list[Row]:
     """Rows to run, all with the data, encoder, budget and protocol of ``base``; its objective and method do not count.
 
-    Args:
-        base: the recipe that all rows share.
-        rows: what each puts on top of it; default: those of :func:`rows_file`.
-        only: names of the rows that are wanted.
-        overrides: ``section.key=value`` for every row, stronger than what the row says.
+    Without ``rows`` those of :func:`rows_file` are taken; ``overrides`` are stronger than what a row says.
 
-    Example:
-        >>> rows = comparison_rows(Recipe.load("glyphs/demo"), only=["c2_ccp"])
-        >>> rows[0].title, rows[0].base, rows[0].recipe.objective.name, rows[0].recipe.training.sampler
-        ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
+    >>> rows = comparison_rows(Recipe.load("glyphs/demo"), only=["c2_ccp"])
+    >>> rows[0].title, rows[0].base, rows[0].recipe.objective.name, rows[0].recipe.training.sampler
+    ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
     """
-    rows = read_rows(rows_file(base)) if rows is None else rows
-    names = [row.name for row in rows]
-    wanted = names if only is None else chosen_names(only, names)
+    known = {row.name: row for row in (read_rows(rows_file(base)) if rows is None else rows)}
     shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}
-    overrides = list(overrides)
-    found = []
-    for row in rows:
-        if row.name in wanted:
-            try:
-                recipe = Recipe.from_mapping(shared, [*row.overrides, *overrides])
-            except RecipeError as error:
-                raise RecipeError(f"row {row.name!r}: {error}") from error
-            found.append(Row(row.name, row.title, recipe, row.base))
+    overrides, found = list(overrides), []
+    for name in known if only is None else chosen_names(only, list(known)):
+        row = known[name]
+        with mistakes_in(f"row {name!r}"):
+            recipe = Recipe.from_mapping(layered(shared, row.changes), overrides)
+        found.append(Row(name, row.title, recipe, row.base))
     return found
 
 
@@ -201,10 +177,8 @@ def what_differs(recipe: Recipe, base: Recipe) -> list[str]:
     ['vcpa tau=0.001', 'training.learning_rate=0.003']
     """
     ours, theirs = recipe.as_mapping(), base.as_mapping()
-    parts = [_part_text(ours.pop("objective"))]
-    method = ours.pop("method")
-    if method["name"] != "plain":
-        parts.append(_part_text(method))
+    objective, method = ours.pop("objective"), ours.pop("method")
+    parts = [_part_text(each) for each in (objective, method) if each["name"] != "plain"]
     for section, values in ours.items():
         parts += [f"{section}.{key}={value}" for key, value in values.items() if value != theirs[section][key]]
     return parts
@@ -216,57 +190,40 @@ def _shipped_rows() -> dict[str, Path]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict) or not content["rows"]:
+    content = read_yaml(path)
+    with mistakes_in(str(path)):
+        check_keys(content, ("recipe", "rows"))
+    if not isinstance(content.get("rows"), dict) or not content["rows"]:
         raise RecipeError(f"{path} must hold 'rows:' with a name for each row")
-    known = {"recipe", "rows"}
-    for key in content:
-        if key not in known:
-            raise RecipeError(f"{path}: unknown key {str(key)!r}: {did_you_mean(str(key), known)}")
     return content
 
 
 def _changes(name: str, row: Any, before: Mapping[str, RowChanges]) -> RowChanges:
-    if not isinstance(row, Mapping):
-        raise RecipeError(f"must hold a title and sections of a recipe, got {row!r}")
-    known = {"title", "base", "budget", "objective", "method", "encoder", "training"}
-    for key in row:
-        if key not in known:
-            raise RecipeError(f"unknown key {key!r}: {did_you_mean(str(key), known)}")
+    sections = ("objective", "method", "encoder", "training", "budget")
+    check_keys(row, ("title", "base", *sections), "a title and sections of a recipe")
     base = row.get("base")
     if base is not None and base not in before:
         raise RecipeError(f"its base {base!r} must be a row above it: {did_you_mean(str(base), before)}")
-    inherited = () if base is None else before[base].overrides
-    overrides = (*inherited, *_overrides(row))
-    if not any(text.startswith("objective.name=") for text in overrides):
-        raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
-    return RowChanges(name, str(row.get("title", name)), base, overrides)
-
-
-def _overrides(row: Mapping[str, Any]) -> list[str]:
-    texts = []
-    for section in ("objective", "method", "encoder", "training", "budget"):
+    changes = {} if base is None else before[base].changes
+    for section in sections:
         content = row.get(section, {})
         if not isinstance(content, Mapping):
             raise RecipeError(f"section {section!r} must hold keys and values, got {content!r}")
-        if section == "budget":
-            for key in content:
-                if key not in BUDGET:
-                    raise RecipeError(f"unknown key 'budget.{key}': {did_you_mean(str(key), BUDGET)}")
-            texts += [f"training.{key}={json.dumps(value)}" for key, value in content.items()]
-            continue
-        # The name goes first: another name clears the options that stand there already.
-        for key, value in sorted(content.items(), key=lambda item: item[0] != "name"):
-            if section not in SETTABLE and f"{section}.{key}" not in SETTABLE:
-                raise RecipeError(
-                    f"{section}.{key} is the same for all rows: set it in the recipe that they share"
-                    + (f", or as budget: {{{key}: …}}" if section == "training" and key in BUDGET else "")
-                )
-            texts.append(f"{section}.{key}={json.dumps(value)}")
-    return texts
+        for key in content:
+            _check_settable(section, str(key))
+        if content:
+            changes = layered(changes, {"training" if section == "budget" else section: content})
+    if "name" not in changes.get("objective", {}):
+        raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
+    return RowChanges(name, str(row.get("title", name)), base, changes)
+
+
+def _check_settable(section: str, key: str) -> None:
+    if section == "budget" and key not in BUDGET:
+        raise RecipeError(f"unknown key 'budget.{key}': {did_you_mean(key, BUDGET)}")
+    if section not in (*SETTABLE, "budget") and f"{section}.{key}" not in SETTABLE:
+        instead = f", or as budget: {{{key}: …}}" if section == "training" and key in BUDGET else ""
+        raise RecipeError(f"{section}.{key} is the same for all rows: set it in the recipe that they share{instead}")
 
 
 def _part_text(part: Mapping[str, Any]) -> str:

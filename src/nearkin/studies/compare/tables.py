@@ -9,9 +9,9 @@ from typing import Any
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import Difference, Statistic, rank_correlation
 from nearkin.recipe import Recipe
-from nearkin.report.formats import signed
+from nearkin.report.formats import counted, signed
 from nearkin.report.score_tables import score_text
-from nearkin.report.table import NOTHING, Line, Part, Table
+from nearkin.report.table import NOTHING, Part, Table
 from nearkin.studies.results import RowResult
 from nearkin.studies.study import COMPARED
 
@@ -100,15 +100,15 @@ def warnings_of(results: Results) -> list[str]:
     done = [result for result in results if result.seeds]
     mixed: dict[str, dict[str, list[str]]] = {}
     for result in done:
-        for key, what in (
-            ("protocol", "protocols"),
-            ("selection", "ways of choosing the epoch"),
-            ("hardware", "hardware"),
-            ("data", "data"),
-        ):
-            for value in result.said(key):
+        for what, values in {
+            "protocols": result.said("protocol"),
+            "ways of choosing the epoch": result.said("selection"),
+            "hardware": result.said("hardware"),
+            "data": result.said("data"),
+            "budgets": [budget_text(result.row.recipe)],
+        }.items():
+            for value in values:
                 mixed.setdefault(what, {}).setdefault(value, []).append(result.row.title)
-        mixed.setdefault("budgets", {}).setdefault(budget_text(result.row.recipe), []).append(result.row.title)
     lines = [
         f"Mixed {what}: " + "; ".join(f"{value} ({', '.join(rows)})" for value, rows in sorted(by_value.items())) + "."
         for what, by_value in mixed.items()
@@ -135,8 +135,7 @@ def said(results: Results, condition: str) -> list[str]:
 def budget_text(recipe: Recipe) -> str:
     training = recipe.training
     limit = "" if training.max_steps is None else f", at most {training.max_steps} steps"
-    epochs = "1 epoch" if training.epochs == 1 else f"{training.epochs} epochs"
-    return f"{epochs}{limit}, batch {training.batch_size}, {training.optimiser}"
+    return f"{counted(training.epochs, 'epoch')}{limit}, batch {training.batch_size}, {training.optimiser}"
 
 
 def step_text(step_ms: Statistic | None) -> str:
@@ -157,23 +156,25 @@ def _scores(results: Results) -> Part:
 
 
 def _best_and_last(results: Results) -> Part:
-    rows = [(result, depth) for result, depth in families(results) if any(result.last(name) for name in COMPARED)]
-    names = [name for name in COMPARED if any(result.last(name) for result, _ in rows)]
+    names = [name for name in COMPARED if any(result.last(name) for result in results)]
     headings = ["", *(f"{which} {name}" for name in names for which in ("best", "last"))]
-    cells = []
-    for result, depth in rows:
-        both = [score_text(value, name) for name in names for value in (result.test(name), result.last(name))]
-        cells.append([_indented(result, depth), *both])
+    cells = [
+        [
+            _indented(result, depth),
+            *(score_text(v, name) for name in names for v in (result.test(name), result.last(name))),
+        ]
+        for result, depth in families(results)
+        if any(result.last(name) for name in names)
+    ]
     return Part.of(headings, cells, title="Best and last epoch")
 
 
 def _chosen(results: Results) -> Part:
     """Validation scores by which epochs were chosen, and those epochs."""
-    rows = [(result, depth) for result, depth in families(results) if result.validation]
-    names = list(dict.fromkeys(result.select_by for result, _ in rows))
+    rows = [(result, depth, result.validation[0]) for result, depth in families(results) if result.validation]
+    names = list(dict.fromkeys(result.select_by for result, _, _ in rows))
     cells = []
-    for result, depth in rows:
-        validation = None if result.validation is None else result.validation[0]
+    for result, depth, validation in rows:
         scores = [score_text(validation if result.select_by == name else None, name) for name in names]
         cells.append([_indented(result, depth), *scores, ", ".join(f"{epoch:.3g}" for epoch in result.chosen_epochs)])
     headings = ["", *(f"validation {name}" for name in names), "epochs"]
@@ -185,12 +186,12 @@ def _against_base(results: Results) -> Part:
     rows = [(result, against_base(result, results)) for result, _ in families(results)]
     names = [name for name in COMPARED if any(name in apart for _, apart in rows)]
     titles = {result.row.name: result.row.title for result in results}
-    lines = [
-        Line((result.row.title, titles[str(result.row.base)], *(_points(apart.get(name)) for name in names)))
+    cells = [
+        [result.row.title, titles[str(result.row.base)], *(_points(apart.get(name)) for name in names)]
         for result, apart in rows
         if apart
     ]
-    return Part(("", "base", *names), tuple(lines), title="Against their base", texts=2)
+    return Part.of(("", "base", *names), cells, title="Against their base", texts=2)
 
 
 def _points(apart: Difference | None) -> str:
@@ -203,18 +204,17 @@ def _indented(result: RowResult, depth: int) -> str:
 
 def _doubts_about_validation(results: Results) -> list[str]:
     """A line where validation classes put the runs in another order than the test classes do."""
-    chosen = [(result.select_by, result.validation) for result in results if result.validation]
-    if len({name for name, _ in chosen}) != 1:
-        return []
-    validation, test = ([value for _, both in chosen if both for value in both[place].values] for place in (0, 1))
-    if len(validation) < RUNS_TO_CORRELATE:
+    chosen = [both for result in results if (both := result.validation)]
+    names = {result.select_by for result in results if result.validation}
+    validation, test = ([value for both in chosen for value in both[place].values] for place in (0, 1))
+    if len(names) != 1 or len(validation) < RUNS_TO_CORRELATE:
         return []
     rho = rank_correlation(validation, test)
     if not rho < GOOD_CORRELATION:
         return []
     return [
         f"The validation classes put these {len(validation)} runs in another order than the test classes (rank "
-        f"correlation of {chosen[0][0]} {rho:.2f}): what they choose, an epoch or a setting, may be far from the best. "
+        f"correlation of {names.pop()} {rho:.2f}): what they choose, an epoch or a setting, may be far from the best. "
         f"More of them help (protocol.validation_share), or another score (protocol.select_by)."
     ]
 

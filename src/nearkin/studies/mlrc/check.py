@@ -1,9 +1,4 @@
-"""The metric-learning reality check: one model per class fold, scored one by one and side by side, with repeats.
-
-The models of a repeat hold out one class fold each. Their test scores are averaged (``separate``), and their embeddings
-of the test images are put side by side and scored as one (``concatenated``). A run can be stopped at any time: the same
-call goes on, finished models and their embeddings are kept, and more repeats only add models.
-"""
+"""The metric-learning reality check: one model per class fold, scored one by one and side by side, with repeats."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from nearkin.data.cache import OpenedImages
-from nearkin.disk import check_writable, write_atomically
+from nearkin.disk import check_writable
 from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.stored_split import StoredSplit
@@ -23,7 +18,6 @@ from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
 from nearkin.runs.admission import admit
-from nearkin.runs.data import open_data, report_on
 from nearkin.runs.data_report import Announce
 from nearkin.runs.default_folders import found_again, holds_run_of, usual_folder
 from nearkin.runs.ensemble_scores import FILE, EnsembleScores
@@ -31,8 +25,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import Outcome
 from nearkin.studies.mlrc.scoring import score_models
 from nearkin.studies.mlrc.tables import mlrc_table
-from nearkin.studies.study import PlannedRun, Row, Study, run_all
-from nearkin.training.observers import ConsoleObserver
+from nearkin.studies.study import PlannedRun, Row, Study, opened, run_all
 
 
 def mlrc(
@@ -46,6 +39,7 @@ def mlrc(
 ) -> EnsembleScores:
     """Train ``folds × repeats`` models into ``folder/fold-<fold>/seed-<seed>``, score them and write what they come to.
 
+    It can be stopped at any time: the same call goes on, what is finished is kept, and more repeats only add models.
     Every model has a seed of its own, ``training.seed + repeat * folds + fold``: with one seed the models would start
     from the same projection, and side by side say little more than one alone.
 
@@ -98,24 +92,16 @@ class RealityCheck(Study):
     def runs(self) -> list[PlannedRun]:
         return mlrc_models(self.recipe, self.folder, self.repeats)
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        overwrite: bool = False,
-        console: Console | None = None,
-        announce: Announce | None = None,
-    ) -> list[Outcome]:
-        console = console or Console(quiet=True)
+    def carry_out(self, jobs: int, overwrite: bool, console: Console, announce: Announce | None) -> list[Outcome]:
         check_writable(self.folder)
         models = self.runs()
         data = checked_data(models, console, announce)
         outcomes = run_all(models, jobs=jobs, overwrite=overwrite, console=console)
-        if problems := [outcome for outcome in outcomes if outcome.status != "finished"]:
-            first = problems[0]
+        both = zip(models, outcomes, strict=True)
+        if problems := [(model.label, outcome) for model, outcome in both if outcome.status != "finished"]:
+            label, first = problems[0]
             kinds: tuple[type[NearkinError], ...] = (RecipeError, DataError, MissingExtraError, BusyError)
             kind = next((kind for kind in kinds if kind.exit_code == first.exit_code), TrainingError)
-            label = next(model.label for model in models if model.outcome.seed == first.seed)
             raise kind(f"{len(problems)} of {len(models)} models did not finish: {label}: {first.reason}")
         score_models(models, data, self.folder, console)
         return outcomes
@@ -136,9 +122,8 @@ class RealityCheck(Study):
 
     def write(self) -> list[Path]:
         """Write ``mlrc.md`` beside ``mlrc.json``."""
-        file = self.folder / "mlrc.md"
-        write_atomically(file, formats.markdown(mlrc_table(self.result, models=True)).encode())
-        return [file, self.folder / FILE]
+        page = formats.markdown(mlrc_table(self.result, models=True))
+        return [*self.write_texts({"mlrc.md": page}), self.folder / FILE]
 
 
 def default_mlrc_folder(recipe: Recipe) -> Path:
@@ -159,14 +144,12 @@ def mlrc_models(recipe: Recipe, folder: str | Path, repeats: int, *, title: str 
     >>> [model.seed for model in mlrc_models(Recipe(), "runs/x", 2)]
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    folds, whose = recipe.protocol.folds, f"{title}, " if title else ""
-    models = []
-    for repeat in range(repeats):
-        for fold in range(folds):
-            name = f"{Path(folder).name}/fold-{fold}"
-            row = Row(name, f"{whose}fold {fold} of 0–{folds - 1}, repeat {repeat}", _fold_recipe(recipe, fold))
-            seed = recipe.training.seed + repeat * folds + fold
-            models.append(PlannedRun(row, seed, RunFolder(Path(folder) / f"fold-{fold}" / f"seed-{seed}")))
+    folds, whose, models = recipe.protocol.folds, f"{title}, " if title else "", []
+    for number in range(repeats * folds):
+        repeat, fold = divmod(number, folds)
+        seed, name = recipe.training.seed + number, f"{Path(folder).name}/fold-{fold}"
+        row = Row(name, f"{whose}fold {fold} of 0–{folds - 1}, repeat {repeat}", _fold_recipe(recipe, fold))
+        models.append(PlannedRun(row, seed, RunFolder(Path(folder) / f"fold-{fold}" / f"seed-{seed}")))
     return models
 
 
@@ -181,10 +164,7 @@ def checked_data(models: Sequence[PlannedRun], console: Console, announce: Annou
         model.was_changed(forgive=False)
     if left:
         admit(models[0].recipe)
-    with ConsoleObserver(console) as observer:
-        data = open_data(models[0].recipe.data, progress=observer.decoding)
-    if announce is not None and left:
-        announce(report_on(models[0].recipe, data))
+    data = opened(models[0].recipe, console, announce if left else None)
     _check_images(models, data)
     return data
 
@@ -196,9 +176,11 @@ def _check_images(models: Sequence[PlannedRun], data: OpenedImages) -> None:
         stored = model.folder.stored_split
         if not model.folder.last_checkpoint.exists() and not model.folder.is_finished:
             protocol.check_trainable()
-        elif stored is not None:
-            now = StoredSplit.of(data.table, protocol.splits, data.digests)
-            if stored.content_hash == now.content_hash or all(each.folder.is_finished for each in models):
+        elif (
+            stored is not None
+            and stored.content_hash != StoredSplit.of(data.table, protocol.splits, data.digests).content_hash
+        ):
+            if all(each.folder.is_finished for each in models):
                 continue
             _, _, changes = stored.restore(data)
             said = "; ".join(changes.said(scored=("train", "validation", "test", "query", "gallery")))

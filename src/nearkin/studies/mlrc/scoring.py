@@ -44,7 +44,6 @@ def score_models(models: Sequence[PlannedRun], data: OpenedImages, folder: Path,
     _check_same_test(models, own)
     embeddings = [embed_test_rows(model, each.images, each.protocol) for model, each in zip(models, own, strict=True)]
     single = [_scores(each, protocol, recipe) for each in embeddings]
-    by_repeat = [single[repeat * folds : (repeat + 1) * folds] for repeat in range(repeats)]
     combinations = fold_combinations(folds, repeats, limit=MOST_COMBINATIONS, seed=recipe.protocol.split_seed)
     if len(combinations) > 1:
         console.print(f"scoring {len(combinations)} combinations of models", highlight=False)
@@ -56,8 +55,8 @@ def score_models(models: Sequence[PlannedRun], data: OpenedImages, folder: Path,
     runs = [model.folder.scores() for model in models]
     separate, concatenated = {}, {}
     for name in METRICS:
-        means = [sum(scores[name] for scores in group) / folds for group in by_repeat]
-        values = [scores[name] for scores in together]
+        alone, values = [scores[name] for scores in single], [scores[name] for scores in together]
+        means = [sum(alone[first : first + folds]) / folds for first in range(0, len(alone), folds)]
         separate[name] = Statistic.of(means, mean_interval(means))
         concatenated[name] = Statistic.of(values, combination_interval(combinations, values))
     result = EnsembleScores(

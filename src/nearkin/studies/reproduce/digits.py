@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from nearkin.disk import write_atomically
 from nearkin.evaluation.measurement import measure
 from nearkin.methods.ccp import Ccp
 from nearkin.numerics import normalise
+from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS, new_figure, save_figure
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data
@@ -133,7 +134,10 @@ def save_moments(moments: Sequence[Moment], file: Path) -> None:
 
 def load_moments(file: Path) -> list[Moment]:
     with np.load(file, allow_pickle=False) as kept:
-        return [_moment(kept, number) for number in range(int(kept["count"]))]
+        return [
+            Moment(**{each.name: _plain(kept[f"{each.name}-{number}"]) for each in fields(Moment)})
+            for number in range(int(kept["count"]))
+        ]
 
 
 def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Path:
@@ -141,13 +145,9 @@ def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Pa
 
     The last panel shows the covering radius falling, in units of the distance between classes.
     """
-    from matplotlib.figure import Figure
-
-    from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
-
     columns = min(3, len(moments) + 1)
     rows = -(-(len(moments) + 1) // columns)
-    figure = Figure(figsize=(3.3 * columns, 3.4 * rows + 0.8), layout="constrained")
+    figure = new_figure(3.3 * columns, 3.4 * rows + 0.8)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, moment in zip(axes, moments, strict=False):
         classes = np.unique(moment.labels)
@@ -175,7 +175,7 @@ def draw_digits(moments: Sequence[Moment], file: Path, *, title: str = "") -> Pa
         axis.set_visible(False)
     figure.suptitle(title, fontsize=11)
     figure.supxlabel("squares: proxies that a sub-problem ended with; circles: those the next begins with", fontsize=8)
-    figure.savefig(file, dpi=130, facecolor="white")
+    save_figure(figure, file, dpi=130)
     return file
 
 
@@ -186,15 +186,6 @@ def _proxies(state: TrainingState) -> NDArray[np.float32]:
     return flat
 
 
-def _moment(kept: Any, number: int) -> Moment:
-    return Moment(
-        step=int(kept[f"step-{number}"]),
-        problem=int(kept[f"problem-{number}"]),
-        embeddings=kept[f"embeddings-{number}"],
-        labels=kept[f"labels-{number}"],
-        ended=kept[f"ended-{number}"],
-        begun=kept[f"begun-{number}"],
-        covering_radius=float(kept[f"covering_radius-{number}"]),
-        inter_class_distance=float(kept[f"inter_class_distance-{number}"]),
-        map_at_r=float(kept[f"map_at_r-{number}"]),
-    )
+def _plain(kept: NDArray[Any]) -> Any:
+    """A number that was saved as an array without a dimension."""
+    return kept if kept.ndim else kept.item()

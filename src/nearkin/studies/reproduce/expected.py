@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.report.formats import markdown_table
+from nearkin.report.table import NOTHING
 from nearkin.studies.reproduce.papers import PaperTable, TableRow, items, paper_titles, papers, rows_on, tables_of
-from nearkin.studies.reproduce.rows import Settings, published_figures, recipe_of
+from nearkin.studies.reproduce.rows import Settings, published_values, recipe_of
 from nearkin.training.time_estimate import in_words
 
 
@@ -68,18 +69,17 @@ def listed_recipes() -> list[ListedRecipe]:
         scores: list[ExpectedScore] = []
         source = row = None
         if name in measured:
-            dim = recipe.encoder.dim or 0
             for line in measured[name]:
                 spread = float(line["spread"]) if line["spread"] else None
-                scores.append(ExpectedScore(line["metric"], float(line["value"]), spread, dim))
+                scores.append(ExpectedScore(line["metric"], float(line["value"]), spread, recipe.encoder.dim or 0))
             source = f"measured, mean of {measured[name][0]['seeds']} seeds"
         elif found := _row_of(name, recipe):
             table, published = found
             row = f"nearkin reproduce {table.item.id} --rows {published.name} --data {recipe.data.source}"
-            figures = published_figures(table, published, recipe.data.source)
-            scores = [ExpectedScore(each.metric, each.value, each.spread, each.dim) for each in figures]
+            values = published_values(table, published, recipe.data.source)
+            scores = [ExpectedScore(each.metric, each.value, each.spread, each.dim) for each in values]
             source = "published" if scores else None
-        run_times = (RunTime(line["device"], int(line["seconds"]), line["how"]) for line in times.get(name, ()))
+        run_times = [RunTime(line["device"], int(line["seconds"]), line["how"]) for line in times.get(name, ())]
         listed.append(ListedRecipe(name, summary, command, tuple(scores), source, row, tuple(run_times)))
     return listed
 
@@ -102,40 +102,34 @@ def recipes_page(listed: Sequence[ListedRecipe]) -> str:
         rows = [head]
         for each in members:
             times = {time.device: str(time) for time in each.run_times}
-            row = f"`{each.row}`" if each.row else "–"
-            rows.append([f"`{each.name}`", each.summary, _in_words(each), *(times.get(d, "–") for d in devices), row])
+            row = f"`{each.row}`" if each.row else NOTHING
+            rows.append(
+                [f"`{each.name}`", each.summary, _in_words(each), *(times.get(d, NOTHING) for d in devices), row]
+            )
         lines += ["", f"## {title}", "", markdown_table(rows)]
     return "\n".join(lines) + "\n"
 
 
 def _in_words(listed: ListedRecipe) -> str:
-    if listed.source is None:
-        return "–"
-    dims = sorted({score.dim for score in listed.scores})
-    texts = [
-        (f"{dim}-d " if len(dims) > 1 else "") + ", ".join(str(score) for score in listed.scores if score.dim == dim)
-        for dim in dims
-    ]
-    return f"{'; '.join(texts)} ({listed.source})"
+    texts: dict[int, list[str]] = {}
+    for score in sorted(listed.scores, key=lambda score: score.dim):
+        texts.setdefault(score.dim, []).append(str(score))
+    each = [(f"{dim}-d " if len(texts) > 1 else "") + ", ".join(mine) for dim, mine in texts.items()]
+    return f"{'; '.join(each)} ({listed.source})" if listed.source else NOTHING
 
 
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, TableRow] | None:
-    """The first row of its paper that is the recipe unchanged, if possible one with published figures."""
+    """The first row of its paper that is the recipe unchanged, if possible one with published values."""
     paper, source = name.partition("/")[0], recipe.data.source
-    unpublished = None
-    for item in items(paper) if paper in papers() else ():
-        for table in () if item.same_as else tables_of(item):
-            for row in rows_on(table, source) if source in table.data else ():
-                if row.recipe == name and recipe_of(table, row, source, Settings()) == recipe:
-                    if published_figures(table, row, source):
-                        return table, row
-                    unpublished = unpublished or (table, row)
-    return unpublished
+    own = [item for item in items(paper) if not item.same_as] if paper in papers() else []
+    tables = [table for item in own for table in tables_of(item) if source in table.data]
+    rows = [(table, row) for table in tables for row in rows_on(table, source) if row.recipe == name]
+    same = [(table, row) for table, row in rows if recipe_of(table, row, source, Settings()) == recipe]
+    return min(same, key=lambda each: not published_values(each[0], each[1], source), default=None)
 
 
 def _by_recipe(file: str) -> dict[str, list[dict[str, str]]]:
-    with (recipes_folder() / file).open(encoding="utf-8", newline="") as stream:
-        found: dict[str, list[dict[str, str]]] = {}
-        for line in csv.DictReader(stream):
-            found.setdefault(line["recipe"], []).append(line)
+    found: dict[str, list[dict[str, str]]] = {}
+    for line in csv.DictReader((recipes_folder() / file).read_text(encoding="utf-8").splitlines()):
+        found.setdefault(line["recipe"], []).append(line)
     return found

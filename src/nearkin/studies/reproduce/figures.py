@@ -1,4 +1,4 @@
-"""Pictures of a reproduced table: ours over what is varied, and the published figures where they are known."""
+"""Pictures of a reproduced table: ours over what is varied, and what is published where it is known."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nearkin.data.benchmarks import benchmarks
+from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import FILE, draw_digits, load_moments
 from nearkin.studies.reproduce.papers import PaperTable, text_of
-from nearkin.studies.reproduce.results import Column, Reproduced, column_named, columns_of
+from nearkin.studies.reproduce.results import Column, Reproduced, columns_of
 from nearkin.studies.reproduce.rows import Settings
 from nearkin.studies.reproduce.tables import caption, heading
 
@@ -24,38 +27,35 @@ def draw_table(table: PaperTable, lines: Sequence[Reproduced], settings: Setting
     if table.draw.kind == "digits":
         return _draw_digits(table, done, settings, Path(folder))
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
-    from nearkin.report.plots._style import STYLE
-
-    data = list(dict.fromkeys(line.row.data for line in done))
+    data = list(dict.fromkeys(line.planned.data for line in done))
     panels = [(source, x) for source in data for x in (table.draw.x if table.draw.kind == "lines" else ("",))]
     bars = table.draw.kind in ("scores", "bars")
-    tall = 1.4 + 0.28 * max(sum(line.row.data == source for line in lines) for source in data) if bars else 3.6
+    tall = 1.4 + 0.28 * max(sum(line.planned.data == source for line in lines) for source in data) if bars else 3.6
     with rc_context(STYLE):
-        figure = Figure(figsize=(5.4 * len(panels), tall + 1.1), layout="constrained")
+        figure = new_figure(5.4 * len(panels), tall + 1.1)
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, (source, x) in zip(axes, panels, strict=True):
-            _draw_panel(axis, table, [line for line in lines if line.row.data == source], x)
+            _draw_panel(axis, table, [line for line in lines if line.planned.data == source], x)
             axis.set_title(benchmarks()[source].title if source in benchmarks() else Path(source).name)
-        figure.suptitle(_wrapped(heading(table), 58 * len(panels)), fontsize=11)
-        figure.supxlabel(_wrapped(caption(table, lines, settings)[0], 62 * len(panels)), fontsize=7, color="#555555")
+        figure.suptitle(textwrap.fill(heading(table), 58 * len(panels)), fontsize=11)
+        below = textwrap.fill(caption(table, lines, settings)[0], 62 * len(panels))
+        figure.supxlabel(below, fontsize=7, color="#555555")
         file = Path(folder) / f"{table.item.key}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=130, facecolor="white")
+        save_figure(figure, file, dpi=130)
     return [file]
 
 
 def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: str) -> None:
-    # The reality check is about MAP@R.
+    # The reality check is about MAP@R, of the models one by one.
     metric = "MAP@R" if table.mlrc else table.draw.metric
-    column = column_named(columns_of(table, [line.row for line in lines])[lines[0].row.data], metric)
+    (columns,) = columns_of(table, [line.planned for line in lines]).values()
+    column = next((each for each in columns if each.metric == metric), columns[0])
     if table.draw.kind == "steps":
         _draw_steps(axis, lines)
     elif table.draw.kind == "curves":
         _draw_curves(axis, lines, table.draw.metric)
-    elif column is None:
-        axis.text(0.5, 0.5, f"{table.draw.metric} was not measured", ha="center", transform=axis.transAxes)
     elif table.draw.kind == "lines":
         _draw_lines(axis, table, lines, x, column)
     elif table.draw.kind == "plane":
@@ -66,40 +66,31 @@ def _draw_panel(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: st
 
 def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: str, column: Column) -> None:
     """A line for each series over the varied value; a row that does not vary it is a dashed line across."""
-    from nearkin.report.plots._style import RUN_COLOURS
-
     draw = table.draw
     series: dict[str, list[Reproduced]] = {}
     for line in lines:
-        row = line.row.definition
+        row = line.planned.row
         if x in row.at or not row.at:
             split = draw.series is not None and draw.series in row.at
             by = f"{draw.series} = {text_of(row.at[str(draw.series)])}" if split else row.series
             series.setdefault(by, []).append(line)
-    values = sorted({_value(line, x) for line in lines if x in line.row.definition.at})
+    values = sorted({_value(line, x) for line in lines if x in line.planned.row.at})
     places = {value: float(number) if x in draw.even else value for number, value in enumerate(values)}
     for number, (name, members) in enumerate(series.items()):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)]
-        varied = sorted((line for line in members if x in line.row.definition.at), key=lambda line: _value(line, x))
-        ours = [line for line in varied if column in line.ours]
+        varied = sorted((line for line in members if x in line.planned.row.at), key=lambda line: _value(line, x))
+        ours = {places[_value(line, x)]: line.ours[column] for line in varied if column in line.ours}
         if ours:
-            axis.errorbar(
-                [places[_value(line, x)] for line in ours],
-                [line.ours[column].mean for line in ours],
-                yerr=[line.ours[column].spread or 0.0 for line in ours],
-                fmt="o-",
-                color=colour,
-                capsize=2,
-                label=name,
-            )
+            means, spreads = [each.mean for each in ours.values()], [each.spread or 0.0 for each in ours.values()]
+            axis.errorbar(list(ours), means, yerr=spreads, fmt="o-", color=colour, capsize=2, label=name)
         for line in members:
             if line not in varied and column in line.ours:
                 axis.axhline(line.ours[column].mean, color=colour, linestyle="--", linewidth=1.2, label=name)
-        published = [line for line in varied if column in line.published]
-        if published:
-            across = [places[_value(line, x)] for line in published]
-            heights = [line.published[column].value for line in published]
-            axis.plot(across, heights, "D", color=colour, fillstyle="none", label=f"{name}, published")
+        theirs = [
+            (places[_value(line, x)], line.published[column].value) for line in varied if column in line.published
+        ]
+        if theirs:
+            axis.plot(*zip(*theirs, strict=True), "D", color=colour, fillstyle="none", label=f"{name}, published")
     if x in draw.even or len(values) <= 6:
         tilt = 45 if len(values) > 8 else 0
         axis.set_xticks([places[value] for value in values], [text_of(value) for value in values], rotation=tilt)
@@ -109,21 +100,17 @@ def _draw_lines(axis: Any, table: PaperTable, lines: Sequence[Reproduced], x: st
 
 
 def _value(line: Reproduced, symbol: str) -> float:
-    return float(line.row.definition.at[symbol])
+    return float(line.planned.row.at[symbol])
 
 
 def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], column: Column) -> None:
     """Two varied values as a grid, the score as colour and number."""
-    import numpy as np
-
     across, down = table.draw.x[0], str(table.draw.y)
-    columns = sorted({float(line.row.definition.at[across]) for line in lines})
-    rows = sorted({float(line.row.definition.at[down]) for line in lines})
+    columns, rows = (sorted({_value(line, symbol) for line in lines}) for symbol in (across, down))
     grid = np.full((len(rows), len(columns)), np.nan)
     for line in lines:
         if column in line.ours:
-            at = line.row.definition.at
-            grid[rows.index(float(at[down])), columns.index(float(at[across]))] = line.ours[column].mean
+            grid[rows.index(_value(line, down)), columns.index(_value(line, across))] = line.ours[column].mean
     image = axis.imshow(grid, origin="lower", aspect="auto", cmap="viridis")
     middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
     for (row, place), value in np.ndenumerate(grid):
@@ -137,24 +124,18 @@ def _draw_plane(axis: Any, table: PaperTable, lines: Sequence[Reproduced], colum
 
 
 def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None:
-    """A line of the picture for every row: ours as a dot with its spread, the published figure as a diamond."""
-    from nearkin.report.plots._style import GREY, RUN_COLOURS
-
-    titles = [line.row.definition.title for line in lines]
+    """A line of the picture for every row: ours as a dot with its spread, the published value as a diamond."""
     for place, line in enumerate(lines):
         ours, published = line.ours.get(column), line.published.get(column)
         if ours is not None and published is not None:
             axis.plot([ours.mean, published.value], [place, place], color="#cccccc", linewidth=2, zorder=0)
         if published is not None:
-            label = "published" if not _labelled(axis, "published") else None
-            axis.plot(published.value, place, "D", color=GREY, fillstyle="none", label=label)
+            axis.plot(published.value, place, "D", color=GREY, fillstyle="none", label=_once(axis, "published"))
         if ours is not None:
-            label = "ours" if not _labelled(axis, "ours") else None
-            bar = ours.spread
-            axis.errorbar(ours.mean, place, xerr=bar, fmt="o", color=RUN_COLOURS[0], capsize=3, label=label)
-    axis.set_yticks(range(len(titles)), titles)
-    axis.set_ylim(len(titles) - 0.4, -0.6)
-    axis.set_xlabel(_axis_label(column))
+            style = {"fmt": "o", "color": RUN_COLOURS[0], "capsize": 3, "label": _once(axis, "ours")}
+            axis.errorbar(ours.mean, place, xerr=ours.spread, **style)
+    axis.set_yticks(range(len(lines)), [line.planned.row.title for line in lines])
+    axis.set(ylim=(len(lines) - 0.4, -0.6), xlabel=_axis_label(column))
     axis.grid(axis="x", alpha=0.3)
     axis.margins(x=0.08)
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=2)
@@ -162,12 +143,10 @@ def _draw_scores(axis: Any, lines: Sequence[Reproduced], column: Column) -> None
 
 def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
     """A score at every evaluation, a line for each run."""
-    from nearkin.report.plots._style import RUN_COLOURS
-
     for number, line in enumerate(lines):
         for path in line.folders if line.finished else []:
             rows = [row for row in RunFolder(path).evaluations() if row.get(metric) is not None]
-            label = line.row.definition.series if not _labelled(axis, line.row.definition.series) else None
+            label = _once(axis, line.planned.row.series)
             values = [100 * float(row[metric] or 0.0) for row in rows]
             colour = RUN_COLOURS[number % len(RUN_COLOURS)]
             axis.plot([row["epoch"] for row in rows], values, color=colour, label=label, linewidth=1.4)
@@ -178,9 +157,11 @@ def _draw_curves(axis: Any, lines: Sequence[Reproduced], metric: str) -> None:
 
 def _draw_steps(axis: Any, lines: Sequence[Reproduced]) -> None:
     """How many steps the sub-problems took, as a histogram for each row."""
-    from nearkin.report.plots._style import RUN_COLOURS
-
-    taken = {line.row.definition.title: steps for line in lines if line.finished and (steps := _steps_of(line))}
+    taken: dict[str, list[int]] = {}
+    for line in (line for line in lines if line.finished):
+        for event in (event for path in line.folders for event in RunFolder(path).events()):
+            if event["kind"] == "problem" and event["number"] > 1:
+                taken.setdefault(line.planned.row.title, []).append(int(event["steps_before"]))
     if not taken:
         axis.text(0.5, 0.5, "no sub-problem has ended", ha="center", transform=axis.transAxes)
         return
@@ -189,20 +170,15 @@ def _draw_steps(axis: Any, lines: Sequence[Reproduced]) -> None:
     axis.legend(loc="best")
 
 
-def _steps_of(line: Reproduced) -> list[int]:
-    events = [event for path in line.folders for event in RunFolder(path).events()]
-    return [int(event["steps_before"]) for event in events if event["kind"] == "problem" and event["number"] > 1]
-
-
 def _draw_digits(table: PaperTable, done: Sequence[Reproduced], settings: Settings, folder: Path) -> list[Path]:
     files = []
     for line in done:
-        for seed, path in zip(line.seeds, line.folders, strict=False):
-            if (path / FILE).exists():
-                several = f"-seed-{seed}" if len(line.seeds) > 1 else ""
-                file = folder / f"{table.item.key}-{line.row.definition.name}{several}.png"
-                what = settings.stand_ins.get(line.row.data, line.row.data)
-                title = f"{heading(table)}\n{line.row.definition.title}, {Path(what).name}"
+        for path in line.folders:
+            if RunFolder(path).is_finished and (path / FILE).exists():
+                several = f"-{path.name}" if len(line.seeds) > 1 else ""
+                file = folder / f"{table.item.key}-{line.planned.row.name}{several}.png"
+                what = settings.stand_ins.get(line.planned.data, line.planned.data)
+                title = f"{heading(table)}\n{line.planned.row.title}, {Path(what).name}"
                 files.append(draw_digits(load_moments(path / FILE), file, title=title))
     return files
 
@@ -211,9 +187,6 @@ def _axis_label(column: Column) -> str:
     return f"{column.label} (%)" if column.is_share else column.label
 
 
-def _labelled(axis: Any, name: str) -> bool:
-    return name in axis.get_legend_handles_labels()[1]
-
-
-def _wrapped(text: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(text, width))
+def _once(axis: Any, name: str) -> str | None:
+    """A label, unless the legend has it already."""
+    return None if name in axis.get_legend_handles_labels()[1] else name

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nearkin.errors import RecipeError
+from nearkin.errors import RecipeError, mistakes_in
 from nearkin.recipe import recipes_folder
-from nearkin.recipe.layers import read_yaml
+from nearkin.recipe.layers import check_keys, layered, read_yaml
 from nearkin.recipe.shipped import PAPERS
+from nearkin.studies.study import chosen_names
 from nearkin.suggest import did_you_mean
 
 ENDING = ".table.yml"
@@ -93,7 +94,7 @@ class PaperTable:
     data: tuple[str, ...]
     rows: tuple[TableRow, ...]
     published: str | None = None
-    """Its name in the list of published figures."""
+    """Its name in the list of published values."""
     mlrc: bool = False
     """Whether a row is a whole reality check, several models on class folds."""
     metrics: tuple[str, ...] = ()
@@ -174,16 +175,13 @@ def rows_file(item: Item) -> Path:
 def read_table(item: Item, file: str | Path) -> PaperTable:
     """The rows and settings that a file gives for a table."""
     content = _load(Path(file))
-    known = {"published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "rows"}
-    try:
-        _check_keys(content, known)
+    with mistakes_in(Path(file).name):
+        check_keys(content, {"published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "rows"})
         symbols = {str(name): str(key) for name, key in content.get("symbols", {}).items()}
         rows: list[TableRow] = []
         for name, row in content["rows"].items():
-            try:
+            with mistakes_in(f"row {name!r}"):
                 rows += _expand(str(name), row, item.paper, symbols)
-            except RecipeError as error:
-                raise RecipeError(f"row {name!r}: {error}") from error
         return PaperTable(
             item=item,
             data=tuple(content["data"]),
@@ -195,24 +193,15 @@ def read_table(item: Item, file: str | Path) -> PaperTable:
             changes_on={name: _sections(given) for name, given in content.get("all_by_data", {}).items()},
             draw=_draw(content.get("draw", {})),
         )
-    except RecipeError as error:
-        raise RecipeError(f"{Path(file).name}: {error}") from error
 
 
 def _draw(given: Mapping[str, Any]) -> Drawing:
-    _check_keys(given, {"kind", "x", "y", "series", "metric", "even"})
-    kind = given.get("kind", "scores")
+    check_keys(given, {"kind", "x", "y", "series", "metric", "even"})
+    kind, x = given.get("kind", "scores"), given.get("x", ())
     if kind not in get_args(Kind):
         raise RecipeError(f"unknown kind of figure {kind!r}: {did_you_mean(str(kind), get_args(Kind))}")
-    x = given.get("x", ())
-    return Drawing(
-        kind=kind,
-        x=(x,) if isinstance(x, str) else tuple(x),
-        y=given.get("y"),
-        series=given.get("series"),
-        metric=given.get("metric", "R@1"),
-        even=tuple(given.get("even", ())),
-    )
+    lists = {"x": (x,) if isinstance(x, str) else tuple(x), "even": tuple(given.get("even", ()))}
+    return Drawing(**{**given, **lists})
 
 
 def data_changes(paper: str, data: str, recipe: str) -> list[Mapping[str, Any]]:
@@ -228,7 +217,7 @@ def data_changes(paper: str, data: str, recipe: str) -> list[Mapping[str, Any]]:
 def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iterator[TableRow]:
     """A row of the file, or one for every point where it varies something."""
     own = {"title", "series", "published", "recipe", "at", "vary", "points", "only", "by_data", "missing"}
-    _check_keys(row, own | set(SECTIONS))
+    check_keys(row, {*own, *SECTIONS})
     recipe = row.get("recipe", name)
     published = row.get("published")
     title = str(row.get("title", published or name))
@@ -247,17 +236,14 @@ def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iter
     for point in _points(row, symbols):
         parts = [f"{symbols[symbol].rpartition('.')[2]}-{text_of(value)}" for symbol, value in point.items()]
         where = ", ".join(f"{symbol}={text_of(value)}" for symbol, value in point.items())
-        if isinstance(published, Mapping):
-            named = published.get(where)
-        else:
-            named = None if published is None else str(published)
-            for symbol, value in point.items():
-                named = None if named is None else named.replace(f"{{{symbol}}}", text_of(value))
+        named = published.get(where) if isinstance(published, Mapping) else published
+        for symbol, value in point.items():
+            named = None if named is None else str(named).replace(f"{{{symbol}}}", text_of(value))
         yield TableRow(
             "-".join([name, *parts]),
             f"{title}, {where}",
             published=named,
-            changes=merged(changes, *({symbols[symbol]: value} for symbol, value in point.items())),
+            changes=functools.reduce(layered, (_nested(symbols[key], value) for key, value in point.items()), changes),
             at=point,
             **shared,
         )
@@ -269,33 +255,15 @@ def _points(row: Mapping[str, Any], symbols: Mapping[str, str]) -> Iterator[dict
         for symbol in given:
             if symbol not in symbols:
                 raise RecipeError(f"varies {symbol!r}, which the file's 'symbols' do not name")
-        axes = [
-            [_number(value) for value in (values if isinstance(values, list) else [values])]
-            for values in given.values()
-        ]
-        for values in itertools.product(*axes):
+        axes = (values if isinstance(values, list) else [values] for values in given.values())
+        for values in itertools.product(*(map(_number, axis) for axis in axes)):
             yield dict(zip(given, values, strict=True))
 
 
-def merged(*mappings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings, later ones on top; a key may be a whole path.
-
-    >>> merged({"training": {"epochs": 5}}, {"training.batch_size": 8}, {"training": {"epochs": 6}})
-    {'training': {'epochs': 6, 'batch_size': 8}}
-    """
-    result: dict[str, Any] = {}
-    for mapping in mappings:
-        for path, value in mapping.items():
-            *parents, last = path.split(".")
-            here = result
-            for parent in parents:
-                here = here.setdefault(parent, {})
-            if isinstance(value, Mapping):
-                before = here.get(last)
-                here[last] = merged(before if isinstance(before, Mapping) else {}, value)
-            else:
-                here[last] = value
-    return result
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    """``{"objective": {"tau": 1}}`` of ``objective.tau`` and 1."""
+    first, _, rest = path.partition(".")
+    return {first: _nested(rest, value) if rest else value}
 
 
 def text_of(value: Any) -> str:
@@ -322,18 +290,8 @@ def _number(value: Any) -> Any:
 
 
 def _sections(given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise RecipeError(f"must hold sections of a recipe, got {given!r}")
-    _check_keys(given, set(SECTIONS))
+    check_keys(given, SECTIONS, "sections of a recipe")
     return dict(given)
-
-
-def _check_keys(given: Any, known: set[str]) -> None:
-    if not isinstance(given, Mapping):
-        raise RecipeError(f"must hold keys and values, got {given!r}")
-    for key in given:
-        if key not in known:
-            raise RecipeError(f"unknown key {key!r}: {did_you_mean(str(key), sorted(known))}")
 
 
 @functools.cache
@@ -356,8 +314,5 @@ def chosen_rows(rows: Sequence[TableRow], asked: Sequence[str] | None) -> list[T
     """
     if asked is None:
         return list(rows)
-    known = list(dict.fromkeys([*(row.group for row in rows), *(row.name for row in rows)]))
-    for name in asked:
-        if name not in known:
-            raise RecipeError(f"no row {name!r}: {did_you_mean(name, known)}")
-    return [row for row in rows if row.name in asked or row.group in asked]
+    wanted = chosen_names(asked, list({name: None for row in rows for name in (row.group, row.name)}))
+    return [row for row in rows if row.name in wanted or row.group in wanted]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from nearkin.data.cache import OpenedImages
-from nearkin.disk import write_atomically
 from nearkin.errors import DataError, InterruptedRunError, NearkinError, RecipeError
-from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
 from nearkin.runs.data_report import Announce
@@ -41,7 +38,7 @@ def reproduce(
     jobs: int = 1,
     console: Console | None = None,
 ) -> Reproduction:
-    """Run the rows of a published table or figure, and write ours beside the published figures.
+    """Run the rows of a published table or figure, and write ours beside what is published.
 
     Args:
         table: its name, such as ``ccp/table-6``.
@@ -98,6 +95,7 @@ class Reproduction(Study):
         tables, wanted = tables_of(item), None if data is None else list(data)
         if wanted is not None and len(tables) > 1:
             tables = [each for each in tables if set(wanted) & set(each.data)] or tables[:1]
+        self._unscored: dict[Path, str] = {}
         self.asked: list[_Asked] = []
         for each in tables:
             own = settings if listed else with_digits(each, settings, self.folder, say=say)
@@ -124,15 +122,7 @@ class Reproduction(Study):
         runs.sort(key=lambda planned: planned.seed)
         return list({planned.folder.path: planned for planned in runs}.values())
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        overwrite: bool = False,
-        console: Console | None = None,
-        announce: Announce | None = None,
-    ) -> list[Outcome]:
-        console = console or Console(quiet=True)
+    def carry_out(self, jobs: int, overwrite: bool, console: Console, announce: Announce | None) -> list[Outcome]:
         checks, refused = self._reality_checks(console)
         left_out = {outcome.row for outcome in refused}
         runs = [planned for planned in self.runs() if planned.row.name not in left_out]
@@ -143,6 +133,7 @@ class Reproduction(Study):
             try:
                 score_models(models, data, folder, console)
             except DataError as error:  # models of other images make no ensemble
+                self._unscored[folder] = str(error)
                 refused.append(Outcome(folder.name, self.seeds[0], "failed", str(error), error.exit_code))
         return [*outcomes, *refused]
 
@@ -153,38 +144,29 @@ class Reproduction(Study):
 
     def results(self, part: _Asked) -> list[Reproduced]:
         """The rows that were asked for, and those that have finished in the same folder."""
-        wanted = {(row.data, row.definition.name) for row in part.rows}
-        columns = columns_of(part.table, part.every)
-        found = []
+        columns, found = columns_of(part.table, part.every), []
         for row in part.every:
             runs = [] if row.recipe is None else self._runs_of(part.table, row)
             folder = self._place if row.recipe is None else self._place / row.folder_in(self._place)
-            found.append(reproduced(part.table, row, runs, folder, columns[row.data]))
-        return [each for each in found if (each.row.data, each.row.definition.name) in wanted or each.finished]
+            each = reproduced(part.table, row, runs, folder, columns[row.data], self._unscored.get(folder))
+            found += [each] if each.finished or row in part.rows else []
+        return found
 
     def tables(self) -> list[Table]:
         return [reproduction_table(part.table, self.results(part), part.settings) for part in self.asked]
 
     def record(self) -> dict[str, Any]:
         records = [reproduction_record(part.table, self.results(part), part.settings) for part in self.asked]
-        folder = {"folder": str(self.folder)}
-        return folder | (records[0] if len(records) == 1 else {"tables": records})
+        return {"folder": str(self.folder), **(records[0] if len(records) == 1 else {"tables": records})}
 
     def write(self) -> list[Path]:
         """Write ``<table>.md``, ``.csv`` and ``.json``, and a picture where any run has finished."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         files = []
         for part in self.asked:
             rows = self.results(part)
             table = reproduction_table(part.table, rows, part.settings)
             record = reproduction_record(part.table, rows, part.settings)
-            for ending, text in (
-                ("md", formats.markdown(table)),
-                ("csv", formats.csv_text(table)),
-                ("json", json.dumps(record, indent=2, ensure_ascii=False) + "\n"),
-            ):
-                files.append(self.folder / f"{part.table.item.key}.{ending}")
-                write_atomically(files[-1], text.encode())
+            files += self.write_table(part.table.item.key, table, record)
             files += draw_table(part.table, rows, part.settings, self.folder)
         return files
 
@@ -206,9 +188,7 @@ class Reproduction(Study):
         checks: dict[Path, tuple[list[PlannedRun], OpenedImages]] = {}
         refused: list[Outcome] = []
         for part in self.asked:
-            for row in part.rows if part.table.mlrc else ():
-                if row.problem is not None:
-                    continue
+            for row in (row for row in part.rows if part.table.mlrc and row.problem is None):
                 models = self._runs_of(part.table, row)
                 try:
                     data = checked_data(models, console)

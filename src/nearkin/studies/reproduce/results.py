@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from nearkin.evaluation.statistics import Statistic
-from nearkin.published.figures import Published
+from nearkin.published.values import SAME_SCORE, Published
 from nearkin.recipe import Recipe
 from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.scores import Scores
@@ -22,11 +22,10 @@ PARTS: dict[str, Literal["separate", "concatenated"]] = {
     "mlrc-ensemble": "concatenated",
     "mlrc": "concatenated",
 }
-"""Which of the reality check's two results a published figure is: of each model alone, or of all put together."""
+"""Which of the reality check's two results a published value is: of each model alone, or of all put together."""
 
-OUR_NAMES = {"P@1": "R@1"}
-"""Two names of one score."""
 TIMES = ("ms/batch", "ms/batch of 180")
+CONDITIONS = ("protocol", "selection", "hardware", "recipe")
 PATIENCE = 60
 """Evaluations without a new best after which the CCP paper ends a training; its table I counts them."""
 
@@ -38,6 +37,16 @@ class Column:
     metric: str
     part: Literal["", "separate", "concatenated"] = ""
     dim: int | None = None
+
+    @classmethod
+    def of(cls, published: Published, mlrc: bool) -> Column:
+        """The column that a published value stands in."""
+        return cls(published.metric, PARTS[published.protocol], published.dim) if mlrc else cls(published.metric)
+
+    @property
+    def score(self) -> str:
+        """What we call the score."""
+        return SAME_SCORE.get(self.metric, self.metric)
 
     @property
     def label(self) -> str:
@@ -53,13 +62,13 @@ class Column:
 class Reproduced:
     """A row on a data set with what is printed, what came out, and what it came out of."""
 
-    row: PlannedRow
+    planned: PlannedRow
     published: dict[Column, Published]
+    problem: str | None = None
     ours: dict[Column, Statistic] = field(default_factory=dict)
     """In the published unit: scores in per cent."""
     last: dict[Column, Statistic] = field(default_factory=dict)
     """The same of the last epoch, where the reported one was chosen on the test classes."""
-    problem: str | None = None
     status: str = "not run"
     seeds: list[int] = field(default_factory=list)
     conditions: dict[str, list[str]] = field(default_factory=dict)
@@ -73,7 +82,7 @@ class Reproduced:
         return bool(self.seeds)
 
     def difference(self, column: Column) -> float | None:
-        """Ours minus the published figure."""
+        """Ours minus the published value."""
         if column not in self.ours or column not in self.published:
             return None
         return self.ours[column].mean - self.published[column].value
@@ -90,33 +99,33 @@ def columns_of(table: PaperTable, rows: Sequence[PlannedRow]) -> dict[str, list[
     ['128-d P@1', '128-d P@R', '128-d MAP@R']
     """
     found: dict[str, list[Column]] = {}
-    for row in rows:
-        columns = found.setdefault(row.data, [])
-        columns += [column_of(figure, table.mlrc) for figure in row.figures]
-    for data, columns in found.items():
-        unique = [each for each in dict.fromkeys(columns) if not table.metrics or each.metric in table.metrics]
-        if not unique:
-            unique = _without_published(table, next(row for row in rows if row.data == data))
-        known = {each.metric for each in unique}
+    for data in dict.fromkeys(row.data for row in rows):
+        mine = [row for row in rows if row.data == data]
+        columns = dict.fromkeys(Column.of(each, table.mlrc) for row in mine for each in row.published)
+        unique = [each for each in columns if not table.metrics or each.metric in table.metrics]
+        unique = unique or _without_published(table, mine[0])
         if not table.mlrc:
+            known = {each.metric for each in unique}
             unique += [Column(metric) for metric in table.metrics if metric not in known]
         # Of the reality check, each model alone comes before all together.
-        found[data] = sorted(unique, key=lambda each: each.part != "separate") if table.mlrc else unique
+        found[data] = sorted(unique, key=lambda each: each.part == "concatenated")
     return found
 
 
-def column_of(figure: Published, mlrc: bool) -> Column:
-    """The column that a published figure stands in."""
-    return Column(figure.metric, PARTS[figure.protocol], figure.dim) if mlrc else Column(figure.metric)
-
-
 def reproduced(
-    table: PaperTable, row: PlannedRow, runs: Sequence[PlannedRun], folder: Path, columns: Sequence[Column]
+    table: PaperTable,
+    row: PlannedRow,
+    runs: Sequence[PlannedRun],
+    folder: Path,
+    columns: Sequence[Column],
+    unscored: str | None = None,
 ) -> Reproduced:
-    """A row with its published figures and with what its runs, or the folder of its reality check, hold."""
-    published = {column_of(each, table.mlrc): each for each in row.figures}
-    found = Reproduced(row, {column: each for column, each in published.items() if column in columns})
-    found.problem = row.problem
+    """A row with its published values and with what its runs, or the folder of its reality check, hold.
+
+    ``unscored`` says why the models of a reality check could not be scored together.
+    """
+    published = {Column.of(each, table.mlrc): each for each in row.published}
+    found = Reproduced(row, {column: each for column, each in published.items() if column in columns}, row.problem)
     if row.recipe is None:
         found.status = "not in nearkin"
         return found
@@ -124,28 +133,27 @@ def reproduced(
     known = [each for each in result.problems if each.status != "unfinished"]
     if row.problem is not None:
         found.status = "skipped"
-    elif known:
-        found.problem, found.status = known[-1].reason, known[-1].status
+    elif known or unscored:
+        found.status, found.problem = (known[-1].status, known[-1].reason) if known else ("not scored", unscored)
     if table.mlrc:
         _read_ensemble(found, folder, columns)
     else:
-        found.folders = [planned.folder.path for planned in runs]
         _read_scores(found, result, columns)
+    if found.seeds:
+        found.status = "finished" if found.problem is None else f"some {found.status}"
     return found
 
 
 def _read_scores(found: Reproduced, result: RowResult, columns: Sequence[Column]) -> None:
-    if not result.seeds:
-        return
+    found.folders = [planned.folder.path for planned in result.runs]
     found.seeds, found.repeats = result.seeds, len(result.seeds)
-    found.status = "finished" if found.problem is None else f"some {found.status}"
     for column in columns:
-        values = (measured(each, column, found.row.known_recipe) for each in result.scores)
+        values = (measured(each, column, found.planned.known_recipe) for each in result.scores)
         if (ours := Statistic.of(value for value in values if value is not None)) is not None:
             found.ours[column] = ours
-        if column.is_share and (last := result.last(OUR_NAMES.get(column.metric, column.metric))) is not None:
+        if column.is_share and (last := result.last(column.score)) is not None:
             found.last[column] = last.scaled(100)
-    found.conditions = {key: result.said(key) for key in ("protocol", "selection", "hardware", "recipe")}
+    found.conditions = {key: result.said(key) for key in CONDITIONS}
 
 
 def _read_ensemble(found: Reproduced, folder: Path, columns: Sequence[Column]) -> None:
@@ -153,18 +161,15 @@ def _read_ensemble(found: Reproduced, folder: Path, columns: Sequence[Column]) -
     if ensemble is None:
         return
     found.folders, found.seeds, found.repeats = [folder], list(ensemble.seeds), ensemble.repeats
-    found.status = "finished"
     for column in columns:
         scores = ensemble.separate if column.part == "separate" else ensemble.concatenated
-        value = scores.get(OUR_NAMES.get(column.metric, column.metric))
-        if value is not None:
+        if (value := scores.get(column.score)) is not None:
             found.ours[column] = value.scaled(100)
-    held = ensemble.conditions
-    found.conditions = {key: [getattr(held, key)] for key in ("protocol", "selection", "hardware", "recipe")}
+    found.conditions = {key: [getattr(ensemble.conditions, key)] for key in CONDITIONS}
 
 
 def measured(scores: Scores, column: Column, recipe: Recipe) -> float | None:
-    """A run's figure for a column, in the unit of the published one; None where it was not measured.
+    """A run's value for a column, in the unit of the published one; None where it was not measured.
 
     >>> run = Scores.from_record(
     ...     {"test": {"R@1": 0.5}, "steps": 9000, "best": {"step": 2000.0}, "cost": {"step_ms": 40.0}}
@@ -179,13 +184,8 @@ def measured(scores: Scores, column: Column, recipe: Recipe) -> float | None:
     if column.metric == "ksteps":
         every = recipe.training.evaluate_every_steps or 0
         return min(float(scores.steps), float(scores.chosen.get("step", scores.steps)) + PATIENCE * every) / 1000
-    value = (scores.test or {}).get(OUR_NAMES.get(column.metric, column.metric))
+    value = (scores.test or {}).get(column.score)
     return None if value is None else 100 * float(value)
-
-
-def column_named(columns: Sequence[Column], metric: str) -> Column | None:
-    """The column of a score, of the reality check that of the models one by one; without that score, the first."""
-    return next((column for column in columns if column.metric == metric), next(iter(columns), None))
 
 
 def _without_published(table: PaperTable, row: PlannedRow) -> list[Column]:

@@ -12,29 +12,21 @@ from typing import Any
 
 from nearkin.data.benchmarks import benchmarks
 from nearkin.data.source import data_root
-from nearkin.errors import DataError, RecipeError
-from nearkin.published.figures import Published, look_up
+from nearkin.errors import DataError, mistakes_in
+from nearkin.published.values import DATA_NAMES, Published, look_up
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, flat, short_hash
+from nearkin.recipe.layers import layered
 from nearkin.runs.default_folders import found_again, holds_seeds_of
 from nearkin.studies.compare.rows import base_recipe
-from nearkin.studies.reproduce.papers import (
-    PaperTable,
-    TableRow,
-    data_changes,
-    merged,
-    rows_on,
-    text_of,
-)
-
-PUBLISHED_NAMES = {"cars": "cars196"}
-"""Data sets that the list of published figures calls otherwise."""
+from nearkin.studies.reproduce.papers import PaperTable, TableRow, data_changes, rows_on, text_of
 
 FROM_SCRATCH = ("small", "resnetv2_20")
 OWN_WEIGHTS = ("efficientnet_lite0",)
 """Backbones whose ImageNet weights come with an extra."""
 
 NO_WEIGHTS = "none"
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -54,11 +46,11 @@ class Settings:
 class PlannedRow:
     """A line of a table on one data set."""
 
-    definition: TableRow
+    row: TableRow
     data: str
     recipe: Recipe | None
     """None where nearkin does not have the method."""
-    figures: tuple[Published, ...]
+    published: tuple[Published, ...]
     """What the paper reports for it."""
     problem: str | None = None
     """Why it cannot be run here: data, weights or the method itself are missing."""
@@ -66,16 +58,16 @@ class PlannedRow:
 
     @property
     def known_recipe(self) -> Recipe:
-        assert self.recipe is not None, f"{self.definition.name} cannot be run: {self.problem}"
+        assert self.recipe is not None, f"{self.row.name} cannot be run: {self.problem}"
         return self.recipe
 
     @property
     def title(self) -> str:
-        return f"{self.definition.title} on {self.data}"
+        return f"{self.row.title} on {self.data}"
 
     def folder_in(self, runs: Path) -> str:
         """``<data>/<recipe>-<hash>``: tables that share a row share its runs, and another recipe never meets them."""
-        recipe, stem = self.known_recipe, self.definition.recipe.rpartition("/")[2]
+        recipe, stem = self.known_recipe, self.row.recipe.rpartition("/")[2]
         decides = [fingerprint(recipe, besides=("training.seed",)), self.mlrc]
 
         def is_same(folder: Path) -> bool:
@@ -87,97 +79,73 @@ class PlannedRow:
     @property
     def command(self) -> str:
         """The command that trains this row alone, or for the reality check all its models."""
-        words = command_words(self.definition.recipe, self.known_recipe)
+        words = command_words(self.row.recipe, self.known_recipe)
         return " ".join(["nearkin", "mlrc" if self.mlrc else "train", *words])
 
     def as_record(self) -> dict[str, Any]:
         return {
-            "name": self.definition.name,
-            "title": self.definition.title,
+            "name": self.row.name,
+            "title": self.row.title,
             "data": self.data,
             "command": None if self.recipe is None else self.command,
             "recipe": None if self.recipe is None else self.recipe.as_mapping(),
-            "published": {f"{each.dim}-d {each.protocol} {each.metric}": each.value for each in self.figures},
+            "published": {f"{each.dim}-d {each.protocol} {each.metric}": each.value for each in self.published},
             "problem": self.problem,
         }
 
 
 def planned_rows(
-    table: PaperTable,
-    definitions: Sequence[TableRow],
-    data: Iterable[str],
-    settings: Settings,
-    *,
-    say: Callable[[str], None] = print,
+    table: PaperTable, rows: Sequence[TableRow], data: Iterable[str], settings: Settings, *, say: Say = print
 ) -> list[PlannedRow]:
-    """Every row on every data set that it has a line for.
+    """All or some rows of a table on every data set that they have a line for.
 
-    Args:
-        table: what is reproduced.
-        definitions: its rows, or some of them.
-        data: data sets of the table; or others, on which the rows' losses and methods are trained with a recipe that
-            suits the data, as ``nearkin compare`` does, and no published figure applies.
-        settings: backbone, weights and changes to all recipes.
-        say: is told what recipe other data get.
+    On data that are not the table's, the rows' losses and methods are trained with a recipe that suits the data, as
+    ``nearkin compare`` does, and no published value applies; ``say`` is told what recipe that is.
 
-    Example:
-        >>> from nearkin.studies.reproduce.papers import find_item, tables_of
-        >>> table = tables_of(find_item("mpa/table-8"))[0]
-        >>> row = planned_rows(table, table.rows[1:2], ["cars"], Settings())[0]
-        >>> row.command
-        'nearkin train mpa/mpa data.source=cars objective.proxies_per_class=4 training.batch_size=64'
-        >>> row.figures[0].value
-        86.1
+    >>> from nearkin.studies.reproduce.papers import find_item, tables_of
+    >>> table = tables_of(find_item("mpa/table-8"))[0]
+    >>> row = planned_rows(table, table.rows[1:2], ["cars"], Settings())[0]
+    >>> row.command
+    'nearkin train mpa/mpa data.source=cars objective.proxies_per_class=4 training.batch_size=64'
+    >>> row.published[0].value
+    86.1
     """
-    rows = []
+    planned = []
     for source in data:
         absent = missing_data(settings.stand_ins.get(source, source), settings.root)
-        there = rows_on(table, source)
-        for definition in definitions:
-            if definition not in there:
-                continue
-            figures = () if source in settings.stand_ins else tuple(published_figures(table, definition, source))
-            if definition.missing is not None:
-                rows.append(PlannedRow(definition, source, None, figures, definition.missing, table.mlrc))
-                continue
-            try:
-                recipe = recipe_of(table, definition, source, settings, say=say)
-            except RecipeError as error:
-                raise RecipeError(f"row {definition.name!r}: {error}") from error
-            recipe, problem = _with_weights(recipe, settings)
-            rows.append(PlannedRow(definition, source, recipe, figures, absent or problem, table.mlrc))
-    return rows
+        for row in (row for row in rows_on(table, source) if row in rows):
+            published = () if source in settings.stand_ins else tuple(published_values(table, row, source))
+            recipe, problem = None, row.missing
+            if row.missing is None:
+                with mistakes_in(f"row {row.name!r}"):
+                    recipe = recipe_of(table, row, source, settings, say=say)
+                recipe, problem = _with_weights(recipe, settings)
+                problem = absent or problem
+            planned.append(PlannedRow(row, source, recipe, published, problem, table.mlrc))
+    return planned
 
 
-def recipe_of(
-    table: PaperTable, row: TableRow, data: str, settings: Settings, *, say: Callable[[str], None] = print
-) -> Recipe:
+def recipe_of(table: PaperTable, row: TableRow, data: str, settings: Settings, *, say: Say = print) -> Recipe:
     """The whole recipe of a row on a data set."""
-    known = data in table.data
-    changes = merged(
-        *(data_changes(table.item.paper, data, row.recipe) if known else ()),
-        table.changes,
-        table.changes_on.get(data, {}),
-        row.changes,
-        row.changes_on.get(data, {}),
-    )
     overrides = list(settings.overrides)
     if settings.backbone is not None:
         overrides.insert(0, f"encoder.backbone={settings.backbone}")
     if settings.root is not None:
         overrides.append(f"data.root={json.dumps(settings.root)}")
-    if data in settings.stand_ins:
-        changes = merged(changes, {"data": {"source": settings.stand_ins[data]}})
-    if known:
-        return Recipe.from_mapping(_kept_recipe(row.recipe), [*override_texts(changes), *overrides])
-    paper = Recipe.from_mapping(_kept_recipe(row.recipe), override_texts(changes))
-    own = override_texts(merged(row.changes, row.changes_on.get(data, {})))
-    own = [text for text in own if not text.startswith(("objective.", "method."))]
+    own = [row.changes, row.changes_on.get(data, {})]
+    changes = [table.changes, table.changes_on.get(data, {}), *own]
+    if data in table.data:
+        changes = [*data_changes(table.item.paper, data, row.recipe), *changes]
+        if data in settings.stand_ins:
+            changes.append({"data": {"source": settings.stand_ins[data]}})
+        return Recipe.from_mapping(functools.reduce(layered, changes, kept_recipe(row.recipe)), overrides)
+    paper = Recipe.from_mapping(functools.reduce(layered, changes, kept_recipe(row.recipe)))
     suited = base_recipe(data, overrides=[f"data.root={json.dumps(settings.root)}"], say=say)
-    return Recipe.from_mapping(_on_other_data(paper, suited), [*own, *overrides])
+    own = [{key: each[key] for key in each if key not in ("objective", "method")} for each in own]
+    return Recipe.from_mapping(functools.reduce(layered, own, _on_other_data(paper, suited)), overrides)
 
 
-def published_figures(table: PaperTable, row: TableRow, data: str) -> list[Published]:
+def published_values(table: PaperTable, row: TableRow, data: str) -> list[Published]:
     """What the paper reports for a row on a data set."""
     if table.published is None or row.published is None or data not in table.data:
         return []
@@ -185,7 +153,7 @@ def published_figures(table: PaperTable, row: TableRow, data: str) -> list[Publi
         paper=table.item.paper.upper(),
         table=table.published,
         method=row.published,
-        dataset=PUBLISHED_NAMES.get(data, data),
+        dataset=DATA_NAMES.get(data, data),
     )
 
 
@@ -204,15 +172,14 @@ def missing_data(source: str, root: str | Path | None) -> str | None:
         return None
     if folder:
         return f"{benchmark.title} in {folder} is not whole: {benchmark.problem(folder)}"
-    place = (
-        f"was not found below {where}" if where else "is not here: name the folder of your data sets with --data-root"
-    )
-    return f"{benchmark.title} {place}"
+    if where is None:
+        return f"{benchmark.title} is not here: name the folder of your data sets with --data-root"
+    return f"{benchmark.title} was not found below {where}"
 
 
 def missing_weights(backbone: str, root: str | Path | None) -> str | None:
     """Why a backbone would have to start from scratch; None where it has weights or needs none."""
-    if backbone in (*FROM_SCRATCH, *OWN_WEIGHTS) or ":" in backbone or _kept_weights(backbone, root) is not None:
+    if _needs_no_weights(backbone) or _kept_weights(backbone, root) is not None:
         return None
     return (
         f"no ImageNet weights for {backbone}: give them with --weights FILE, keep them as "
@@ -226,26 +193,18 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
     >>> command_words("mpa/mpa", Recipe.load("mpa/mpa", ["training.epochs=5", "data.source=my photos"]))
     ['mpa/mpa', "'data.source=my photos'", 'training.epochs=5']
     """
-    before, now = flat(_kept_recipe(name)), flat(recipe.as_mapping())
+    before, now = flat(kept_recipe(name)), flat(recipe.as_mapping())
     renamed = {key.partition(".")[0] for key in ("objective.name", "method.name") if before[key] != now[key]}
     words = [name]
     # The name goes first: another name clears the options that stand there already.
-    for key in sorted(now, key=lambda key: (not key.endswith(".name"), list(now).index(key))):
-        section = key.partition(".")[0]
-        if section in renamed or before.get(key) != now[key]:
+    for key in sorted(now, key=lambda key: not key.endswith(".name")):
+        if key.partition(".")[0] in renamed or before.get(key) != now[key]:
             words.append(shlex.quote(f"{key}={text_of(now[key])}"))
     return words
 
 
-def override_texts(changes: Mapping[str, Any]) -> list[str]:
-    """Nested changes as ``section.key=value``, a part's name before its options."""
-    values = flat(changes)
-    keys = sorted(values, key=lambda key: not key.endswith(".name"))
-    return [f"{key}={json.dumps(values[key])}" for key in keys]
-
-
 @functools.cache
-def _kept_recipe(name: str) -> dict[str, Any]:
+def kept_recipe(name: str) -> dict[str, Any]:
     """A recipe as it is in its file, read once: a table starts from the same few again and again."""
     return Recipe.load(name).as_mapping()
 
@@ -271,27 +230,25 @@ def _with_weights(recipe: Recipe, settings: Settings) -> tuple[Recipe, str | Non
     backbone = recipe.encoder.backbone
     if any(text.startswith("encoder.weights=") for text in settings.overrides):
         return recipe, None
-    weights: str | None
-    if settings.weights == NO_WEIGHTS or backbone in FROM_SCRATCH or ":" in backbone:
-        weights = None
-    else:
+    weights = None
+    if settings.weights != NO_WEIGHTS and not _needs_no_weights(backbone):
         # Weights that a recipe names are those of its own backbone.
         weights = settings.weights or (recipe.encoder.weights if settings.backbone is None else None)
-        if weights is None and backbone in OWN_WEIGHTS:
-            weights = "imagenet"
+        weights = weights or _kept_weights(backbone, settings.root)
         if weights is None:
-            kept = _kept_weights(backbone, settings.root)
-            if kept is None:
-                return recipe, missing_weights(backbone, settings.root)
-            weights = str(kept)
+            return recipe, missing_weights(backbone, settings.root)
         if weights != "imagenet" and not Path(weights).is_file():
             raise DataError(f"--weights names {weights!r}, which is not a file")
     return recipe.but({"encoder.weights": weights}), None
 
 
-def _kept_weights(backbone: str, root: str | Path | None) -> Path | None:
+def _needs_no_weights(backbone: str) -> bool:
+    return backbone in FROM_SCRATCH or ":" in backbone
+
+
+def _kept_weights(backbone: str, root: str | Path | None) -> str | None:
+    if backbone in OWN_WEIGHTS:
+        return "imagenet"
     where = data_root(root)
-    if where is None:
-        return None
-    files = (where / "weights" / f"{backbone}{ending}" for ending in (".safetensors", ".pth"))
-    return next((file for file in files if file.is_file()), None)
+    files = [] if where is None else [where / "weights" / f"{backbone}{end}" for end in (".safetensors", ".pth")]
+    return next((str(file) for file in files if file.is_file()), None)

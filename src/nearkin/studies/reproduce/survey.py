@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nearkin.recipe import Recipe
 from nearkin.report.table import NOTHING
-from nearkin.studies.reproduce.papers import Item, merged, rows_on, tables_of
-from nearkin.studies.reproduce.rows import Settings, missing_data, missing_weights
+from nearkin.studies.reproduce.papers import Item, PaperTable, TableRow, rows_on, tables_of
+from nearkin.studies.reproduce.rows import Settings, kept_recipe, missing_data, missing_weights
 
 DIGITS = "the ten digits of Glyphs take its place"
 
@@ -46,14 +44,8 @@ class Standing:
 
     def cells(self) -> list[str]:
         """A line of the list of all tables."""
-        same = f" (rows of {', '.join(self.item.same_as)})" if self.item.same_as else ""
-        return [
-            self.item.id,
-            self.item.title + same,
-            ", ".join(self.data) or NOTHING,
-            str(self.rows or NOTHING),
-            self.in_the_way,
-        ]
+        title = self.item.title + (f" (rows of {', '.join(self.item.same_as)})" if self.item.same_as else "")
+        return [self.item.id, title, ", ".join(self.data) or NOTHING, str(self.rows or NOTHING), self.in_the_way]
 
     def as_record(self) -> dict[str, Any]:
         return {
@@ -76,34 +68,24 @@ def standing_of(item: Item, settings: Settings) -> Standing:
     >>> standing.rows, standing.in_the_way
     (5, 'data: cub; weights: bn_inception')
     """
-    data: list[str] = []
-    backbones: set[str] = set()
-    rows = absent = 0
-    stand_in = None
-    for table in tables_of(item):
-        if table.draw.kind == "digits":
-            stand_in = DIGITS
-        data += table.data
-        lines = [row for name in table.data for row in rows_on(table, name)]
-        rows += len(lines)
-        absent += sum(row.missing is not None for row in lines)
-        for row in lines:
-            if row.missing is None:
-                encoder = merged(table.changes, row.changes).get("encoder", {})
-                backbones.add(settings.backbone or encoder.get("backbone") or _backbone(row.recipe))
+    tables = tables_of(item)
+    data = tuple(name for table in tables for name in table.data)
+    lines = [(table, row) for table in tables for name in table.data for row in rows_on(table, name)]
+    backbones = {settings.backbone or _backbone(table, row) for table, row in lines if row.missing is None}
+    backbones = set() if settings.weights else backbones
     return Standing(
         item=item,
-        data=tuple(data),
-        stand_in=stand_in,
-        rows=rows,
-        not_in_nearkin=absent,
+        data=data,
+        stand_in=DIGITS if any(table.draw.kind == "digits" for table in tables) else None,
+        rows=len(lines),
+        not_in_nearkin=sum(row.missing is not None for _, row in lines),
         missing_data=tuple(name for name in data if missing_data(name, settings.root) is not None),
-        missing_weights=tuple(
-            sorted(name for name in backbones if not settings.weights and missing_weights(name, settings.root))
-        ),
+        missing_weights=tuple(name for name in sorted(backbones) if missing_weights(name, settings.root)),
     )
 
 
-@functools.cache
-def _backbone(recipe: str) -> str:
-    return Recipe.load(recipe).encoder.backbone
+def _backbone(table: PaperTable, row: TableRow) -> str:
+    for changes in (row.changes, table.changes):
+        if named := changes.get("encoder", {}).get("backbone"):
+            return str(named)
+    return str(kept_recipe(row.recipe)["encoder"]["backbone"])

@@ -1,4 +1,4 @@
-"""Ours beside the published figures: a part for each data set, with what both hold for."""
+"""Ours beside what is published: a part for each data set, with what both hold for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.data.benchmarks import benchmarks
-from nearkin.evaluation.statistics import Statistic
 from nearkin.report.formats import signed
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.studies.reproduce.papers import PaperTable
-from nearkin.studies.reproduce.results import Column, Reproduced, columns_of
+from nearkin.studies.reproduce.results import CONDITIONS, Column, Reproduced, columns_of
 from nearkin.studies.reproduce.rows import NO_WEIGHTS, Settings
 
 BACKBONES = {"bninception": "BN-Inception", "resnet50": "ResNet-50", "googlenet": "GoogLeNet"}
@@ -21,8 +20,8 @@ BACKBONES = {"bninception": "BN-Inception", "resnet50": "ResNet-50", "googlenet"
 def reproduction_table(table: PaperTable, rows: Sequence[Reproduced], settings: Settings) -> Table:
     """For every row ours, the last epoch's, the published one and the difference."""
     parts = []
-    for data, columns in columns_of(table, [each.row for each in rows]).items():
-        lines = [line for each in rows if each.row.data == data for line in _lines(each, columns, _numbered(rows))]
+    for data, columns in columns_of(table, [each.planned for each in rows]).items():
+        lines = [line for each in rows if each.planned.data == data for line in _lines(each, columns, _numbered(rows))]
         headings = ("", "", *(column.label for column in columns))
         parts.append(Part(headings, tuple(lines), title=data_title(data, settings), texts=2))
     return Table(
@@ -45,13 +44,9 @@ def reproduction_record(table: PaperTable, rows: Sequence[Reproduced], settings:
         "figures": _records(table, rows),
         "rows": [
             {
-                "name": each.row.definition.name,
-                "title": each.row.definition.title,
-                "data": each.row.data,
+                **{key: value for key, value in each.planned.as_record().items() if key != "published"},
                 "status": each.status,
                 "problem": each.problem,
-                "command": None if each.row.recipe is None else each.row.command,
-                "recipe": None if each.row.recipe is None else each.row.recipe.as_mapping(),
                 "folders": [str(path) for path in each.folders],
             }
             for each in rows
@@ -60,8 +55,7 @@ def reproduction_record(table: PaperTable, rows: Sequence[Reproduced], settings:
 
 
 def heading(table: PaperTable) -> str:
-    kind, _, number = table.item.key.partition("-")
-    place = f"{kind} {number}".strip()
+    place = table.item.key.replace("-", " ", 1)
     return f"{table.item.paper.upper()}, {place}: {table.item.title}"
 
 
@@ -72,29 +66,23 @@ def data_title(data: str, settings: Settings) -> str:
 
 
 def caption(table: PaperTable, lines: Sequence[Reproduced], settings: Settings) -> list[str]:
-    """What the figures hold for: protocol, selection, seeds, hardware and backbone, ours and the published ones."""
+    """What the scores hold for: protocol, selection, seeds, hardware and backbone, ours and the published ones."""
     done = [line for line in lines if line.finished]
-    texts = []
+    texts = ["Ours: no run has finished."]
     if done:
-        parts = [
-            f"{' and '.join(_said(done, 'protocol'))} protocol, {' or '.join(_said(done, 'selection'))}",
-            _seeds_text(table, done),
-            " and ".join(_said(done, "hardware")),
-        ]
-        texts.append(f"Ours: {'; '.join(part for part in parts if part)}.")
-    else:
-        texts.append("Ours: no run has finished.")
-    figures = {figure for line in lines for figure in line.published.values()}
-    theirs = sorted({BACKBONES.get(figure.backbone, figure.backbone) for figure in figures})
-    if figures:
-        protocols = " and ".join(sorted({figure.protocol for figure in figures}))
-        texts.append(f"Published: {' and '.join(theirs)}, {protocols} protocol.")
+        protocol = f"{' and '.join(_said(done, 'protocol'))} protocol, {' or '.join(_said(done, 'selection'))}"
+        parts = [protocol, _seeds_text(table, done), " and ".join(_said(done, "hardware"))]
+        texts = [f"Ours: {'; '.join(part for part in parts if part)}."]
+    published = [each for line in lines for each in line.published.values()]
+    theirs = " and ".join(sorted({BACKBONES.get(each.backbone, each.backbone) for each in published}))
+    if published:
+        texts.append(f"Published: {theirs}, {' and '.join(sorted({each.protocol for each in published}))} protocol.")
     if settings.backbone is not None:
-        usual = " and ".join(theirs) or "the paper's"
-        texts.append(f"Another backbone: {settings.backbone} instead of {usual} (--backbone).")
+        theirs = theirs or "the paper's"
+        texts.append(f"Another backbone: {settings.backbone} instead of {theirs} (--backbone).")
     if settings.weights == NO_WEIGHTS:
         texts.append("From scratch: no pretrained weights (--weights none).")
-    other = sorted({line.row.data for line in lines} - set(table.data))
+    other = sorted({line.planned.data for line in lines} - set(table.data))
     if other:
         texts.append(f"Other data than the paper's, trained with a recipe that suits them: {', '.join(other)}.")
     if settings.overrides:
@@ -111,7 +99,7 @@ def notes(lines: Sequence[Reproduced]) -> list[str]:
     texts = []
     for reason, number in _numbered(lines).items():
         rows = [line for line in lines if line.problem == reason]
-        named = ", ".join(f"{line.row.definition.title} on {line.row.data}" for line in rows[:4])
+        named = ", ".join(f"{line.planned.row.title} on {line.planned.data}" for line in rows[:4])
         more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
         texts.append(f"({number}) {named}{more}: {rows[0].status}: {reason}")
     return texts
@@ -119,46 +107,40 @@ def notes(lines: Sequence[Reproduced]) -> list[str]:
 
 def _lines(each: Reproduced, columns: Sequence[Column], reasons: dict[str, int]) -> list[Line]:
     number = f" ({reasons[each.problem]})" if each.problem is not None else ""
-    entries: list[tuple[str, str, list[str]]] = []
-    if each.finished:
-        entries.append((f"ours{number}", "", [_ours(each.ours.get(column)) for column in columns]))
-        if each.last:
-            entries.append(("last epoch", "last", [_ours(each.last.get(column)) for column in columns]))
-    else:
-        entries.append((f"{each.status}{number}", "", [NOTHING] * len(columns)))
+    ours, last = ({column: value.text() for column, value in those.items()} for those in (each.ours, each.last))
+    entries = [(f"{'ours' if each.finished else each.status}{number}", "", ours)]
+    if last:
+        entries.append(("last epoch", "last", last))
     if each.published:
-        entries.append(
-            (
-                "published",
-                "published",
-                [each.published[column].text if column in each.published else NOTHING for column in columns],
-            )
-        )
+        entries.append(("published", "published", {column: value.text for column, value in each.published.items()}))
         if each.finished:
-            apart = [each.difference(column) for column in columns]
-            cells = [NOTHING if value is None else signed(value) for value in apart]
-            entries.append(("difference", "difference", cells))
+            both = {column: signed(apart) for column in columns if (apart := each.difference(column)) is not None}
+            entries.append(("difference", "difference", both))
     return [
-        Line(("" if place else each.row.definition.title, what, *cells), kind, begins_group=not place)
-        for place, (what, kind, cells) in enumerate(entries)
+        Line(
+            ("" if place else each.planned.row.title, what, *(texts.get(column, NOTHING) for column in columns)),
+            kind,
+            begins_group=not place,
+        )
+        for place, (what, kind, texts) in enumerate(entries)
     ]
 
 
 def _records(table: PaperTable, rows: Sequence[Reproduced]) -> list[dict[str, Any]]:
-    """One for every row, data set and score, figures with all their digits."""
-    columns = columns_of(table, [each.row for each in rows])
+    """One for every row, data set and score, with all digits."""
+    columns = columns_of(table, [each.planned for each in rows])
     records = []
     for each in rows:
-        for column in columns[each.row.data]:
+        for column in columns[each.planned.data]:
             ours, last, published = each.ours.get(column), each.last.get(column), each.published.get(column)
             interval = ours.interval if ours else None
             records.append(
                 {
                     "table": table.item.id,
-                    "data": each.row.data,
-                    "row": each.row.definition.name,
-                    "title": each.row.definition.title,
-                    **{f"at {symbol}": value for symbol, value in each.row.definition.at.items()},
+                    "data": each.planned.data,
+                    "row": each.planned.row.name,
+                    "title": each.planned.row.title,
+                    **{f"at {symbol}": value for symbol, value in each.planned.row.at.items()},
                     "metric": column.metric,
                     "part": column.part or None,
                     "dim": column.dim,
@@ -172,7 +154,7 @@ def _records(table: PaperTable, rows: Sequence[Reproduced]) -> list[dict[str, An
                     "status": each.status,
                     "problem": each.problem,
                     "seeds": [str(seed) for seed in each.seeds],
-                    **{key: each.conditions.get(key, []) for key in ("protocol", "selection", "hardware", "recipe")},
+                    **{key: each.conditions.get(key, []) for key in CONDITIONS},
                     "published backbone": published.backbone if published else None,
                     "published protocol": published.protocol if published else None,
                 }
@@ -181,8 +163,8 @@ def _records(table: PaperTable, rows: Sequence[Reproduced]) -> list[dict[str, An
 
 
 def _seeds_text(table: PaperTable, done: Sequence[Reproduced]) -> str:
-    counts = sorted({line.repeats for line in done})
     if table.mlrc:
+        counts = sorted({line.repeats for line in done})
         return f"{' or '.join(map(str, counts))} {'repeat' if counts == [1] else 'repeats'} of all folds"
     seeds = sorted({seed for line in done for seed in line.seeds})
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
@@ -195,7 +177,3 @@ def _numbered(lines: Sequence[Reproduced]) -> dict[str, int]:
 
 def _said(lines: Sequence[Reproduced], key: str) -> list[str]:
     return sorted({value for line in lines for value in line.conditions.get(key, [])})
-
-
-def _ours(value: Statistic | None) -> str:
-    return NOTHING if value is None else value.text()

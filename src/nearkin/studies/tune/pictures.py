@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nearkin.errors import MissingExtraError, require
 from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.studies.tune.space import Dimension, shown
+from nearkin.studies.tune.tables import conditions_of, title_of
 from nearkin.studies.tune.trials import Trial, Tuning
 
 Array = NDArray[np.float64]
@@ -23,7 +24,7 @@ FINISHED, BEST = RUN_COLOURS[0], RUN_COLOURS[1]
 _FEWEST_FOR_A_SURFACE = 6
 
 
-def draw_tuning(tuning: Tuning, title: str, caption: Sequence[str]) -> list[Path]:
+def draw_tuning(tuning: Tuning) -> list[Path]:
     """Draw ``history.png`` and ``parameters.png``, and ``plane.png`` where two numbers are searched; nothing without a
     finished trial."""
     if not tuning.ranking:
@@ -37,12 +38,12 @@ def draw_tuning(tuning: Tuning, title: str, caption: Sequence[str]) -> list[Path
             figures["plane"] = _plane(tuning)
         for name, figure in figures.items():
             width = int(15 * figure.get_figwidth())
-            lines = [part for line in caption for part in textwrap.wrap(line, width)]
             if figure.legends:  # above the axes too, so that a title of the figure would lie across it
-                figure.legends[0].set_title(title, prop={"size": 10})
+                figure.legends[0].set_title(title_of(tuning), prop={"size": 10})
             else:
-                figure.suptitle(title, fontsize=10)
-            figure.supxlabel("\n".join(lines), fontsize=7, color="#555555")
+                figure.suptitle(title_of(tuning), fontsize=10)
+            below = "\n".join(textwrap.fill(line, width) for line in conditions_of(tuning))
+            figure.supxlabel(below, fontsize=7, color="#555555")
             file = tuning.folder / f"{name}.png"
             save_figure(figure, file, dpi=130)
             drawn.append(file)
@@ -53,12 +54,8 @@ def _history(tuning: Tuning) -> Any:
     """Every trial's score in the order they were begun, and a line for the best so far."""
     figure = new_figure(6.4, 3.8)
     axis = figure.subplots()
-    best = -math.inf
-    reached = []
-    for trial in tuning.trials:
-        if trial.status == "finished" and trial.score is not None:
-            best = max(best, trial.score)
-        reached.append(100 * best if math.isfinite(best) else math.nan)
+    scores = [_percent(trial) if trial.status == "finished" else math.nan for trial in tuning.trials]
+    reached = np.fmax.accumulate(scores)
     numbers = [trial.number for trial in tuning.trials]
     axis.step(numbers, reached, where="post", color=BEST, linewidth=1.4, label="best so far")
     _dots(axis, tuning, [float(number) for number in numbers])
@@ -76,14 +73,12 @@ def _parameters(tuning: Tuning) -> Any:
     down = math.ceil(len(space) / across)
     figure = new_figure(max(4.8, 3.2 * across), 2.9 * down + 0.9)
     axes = figure.subplots(down, across, sharey=True, squeeze=False)
-    for place, axis in enumerate(axes.flat):
-        if place >= len(space):
-            axis.set_axis_off()
-            continue
-        dimension = space[place]
+    for axis in axes.flat[len(space) :]:
+        axis.set_axis_off()
+    best = tuning.ranking[0]
+    for place, (axis, dimension) in enumerate(zip(axes.flat, space, strict=False)):
         _dots(axis, tuning, [_coordinate(dimension, trial) for trial in tuning.trials])
-        best = tuning.ranking[0]
-        axis.plot(_coordinate(dimension, best), 100 * (best.score or 0.0), "*", color=BEST, markersize=13, label="best")
+        axis.plot(_coordinate(dimension, best), _percent(best), "*", color=BEST, markersize=13, label="best")
         _set_axis(axis, "x", dimension)
         axis.grid(axis="y", alpha=0.3)
         if place % across == 0:
@@ -103,8 +98,7 @@ def _plane(tuning: Tuning) -> Any:
     _set_axis(axis, "x", x)
     _set_axis(axis, "y", y)
     if cells:
-        axis.set_xlim(*_cell_edges(x, x.values or [])[[0, -1]])
-        axis.set_ylim(*_cell_edges(y, y.values or [])[[0, -1]])
+        axis.set(xlim=_cell_edges(x)[[0, -1]], ylim=_cell_edges(y)[[0, -1]])
     figure.colorbar(colours, ax=axis, label=_score_label(tuning), shrink=0.9)
     return figure
 
@@ -114,15 +108,11 @@ def _cells(axis: Any, tuning: Tuning, x: Dimension, y: Dimension) -> Any:
     columns, rows = x.values or [], y.values or []
     scores = np.full((len(rows), len(columns)), np.nan)
     given_up = np.zeros(scores.shape, dtype=bool)
-    for trial in sorted(tuning.trials, key=lambda trial: trial.status == "finished"):
-        if trial.score is None or not trial.values:
-            continue
+    known = [trial for trial in tuning.trials if trial.score is not None and trial.values]
+    for trial in sorted(known, key=lambda trial: (trial.status == "finished", trial.score)):
         cell = rows.index(trial.values[y.key]), columns.index(trial.values[x.key])
-        finished = trial.status == "finished"
-        if np.isnan(scores[cell]) or given_up[cell] or 100 * trial.score > scores[cell]:
-            scores[cell], given_up[cell] = 100 * trial.score, not finished
-    edges = [_cell_edges(x, columns), _cell_edges(y, rows)]
-    colours = axis.pcolormesh(*edges, scores, cmap="viridis")
+        scores[cell], given_up[cell] = _percent(trial), trial.status != "finished"
+    colours = axis.pcolormesh(_cell_edges(x), _cell_edges(y), scores, cmap="viridis")
     middle = (np.nanmin(scores) + np.nanmax(scores)) / 2
     for (row, column), score in np.ndenumerate(scores):
         if not np.isnan(score):
@@ -130,8 +120,7 @@ def _cells(axis: Any, tuning: Tuning, x: Dimension, y: Dimension) -> Any:
             at = _place(x, columns[column]), _place(y, rows[row])
             colour = "white" if score < middle else "black"
             axis.text(*at, text, ha="center", va="center", fontsize=8, color=colour)
-    best = tuning.ranking[0].values
-    here = _place(x, best[x.key]), _place(y, best[y.key])
+    here = (_coordinate(dimension, tuning.ranking[0]) for dimension in (x, y))
     axis.plot(*here, "s", color=BEST, fillstyle="none", markersize=26, markeredgewidth=2)
     return colours
 
@@ -142,7 +131,7 @@ def _surface(axis: Any, tuning: Tuning, x: Dimension, y: Dimension) -> Any:
 
     done = [trial for trial in tuning.trials if trial.status == "finished" and trial.same_as is None]
     at = np.array([[_coordinate(x, trial), _coordinate(y, trial)] for trial in done])
-    scores = np.array([100 * (trial.score or 0.0) for trial in done])
+    scores = np.array([_percent(trial) for trial in done])
     low, high = float(scores.min()), max(float(scores.max()), float(scores.min()) + 1e-6)
     scale = Normalize(low, high)
     if len(done) >= _FEWEST_FOR_A_SURFACE:
@@ -199,25 +188,26 @@ def fit_surface(points: Array, scores: Array, at: Array) -> Array:
 
 def _dots(axis: Any, tuning: Tuning, places: Sequence[float]) -> None:
     """A dot for every trial: filled when it finished, hollow when it was given up, a cross below without a score."""
-    kinds: dict[str, list[tuple[float, float]]] = {"finished": [], "given up": [], "no score": []}
-    for place, trial in zip(places, tuning.trials, strict=True):
-        if trial.score is None:
-            kinds["no score"].append((place, 0.02))
-        else:
-            kinds["finished" if trial.status == "finished" else "given up"].append((place, 100 * trial.score))
     styles: dict[str, dict[str, Any]] = {
         "finished": {"marker": "o", "color": FINISHED, "alpha": 0.8},
         "given up": {"marker": "o", "color": GREY, "fillstyle": "none"},
         "no score": {"marker": "x", "color": GREY, "transform": axis.get_xaxis_transform()},
     }
+    kinds: dict[str, list[tuple[float, float]]] = {name: [] for name in styles}
+    for place, trial in zip(places, tuning.trials, strict=True):
+        kind = "no score" if trial.score is None else "finished" if trial.status == "finished" else "given up"
+        kinds[kind].append((place, 0.02 if trial.score is None else _percent(trial)))
     for name, dots in kinds.items():
         if dots:
             axis.plot(*zip(*dots, strict=True), linestyle="none", markersize=5, label=name, **styles[name])
 
 
+def _percent(trial: Trial) -> float:
+    return math.nan if trial.score is None else 100 * trial.score
+
+
 def _coordinate(dimension: Dimension, trial: Trial) -> float:
-    value = trial.values.get(dimension.key)
-    return math.nan if not trial.values else _place(dimension, value)
+    return _place(dimension, trial.values[dimension.key]) if trial.values else math.nan
 
 
 def _place(dimension: Dimension, value: Any) -> float:
@@ -227,7 +217,7 @@ def _place(dimension: Dimension, value: Any) -> float:
 
 def _unit(dimension: Dimension, places: Array) -> Array:
     low, high = _ends(dimension)
-    return (np.log(places / low) / np.log(high / low)) if dimension.log else (places - low) / (high - low)
+    return np.log(places / low) / np.log(high / low) if dimension.log else (places - low) / (high - low)
 
 
 def _from_unit(dimension: Dimension, units: Array) -> Array:
@@ -236,39 +226,36 @@ def _from_unit(dimension: Dimension, units: Array) -> Array:
 
 
 def _ends(dimension: Dimension) -> tuple[float, float]:
-    if dimension.choices:
-        return 0.0, float(len(dimension.choices) - 1)
-    assert dimension.low is not None
-    assert dimension.high is not None
-    return float(dimension.low), float(dimension.high)
+    ends = (0, len(dimension.choices) - 1) if dimension.choices else (dimension.low, dimension.high)
+    return float(ends[0]), float(ends[1])
 
 
-def _cell_edges(dimension: Dimension, values: Sequence[Any]) -> Array:
-    places = np.array([_place(dimension, value) for value in values])
+def _cell_edges(dimension: Dimension) -> Array:
+    places = np.array([_place(dimension, value) for value in dimension.values or ()])
     return np.append(places - 0.5, places[-1] + 0.5)
 
 
 def _set_axis(axis: Any, which: str, dimension: Dimension) -> None:
-    getattr(axis, f"set_{which}label")(dimension.key)
+    axis.set(**{f"{which}label": dimension.key})
+    line = getattr(axis, f"{which}axis")
     if dimension.choices:
         names = [textwrap.shorten(shown(choice), 16, placeholder="…") for choice in dimension.choices]
         turned = which == "x" and sum(map(len, names)) > 26
-        style = {"rotation": 30, "ha": "right"} if turned else {}
-        getattr(axis, f"set_{which}ticks")(range(len(names)), names, **style)
-        getattr(axis, f"set_{which}lim")(-0.5, len(names) - 0.5)
+        line.set_ticks(range(len(names)), names, **({"rotation": 30, "ha": "right"} if turned else {}))
+        axis.set(**{f"{which}lim": (-0.5, len(names) - 0.5)})
         return
     if dimension.log:
         from matplotlib.ticker import LogFormatterMathtext, NullFormatter
 
-        getattr(axis, f"set_{which}scale")("log")
+        axis.set(**{f"{which}scale": "log"})
         low, high = _ends(dimension)
         if high / low >= 10:  # labels between the powers of ten would lie across each other
-            getattr(axis, f"{which}axis").set_major_formatter(LogFormatterMathtext())
-            getattr(axis, f"{which}axis").set_minor_formatter(NullFormatter())
+            line.set_major_formatter(LogFormatterMathtext())
+            line.set_minor_formatter(NullFormatter())
     elif isinstance(dimension.low, int):
-        getattr(axis, f"{which}axis").get_major_locator().set_params(integer=True)
+        line.get_major_locator().set_params(integer=True)
     # All that was searched, whether or not a trial lies there; a little more, so that dots at the ends are whole.
-    getattr(axis, f"set_{which}lim")(*_from_unit(dimension, np.array([-0.03, 1.03])))
+    axis.set(**{f"{which}lim": _from_unit(dimension, np.array([-0.03, 1.03]))})
 
 
 def _legend(figure: Any, axis: Any) -> None:

@@ -72,13 +72,12 @@ class Plan:
         >>> Plan(recipe, read_space(["training.batch_size=8,16"], recipe)).grid()
         [{'training.batch_size': 8}, {'training.batch_size': 16}]
         """
-        listed = []
         for dimension in self.space:
             if dimension.values is None:
                 raise RecipeError(f"a grid goes through values and {dimension} has no end of them: list them as a,b,c")
-            listed.append(dimension.values)
         keys = [dimension.key for dimension in self.space]
-        return [dict(zip(keys, values, strict=True)) for values in itertools.product(*listed)]
+        listed = itertools.product(*(dimension.values or () for dimension in self.space))
+        return [dict(zip(keys, values, strict=True)) for values in listed]
 
     def trials(self, asked: int | None) -> int:
         """How many trials there are in all: as asked, 20 if not; a grid has no more than it has points."""
@@ -133,13 +132,10 @@ def default_tuning_folder(plan: Plan) -> Path:
 def check_folder(plan: Plan, folder: Path) -> None:
     """A folder is only gone on with by the plan it was begun with."""
     if plan_file(folder).exists():
-        before, now = _decisive(Plan.read(folder)), _decisive(plan)
-        listing = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in now if before.get(key) != now[key]]
-        listing += [f"{key} was {before[key]}, is not set" for key in before if key not in now]
-        if listing:
+        if changed := differences(_decisive(Plan.read(folder)), _decisive(plan)):
             raise RecipeError(
-                f"{folder} holds another search ({'; '.join(listing)}): go on with the same command, in which only "
-                f"--trials and --jobs may change, or give another folder with -o"
+                f"{folder} holds another search ({'; '.join(changed.values())}): go on with the same command, in which "
+                f"only --trials and --jobs may change, or give another folder with -o"
             )
     elif RunFolder(folder).is_begun:
         raise RecipeError(f"{folder} holds a run: give another folder for the search with -o")
@@ -158,5 +154,4 @@ def plan_file(folder: str | Path) -> Path:
 def _decisive(plan: Plan) -> dict[str, Any]:
     """What decides the course of a search, key by key: a recipe's device, for one, does not."""
     definition = plan.definition()
-    flat = {key: definition[key] for key in definition if key != "recipe"} | {"space": " ".join(definition["space"])}
-    return flat | deciding(plan.recipe)
+    return {**definition, "space": " ".join(definition["space"]), "recipe": None, **deciding(plan.recipe)}

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from nearkin.disk import write_atomically
 from nearkin.errors import (
     DataError,
     InterruptedRunError,
@@ -25,17 +24,17 @@ from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
-from nearkin.runs.data import open_data, report_on, say_if_images_differ
+from nearkin.runs.data import say_if_images_differ
 from nearkin.runs.data_report import Announce
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.outcome import Outcome
 from nearkin.studies.pool import LOG, Job, run_side_by_side
-from nearkin.studies.study import PlannedRun, Study
+from nearkin.studies.study import PlannedRun, Study, opened
 from nearkin.studies.tune.pictures import draw_tuning
 from nearkin.studies.tune.plan import Plan, Pruner, Sampler, admit, check_plan, default_tuning_folder
 from nearkin.studies.tune.space import read_space
-from nearkin.studies.tune.tables import best_recipe, conditions_of, three_seeds, title_of, tuning_table
+from nearkin.studies.tune.tables import best_recipe, three_seeds, tuning_table
 from nearkin.studies.tune.trials import (
     Tuning,
     ask,
@@ -50,7 +49,6 @@ from nearkin.studies.tune.trials import (
     trial_folder,
     unfinished,
 )
-from nearkin.training.observers import ConsoleObserver
 
 
 def tune(
@@ -117,17 +115,8 @@ class Search(Study):
     def runs(self) -> list[PlannedRun]:
         return planned_trials(self.searched, self.folder, self.asked)[0]
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        overwrite: bool = False,
-        console: Console | None = None,
-        announce: Announce | None = None,
-    ) -> list[Outcome]:
-        plan, folder, console = self.searched, self.folder, console or Console(quiet=True)
-        if jobs < 1:
-            raise RecipeError(f"jobs must be at least 1, got {jobs}")
+    def carry_out(self, jobs: int, overwrite: bool, console: Console, announce: Announce | None) -> list[Outcome]:
+        plan, folder = self.searched, self.folder
         check_plan(plan)
         _check_data(plan, console, announce)
         wanted = plan.trials(self.asked)
@@ -179,20 +168,14 @@ class Search(Study):
                 "\nThe best of them is `best.yaml`. On three seeds, with a score on the test classes:\n\n"
                 f"```sh\n{three_seeds(tuning)}\n```\n"
             )
-        for name, text in contents.items():
-            write_atomically(self.folder / name, text.encode())
-        drawn = draw_tuning(tuning, title_of(tuning), conditions_of(tuning))
-        return [*(self.folder / name for name in contents), *drawn]
+        return self.write_texts(contents) + draw_tuning(tuning)
 
     def next_steps(self) -> list[str]:
         return [three_seeds(self.tuning)] if self.tuning.ranking else []
 
 
 def _check_data(plan: Plan, console: Console, announce: Announce | None) -> None:
-    with ConsoleObserver(console) as observer:
-        data = open_data(plan.recipe.data, progress=observer.decoding)
-    if announce is not None:
-        announce(report_on(plan.recipe, data))
+    data = opened(plan.recipe, console, announce)
     protocol = Protocol(plan.recipe.protocol, data.table)
     protocol.check_trainable()
     if protocol.selects_on != "validation":
@@ -222,23 +205,17 @@ def _side_by_side(plan: Plan, folder: Path, wanted: int, jobs: int, console: Con
                 label_of(plan, study, number),
                 ["-m", "nearkin.studies.tune.worker", str(folder), str(number)],
                 trial_folder(folder, number) / LOG,
-                is_done=partial(is_done, number),
+                is_done=lambda number=number: number not in unfinished(study),  # type: ignore[misc]
                 ended=partial(ended, number),
             )
             if missing:
                 return
 
-    def is_done(number: int) -> bool:
-        return number not in unfinished(study)
-
     def ended(number: int, code: int, said: str) -> None:
         if number in unfinished(study):
-            for kind in (DataError, MissingExtraError):
-                if code == kind.exit_code:
-                    missing.append(kind(said))  # no other trial will fare better
-                    return
-            if code == InterruptedRunError.exit_code:
-                return
+            missing.extend(kind(said) for kind in (DataError, MissingExtraError) if code == kind.exit_code)
+            if missing or code == InterruptedRunError.exit_code:
+                return  # where something is missing no other trial will fare better
             give_up(study, number, said)
         console.print(how_it_ended(folder, number), highlight=False, markup=False, soft_wrap=True)
 

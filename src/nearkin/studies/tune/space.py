@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +15,10 @@ from typing import Any
 
 import yaml
 
-from nearkin.errors import RecipeError, require
+from nearkin.errors import RecipeError, mistakes_in, require
 from nearkin.recipe import Recipe, recipes_folder
-from nearkin.recipe.identity import INDIFFERENT
+from nearkin.recipe.identity import INDIFFERENT, flat
+from nearkin.recipe.layers import read_yaml
 from nearkin.runs.admission import admit
 from nearkin.suggest import did_you_mean
 
@@ -35,8 +38,8 @@ class Dimension:
     """A key of a recipe and the values it may take: a range from ``low`` to ``high``, or one of ``choices``."""
 
     key: str
-    low: int | float | None = None
-    high: int | float | None = None
+    low: int | float = 0
+    high: int | float = 0
     log: bool = False
     choices: tuple[Any, ...] = ()
 
@@ -69,7 +72,7 @@ class Dimension:
         """
         if self.choices:
             return next(choice for choice in self.choices if yaml_text(choice) == suggested)
-        if isinstance(self.low, float) and self.high is not None:
+        if isinstance(self.low, float):
             return min(max(float(f"{suggested:.{_DIGITS}g}"), self.low), self.high)
         return suggested
 
@@ -102,20 +105,20 @@ def read_space(texts: Iterable[str | Path], recipe: Recipe) -> Space:
     """
     written: dict[str, Any] = {}
     for text in texts:
-        for key, values in _entries(text):
+        for key, values in _entries(text).items():
             if key in written:
                 raise RecipeError(f"{key} is in the space twice")
             written[key] = values
     if not written:
         raise RecipeError("the space is empty: give at least one key, such as training.learning_rate=1e-5..1e-2:log")
-    found: list[Dimension] = []
-    first: dict[str, Any] = {}
+    raw: dict[str, list[Any]] = {}
     for key, values in written.items():
-        with _blaming(key, values):
-            first[key] = _raw(key, values)[0]
+        with mistakes_in(_as_written(key, values)):
+            raw[key] = _raw(key, values)
+    first, found = {key: values[0] for key, values in raw.items()}, []
     for key, values in written.items():
-        with _blaming(key, values):
-            found.append(_dimension(key, values, recipe, first))
+        with mistakes_in(_as_written(key, values)):
+            found.append(_dimension(key, values, [_typed(key, value, recipe, first) for value in raw[key]]))
     return tuple(found)
 
 
@@ -162,48 +165,22 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else yaml_text(value)
 
 
-def _entries(text: str | Path) -> Iterator[tuple[str, Any]]:
+def _entries(text: str | Path) -> dict[str, Any]:
     """Keys and what is written for them, from one argument."""
-    key, equals, written = str(text).partition("=")
-    if equals and not Path(text).is_file():
-        yield key.strip(), written
-        return
-    file = _file(text)
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{file} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise RecipeError(f"{file} must hold keys of a recipe, each with a range or a list, got {content!r}")
-    yield from _flat(content)
-
-
-def _file(given: str | Path) -> Path:
-    if Path(given).is_file():
-        return Path(given)
     names = {file.name.removesuffix(ENDING): file for file in (recipes_folder() / "spaces").glob(f"*{ENDING}")}
-    if str(given) in names:
-        return names[str(given)]
+    key, equals, written = str(text).partition("=")
+    if Path(text).is_file() or str(text) in names:
+        return flat(read_yaml(names.get(str(text), Path(text))))
+    if equals:
+        return {key.strip(): written}
     raise RecipeError(
-        f"no space {str(given)!r}: write key=low..high, key=low..high:log or key=a,b,c, or name a file or one of those "
-        f"that come with nearkin; {did_you_mean(str(given), names)}"
+        f"no space {str(text)!r}: write key=low..high, key=low..high:log or key=a,b,c, or name a file or one of those "
+        f"that come with nearkin; {did_you_mean(str(text), names)}"
     )
 
 
-def _flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-@contextlib.contextmanager
-def _blaming(key: str, written: Any) -> Iterator[None]:
-    try:
-        yield
-    except RecipeError as error:
-        raise RecipeError(f"{key}={written if isinstance(written, str) else yaml_text(written)}: {error}") from error
+def _as_written(key: str, written: Any) -> str:
+    return f"{key}={written if isinstance(written, str) else yaml_text(written)}"
 
 
 def _raw(key: str, written: Any) -> list[Any]:
@@ -227,8 +204,7 @@ def _as_range(written: Any) -> re.Match[str] | None:
     return _RANGE.match(written) if isinstance(written, str) else None
 
 
-def _dimension(key: str, written: Any, recipe: Recipe, first: Mapping[str, Any]) -> Dimension:
-    values = [_typed(key, value, recipe, first) for value in _raw(key, written)]
+def _dimension(key: str, written: Any, values: Sequence[Any]) -> Dimension:
     match = _as_range(written)
     if match is None:
         if len({yaml_text(value) for value in values}) < len(values):
@@ -237,14 +213,13 @@ def _dimension(key: str, written: Any, recipe: Recipe, first: Mapping[str, Any])
     if match["scale"] not in (None, "log"):
         raise RecipeError(f"a range ends in :log or in nothing, got :{match['scale']}")
     low, high = (_number(value, key) for value in values)
-    log = match["scale"] == "log"
     if not low < high:
         raise RecipeError(f"a range goes from low to high, got {low:g}..{high:g}")
-    if log and not low > 0:
+    if match["scale"] and not low > 0:
         raise RecipeError(f"a logarithmic range begins above 0, got {low:g}")
     if isinstance(low, float) or isinstance(high, float):
         low, high = float(low), float(high)
-    return Dimension(key, low, high, log)
+    return Dimension(key, low, high, bool(match["scale"]))
 
 
 def _typed(key: str, value: Any, recipe: Recipe, first: Mapping[str, Any]) -> Any:
@@ -256,18 +231,13 @@ def _typed(key: str, value: Any, recipe: Recipe, first: Mapping[str, Any]) -> An
             made = with_values(recipe, {**first, key: value})
         except RecipeError:
             raise alone from None
-    here: Any = made.as_mapping()
-    for step in key.split("."):
-        here = here[step]
-    return here
+    return functools.reduce(operator.getitem, key.split("."), made.as_mapping())
 
 
 def _number(value: Any, key: str) -> int | float:
     if isinstance(value, str) and key.startswith("encoder.options."):  # has no type, and to YAML 1e-4 is text
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            value = None
     if not _is_number(value) or not math.isfinite(value):
         raise RecipeError(f"a range is for numbers, and {key} takes no number there: list its values as a,b,c")
     number: int | float = value

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from nearkin.evaluation.scores import score_named
 from nearkin.report.formats import counted
 from nearkin.report.table import Part, Table
 from nearkin.studies.tune.space import Dimension, shown, yaml_text
-from nearkin.studies.tune.trials import Trial, Tuning
+from nearkin.studies.tune.trials import Status, Trial, Tuning
 
 SHOWN = 10
 """Trials in a table; ``trials.csv`` has them all."""
@@ -44,13 +44,13 @@ def best_recipe(tuning: Tuning) -> str:
     what = f"{tuning.conditions['data']} with {recipe.objective.name}{method}"
     trials, score = counted(len(tuning.trials), "trial"), 100 * (best.score or 0.0)
     found = f"best of {trials}, {tuning.select_by} {score:.1f} % on validation"
-    head = f"# {what}: {found} classes\n# nearkin train {_quoted(tuning.folder / 'best.yaml')}\n"
+    head = f"# {what}: {found} classes\n# nearkin train {shlex.quote(str(tuning.folder / 'best.yaml'))}\n"
     return head + tuning.recipe_of(best).to_yaml()
 
 
 def three_seeds(tuning: Tuning) -> str:
     """The command that trains the best trial on three seeds and scores it on the test classes."""
-    best, runs = _quoted(tuning.folder / "best.yaml"), _quoted(tuning.folder / "best" / "seed-")
+    best, runs = (shlex.quote(str(tuning.folder / name)) for name in ("best.yaml", "best/seed-"))
     return f"for seed in 0 1 2; do nearkin train {best} training.seed=$seed -o {runs}$seed; done"
 
 
@@ -76,12 +76,12 @@ def title_of(tuning: Tuning) -> str:
 def conditions_of(tuning: Tuning) -> list[str]:
     """What the scores hold for, and how the trials ended."""
     plan, training = tuning.plan, tuning.plan.recipe.training
-    count = {status: sum(trial.status == status for trial in tuning.trials) for status in _statuses(tuning)}
+    count = Counter(trial.status for trial in tuning.trials)
     limit = "" if training.max_steps is None else f", at most {training.max_steps} steps"
     seeds = [str(seed) for seed in range(training.seed, training.seed + plan.seeds)]
     parts = [
         f"{counted(len(tuning.trials), 'trial')}: "
-        + ", ".join(f"{number} {status}" for status, number in count.items()),
+        + ", ".join(f"{count[status]} {status}" for status in get_args(Status) if count[status]),
         f"{plan.sampler} sampler, seed {plan.seed}, "
         + ("no pruner" if plan.pruner == "none" else f"{plan.pruner} pruner"),
         f"{plan.recipe.protocol.name} protocol, {tuning.conditions['selection']}",
@@ -95,12 +95,9 @@ def conditions_of(tuning: Tuning) -> list[str]:
 def remarks(tuning: Tuning) -> list[str]:
     """What a person should know before using the result."""
     lines = []
-    if tuning.ranking:
-        best = tuning.ranking[0]
-        ends = [each for each in tuning.plan.space if _near_an_end(each, best.values[each.key])]
-        lines += [
-            f"The best {each.key} lies at an end of its range {each}: a wider one may hold better." for each in ends
-        ]
+    for best in tuning.ranking[:1]:
+        ends = (each for each in tuning.plan.space if _near_an_end(each, best.values[each.key]))
+        lines += [f"The best {end.key} lies at an end of its range {end}: a wider one may hold better." for end in ends]
     reasons: dict[str, list[str]] = {}
     for trial in tuning.trials:
         if trial.reason:
@@ -109,17 +106,12 @@ def remarks(tuning: Tuning) -> list[str]:
 
 
 def _near_an_end(dimension: Dimension, value: Any) -> bool:
-    if dimension.choices or dimension.low is None or dimension.high is None:
+    if dimension.choices:
         return False
     if isinstance(dimension.low, int):
         return value in (dimension.low, dimension.high)
     low, high, at = (math.log(x) if dimension.log else x for x in (dimension.low, dimension.high, value))
     return not _NEAR_AN_END < (at - low) / (high - low) < 1 - _NEAR_AN_END
-
-
-def _statuses(tuning: Tuning) -> list[str]:
-    order = ("finished", "pruned", "diverged", "failed", "unfinished")
-    return [status for status in order if any(trial.status == status for trial in tuning.trials)]
 
 
 def _record(tuning: Tuning, trial: Trial) -> dict[str, Any]:
@@ -133,7 +125,3 @@ def _record(tuning: Tuning, trial: Trial) -> dict[str, Any]:
 
 def _joined(numbers: Sequence[float]) -> str:
     return " ".join(f"{number:g}" for number in numbers)
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))

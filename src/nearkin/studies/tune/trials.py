@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,14 +15,7 @@ import torch
 from rich.console import Console
 
 from nearkin.data.packs import sole_writer
-from nearkin.errors import (
-    DataError,
-    InterruptedRunError,
-    MissingExtraError,
-    NearkinError,
-    TrainingError,
-    require,
-)
+from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, TrainingError, require
 from nearkin.evaluation.protocol import select_by
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
@@ -89,13 +82,9 @@ def read_tuning(folder: str | Path) -> Tuning:
     plan = Plan.read(folder)
     trials = [_trial(plan, frozen) for frozen in frozen_trials(open_study(plan, folder))]
     records = [RunFolder(file.parent).environment() for file in folder.glob("trials/*/seed-*/environment.json")]
-    said = {
-        "data": {record.data.name for record in records},
-        "selection": {record.selection for record in records},
-        "hardware": {record.hardware for record in records},
-    }
-    conditions = {key: " and ".join(sorted(values)) for key, values in said.items()}
-    return Tuning(plan, folder, trials, conditions)
+    said = {(each.data.name, each.selection, each.hardware) for each in records}
+    data, selection, hardware = (" and ".join(sorted({each[n] for each in said})) for n in range(3))
+    return Tuning(plan, folder, trials, {"data": data, "selection": selection, "hardware": hardware})
 
 
 def open_study(plan: Plan, folder: Path) -> Any:
@@ -135,12 +124,11 @@ def ask(plan: Plan, study: Any, *, jobs: int = 1) -> int:
     known = frozen_trials(study)
     # A sampler for every trial: one that begins after an interruption is then drawn as it would have been without.
     seed = int(np.random.SeedSequence([plan.seed, len(known)]).generate_state(1)[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if plan.sampler == "tpe":
+    study.sampler = optuna.samplers.RandomSampler(seed=seed)
+    if plan.sampler == "tpe":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=jobs > 1)
-        else:
-            study.sampler = optuna.samplers.RandomSampler(seed=seed)
     if plan.sampler == "grid" and not any(frozen.state.name == "WAITING" for frozen in known):
         point = plan.grid()[len(known)]
         study.enqueue_trial({each.key: each.suggestion(point[each.key]) for each in plan.space})
@@ -165,12 +153,11 @@ def planned_trials(plan: Plan, folder: str | Path, trials: int | None = None) ->
     check_plan(plan)
     check_folder(plan, Path(folder))
     known = {trial.number: trial for trial in read_tuning(folder).trials} if plan_file(folder).exists() else {}
-    first, runs = plan.recipe.training.seed, []
+    runs = []
     for number in range(plan.trials(trials)):
         trial = known.get(number, Trial(number, "unfinished", {}))
         if trial.status in ("finished", "unfinished") and trial.same_as is None:
-            row = Row(f"trial-{number}", f"trial {number}", with_values(plan.recipe, trial.values))
-            runs += _runs_of(row, Path(folder), number, range(first, first + plan.seeds))
+            runs += _runs_of(plan, Path(folder), number, trial.values, f"trial {number}")
     return runs, sum(trial.status != "unfinished" for trial in known.values())
 
 
@@ -194,29 +181,19 @@ def _train(plan: Plan, folder: Path, study: Any, number: int, console: Console) 
     if len(frozen.params) < len(plan.space):
         give_up(study, number, "it was killed while its values were drawn")
         return
-    earlier = _same_values(plan, study, frozen)
-    if earlier is not None:
+    if (earlier := _same_values(plan, study, frozen)) is not None:
         _take_over(study, frozen, earlier)
         return
-    recipe = with_values(plan.recipe, plan.values_of(frozen.params))
-    row = Row(f"trial-{number}", label_of(plan, study, number), recipe)
-    first = plan.recipe.training.seed
-    runs = _runs_of(row, folder, number, range(first, first + plan.seeds))
+    runs = _runs_of(plan, folder, number, plan.values_of(frozen.params), label_of(plan, study, number))
     pruning = _Pruning(study, frozen)
     scores: list[Scores] = []
     try:
         for planned in runs:
+            kept, resume = planned.folder, planned.folder.is_begun
             with ConsoleObserver(console) as bar:
                 # The first seed alone is held against other trials, seed for seed; who survives gets the others.
-                observer = Observers(bar, pruning) if planned is runs[0] else bar
-                done = run(
-                    planned.recipe,
-                    planned.folder,
-                    observer,
-                    resume=planned.folder.is_begun,
-                    progress=bar.decoding,
-                    score_test=False,
-                )
+                watched = Observers(bar, pruning) if planned is runs[0] else bar
+                done = run(planned.recipe, kept, watched, resume=resume, progress=bar.decoding, score_test=False)
             scores.append(done)
     except (InterruptedRunError, DataError, MissingExtraError):
         raise
@@ -231,8 +208,7 @@ def _train(plan: Plan, folder: Path, study: Any, number: int, console: Console) 
         name = select_by(plan.recipe.protocol)
         best = [float(each.chosen.get(name, math.nan)) for each in scores]
         if all(map(math.isfinite, best)):
-            epochs = [each.chosen["epoch"] for each in scores]
-            _end(study, number, runs, state="COMPLETE", scores=best, epochs=epochs)
+            _end(study, number, runs, state="COMPLETE", scores=best, epochs=[each.chosen["epoch"] for each in scores])
         else:
             _end(study, number, runs, state="FAIL", reason=f"no {name} was measured on the validation classes")
 
@@ -293,8 +269,10 @@ def _end(study: Any, number: int, runs: Sequence[PlannedRun], *, state: str, **a
     study.tell(number, value, state=optuna.trial.TrialState[state])
 
 
-def _runs_of(row: Row, folder: Path, number: int, seeds: Iterable[int]) -> list[PlannedRun]:
-    return [PlannedRun(row, seed, RunFolder(trial_folder(folder, number) / f"seed-{seed}")) for seed in seeds]
+def _runs_of(plan: Plan, folder: Path, number: int, values: Mapping[str, Any], title: str) -> list[PlannedRun]:
+    row, first = Row(f"trial-{number}", title, with_values(plan.recipe, values)), plan.recipe.training.seed
+    folders = {seed: trial_folder(folder, number) / f"seed-{seed}" for seed in range(first, first + plan.seeds)}
+    return [PlannedRun(row, seed, RunFolder(path)) for seed, path in folders.items()]
 
 
 def _attribute(study: Any, frozen: Any, attributes: Mapping[str, Any]) -> None:
@@ -305,12 +283,9 @@ def _attribute(study: Any, frozen: Any, attributes: Mapping[str, Any]) -> None:
 
 def _same_values(plan: Plan, study: Any, frozen: Any) -> Any:
     """An earlier trial that has ended with the same values: training would only repeat it."""
-    values = plan.values_of(frozen.params)
-    for other in frozen_trials(study)[: frozen.number]:
-        ended = other.state.name in ("COMPLETE", "PRUNED") and "same_as" not in other.user_attrs
-        if ended and plan.values_of(other.params) == values:
-            return other
-    return None
+    values, before = plan.values_of(frozen.params), frozen_trials(study)[: frozen.number]
+    ended = (t for t in before if t.state.name in ("COMPLETE", "PRUNED") and "same_as" not in t.user_attrs)
+    return next((other for other in ended if plan.values_of(other.params) == values), None)
 
 
 def _take_over(study: Any, frozen: Any, earlier: Any) -> None:

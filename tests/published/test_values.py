@@ -1,4 +1,4 @@
-"""The published figures, against numbers copied by hand from the papers."""
+"""The published values, against numbers copied by hand from the papers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from nearkin.published.figures import Published, look_up, published_rows, published_value
+from nearkin.published.values import Published, look_up
 
 
-def test_all_figures_are_there_and_are_numbers():
-    rows = published_rows()
+def test_all_values_are_there_and_are_numbers():
+    rows = look_up()
     assert len(rows) == 1068
     assert Counter(row.paper for row in rows) == {"CCP": 403, "PROFS": 360, "MPA": 150, "VCPA": 83, "ISA": 72}
     for row in rows:
@@ -21,10 +21,8 @@ def test_all_figures_are_there_and_are_numbers():
         assert all((row.paper, row.table, row.method, row.backbone, row.protocol, row.dataset, row.metric))
 
 
-def test_no_figure_is_given_twice():
-    keys = [
-        (row.paper, row.table, row.method, row.dim, row.protocol, row.dataset, row.metric) for row in published_rows()
-    ]
+def test_no_value_is_given_twice():
+    keys = [(row.paper, row.table, row.method, row.dim, row.protocol, row.dataset, row.metric) for row in look_up()]
     assert len(set(keys)) == len(keys)
 
 
@@ -50,10 +48,10 @@ def test_no_figure_is_given_twice():
         (("MPA", "7", "MPA K=12", "cub", "R@1", "conventional"), 69.3),
     ],
 )
-def test_figures_as_the_papers_print_them(wanted, value):
+def test_values_as_the_papers_print_them(wanted, value):
     paper, table, method, dataset, metric, protocol = wanted
-    found = published_value(paper=paper, table=table, method=method, dataset=dataset, metric=metric, protocol=protocol)
-    assert found == value
+    (found,) = look_up(paper=paper, table=table, method=method, dataset=dataset, metric=metric, protocol=protocol)
+    assert found.value == value
 
 
 def test_spreads_are_the_papers():
@@ -63,14 +61,12 @@ def test_spreads_are_the_papers():
     assert (vcpa.value, vcpa.spread) == (97.31, 0.05)
 
 
-def test_what_is_not_unique_or_not_there():
-    assert published_value(paper="MPA", table="99") is None
-    with pytest.raises(ValueError, match="name more fields"):
-        published_value(paper="MPA", table="4", metric="R@1")
+def test_what_is_not_there():
+    assert look_up(paper="MPA", table="99") == []
     with pytest.raises(ValueError, match="no field 'score'"):
         look_up(score="R@1")
 
 
 def test_the_caller_may_change_its_list():
-    published_rows().clear()
-    assert len(published_rows()) == 1068
+    look_up().clear()
+    assert len(look_up()) == 1068
