@@ -55,6 +55,12 @@ def test_markdown():
     assert [line for line in lines[second + 3 :] if line] == said
 
 
+def test_code_in_markdown_is_shown_as_it_stands():
+    table = Table("", (Part.of(("name",), [("`hf:<model>` of <b>",), ("``a|<b>`` `<c>",)]),))
+    first, second = (cells_of(line)[0] for line in markdown(table).splitlines()[-2:])
+    assert (first, second) == ("`hf:<model>` of &lt;b>", r"``a\|<b>`` `&lt;c>")
+
+
 def test_latex():
     text = latex(TABLE)
     assert text.startswith("% needs \\usepackage{booktabs}\n% Not finished: runs/a_b | x.\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
@@ -175,7 +176,9 @@ def _attributes(part: Part, column: int, bar: float | None = None) -> str:
 
 
 def _markdown_escape(text: str) -> str:
-    return one_line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    code_or_bracket = r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|<"  # within backticks Markdown shows brackets as they stand
+    shown = re.sub(code_or_bracket, lambda found: "&lt;" if found[0] == "<" else found[0], one_line(text))
+    return shown.replace("\\", "\\\\").replace("|", "\\|")
 
 
 _LATEX = {character: f"\\{character}" for character in "{}$&#_%"} | {
