@@ -224,21 +224,6 @@ def test_too_many_unreadable_images_stop_before_training(nearkin, photos, tmp_pa
     assert "broken.jpg" in record["data"]["unreadable"][0]
 
 
-def test_lists(nearkin):
-    _, out, _ = nearkin("losses", "--json")
-    by_name = {row["name"]: row for row in json.loads(out)}
-    assert by_name["proxy_anchor"]["options"]["alpha"] == "32.0"
-    assert by_name["contrastive"]["kind"] == "pair"
-    _, out, _ = nearkin("datasets", "--json")
-    assert {"glyphs", "cub", "cars", "sop", "inshop", "mnist", "fashion_mnist", "omniglot"} <= {
-        row["name"] for row in json.loads(out)
-    }
-    for listing in ("losses", "datasets", "recipes"):
-        code, out, _ = nearkin(listing)
-        assert code == 0
-        assert out
-
-
 def test_help_teaches(nearkin):
     code, out, _ = nearkin("--help")
     assert code == 0

@@ -1,16 +1,10 @@
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from sklearn.cluster import KMeans
-from sklearn.metrics import normalized_mutual_info_score
-from sklearn.metrics.cluster import pair_confusion_matrix
 
 from nearkin.evaluation import (
     clustering,
@@ -19,10 +13,6 @@ from nearkin.evaluation import (
     neighbours,
     normalised_mutual_information,
     pairwise_f1,
-)
-
-groupings = st.integers(1, 40).flatmap(
-    lambda n: st.tuples(*(st.lists(st.integers(0, 5), min_size=n, max_size=n) for _ in range(2)))
 )
 
 
@@ -36,38 +26,6 @@ def blobs(classes, per_class, dim, *, seed, spread):
 def inertia(points, assigned):
     groups = [points[assigned == cluster] for cluster in assigned.unique()]
     return sum(float((group - group.mean(dim=0)).square().sum()) for group in groups)
-
-
-@settings(max_examples=80, deadline=None)
-@given(groupings)
-def test_nmi_is_that_of_scikit_learn(grouping):
-    clusters, labels = grouping
-    expected = normalized_mutual_info_score(labels, clusters, average_method="arithmetic")
-    assert normalised_mutual_information(clusters, labels) == pytest.approx(expected, abs=1e-9)
-
-
-@settings(max_examples=80, deadline=None)
-@given(groupings)
-def test_f1_counts_pairs(grouping):
-    clusters, labels = grouping
-    pairs = list(itertools.combinations(range(len(labels)), 2))
-    together = {(i, j) for i, j in pairs if clusters[i] == clusters[j]}
-    same_class = {(i, j) for i, j in pairs if labels[i] == labels[j]}
-    total = len(together) + len(same_class)
-    assert pairwise_f1(clusters, labels) == pytest.approx(2 * len(together & same_class) / total if total else 1.0)
-
-
-def test_f1_is_that_of_scikit_learns_pair_counts_on_many_points():
-    rng = np.random.default_rng(0)
-    clusters, labels = rng.integers(0, 900, 20_000), rng.integers(0, 1100, 20_000)
-    clusters[:5000] = labels[:5000]
-    (_, wrong), (missed, right) = pair_confusion_matrix(labels, clusters).astype(np.float64)
-    assert pairwise_f1(clusters, labels) == pytest.approx(2 * right / (2 * right + wrong + missed), rel=1e-12)
-
-
-def test_f1_by_hand():
-    # Pairs together: 01 02 12 34; of one class: 01 23 24 34; both: 01 34.
-    assert pairwise_f1([0, 0, 0, 1, 1], [4, 4, 6, 6, 6]) == pytest.approx(2 * 2 / (4 + 4))
 
 
 def test_scores_do_not_depend_on_the_names_of_the_groups():

@@ -12,12 +12,11 @@ from PIL import Image
 
 from nearkin.data.cache import ArrayImages, OpenedImages
 from nearkin.data.folder import folder_table
-from nearkin.data.images import UnreadableImageError
-from nearkin.data.table import ImageTable, LeftOut
+from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import ProtocolSection, Recipe
-from nearkin.report.data_report import data_report_text, left_out_text
+from nearkin.report.data_report import data_report_text
 from nearkin.runs import data_report
 from nearkin.runs.data import open_data, report_on
 from nearkin.runs.data_report import Part, Repeated, describe_data, parts_of
@@ -168,16 +167,6 @@ def test_without_the_overview_only_what_needs_attention_is_said(photos):
     assert not data_report_text(report_for(photos), overview=False).plain
     (photos / "x.heic").touch()
     assert data_report_text(report_for(photos), overview=False).plain.startswith("left out:\n")
-
-
-def test_what_cannot_be_read_is_listed_up_to_a_screenful():
-    unreadable = [str(UnreadableImageError(f"{n}.jpg", "empty file")) for n in range(30)]
-    others = [LeftOut(2, f".x{n}", "not images", "a") for n in range(12)]
-    lines = left_out_text(others, unreadable).plain.splitlines()
-    assert len(lines) < 12
-    assert lines[1].endswith(", 4 more kinds of file: not images")
-    assert lines[2] == "  cannot be read: 0.jpg: empty file"
-    assert lines[-1] == "  … and 22 more that cannot be read"
 
 
 def test_a_run_of_an_earlier_version_keeps_the_classes_it_had(photos, tmp_path):
