@@ -11,6 +11,7 @@ from nearkin.runs.scores import FinalOf, Scores
 def model_card(folder: RunFolder, recipe: Recipe, scores: Scores, environment: Environment) -> str:
     """The card of a final model as Markdown; ``scores`` are those that ``train_final`` leaves."""
     data, encoder, held = environment.data, recipe.encoder, scores.conditions
+    lost = len(data.unreadable)
     dim = encoder.dim or "all the backbone's"
     written = f"nearkin {environment.packages.get('nearkin', '')} on {environment.started[:10]}"
     distance = "cosine similarity" if encoder.normalisation == "l2" else "Euclidean distance"
@@ -23,7 +24,7 @@ def model_card(folder: RunFolder, recipe: Recipe, scores: Scores, environment: E
         "## Data",
         "",
         f"`{held.data}`: {data.training_images:,} images of {data.training_classes:,} kinds, all of which "
-        f"trained." + (f" {len(data.unreadable)} images could not be read." if data.unreadable else ""),
+        f"trained." + (f" {lost} image{'s' * (lost > 1)} could not be read." if lost else ""),
         "",
         "## Score",
         "",
