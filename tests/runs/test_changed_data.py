@@ -92,20 +92,6 @@ def test_test_images_that_are_gone_are_counted(trained, photos):
         assert evaluate_run(trained)["images"] == 14
 
 
-def test_other_data_say_how_much_of_them_was_trained_on(trained, photos, tmp_path):
-    other = tmp_path / "other"
-    add_kinds(other, "x", "y")
-    shutil.copytree(photos / kinds(trained, "train")[0], other / "same images, another name")
-    shutil.copytree(other / "x", other / kinds(trained, "train")[1])
-    result = evaluate_run(trained, data=str(other))
-    assert result["trained_on"] == {"images": 8, "classes": 2}
-    assert "was trained on 8 of these 20 images, and on 2 of these 4 classes" in result["note"]
-    shutil.rmtree(other / "same images, another name")
-    shutil.rmtree(other / kinds(trained, "train")[1])
-    result = evaluate_run(trained, data=str(other))
-    assert (result["trained_on"], result["note"]) == ({"images": 0, "classes": 0}, None)
-
-
 @pytest.mark.parametrize("where", ["own photos", "moved"])
 def test_a_run_goes_on_with_its_images_and_classes_whatever_has_become_of_their_names(photos, tmp_path, where):
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
