@@ -119,26 +119,6 @@ def test_resume_finds_the_run_of_another_device_and_says_when_there_is_none(near
     assert (folder / "scores.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(
-    ("override", "error"),
-    [
-        ("data.transform=standart", "row 'b': no transform 'standart'"),
-        ("training.precision=fp16", r"row 'b': training\.precision=fp16 needs a GPU"),
-        ("encoder.weights=nowhere.pth", r"row 'b': encoder\.weights names 'nowhere\.pth', which is not a file"),
-        ("encoder.weights=imagenet", r"row 'b': encoder\.weights=imagenet, and backbone 'small' does not bring"),
-        ("encoder.backbone=smal", "row 'b': unknown backbone 'smal'; did you mean 'small'"),
-        ("encoder.pooling=mean", "row 'b': unknown pooling 'mean'"),
-    ],
-)
-def test_a_study_refuses_at_once_what_a_run_would(photos, tmp_path, override, error):
-    small = ["encoder.backbone=small", "training.device=cpu", f"data.source={json.dumps(str(photos))}"]
-    rows = [Row("a", "A", Recipe.from_mapping({}, small)), Row("b", "B", Recipe.from_mapping({}, [*small, override]))]
-    with pytest.raises(Exception, match=error) as raised:
-        run_all(planned_runs(rows, tmp_path / "study", [0]))
-    assert raised.value.exit_code in (2, 3)
-    assert not (tmp_path / "study").exists()
-
-
 def test_a_study_leaves_a_run_to_the_process_that_is_at_it(photos, tmp_path):
     overrides = [*QUICK, f"data.source={json.dumps(str(photos))}", "training.device=cpu"]
     rows = [Row(name, name.upper(), Recipe.from_mapping({}, overrides)) for name in "ab"]

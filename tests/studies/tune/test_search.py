@@ -102,15 +102,6 @@ def test_a_trial_given_up_in_the_midst_of_training_leaves_no_weights(make_plan, 
     assert left == {"recipe.yaml", "environment.json", "split.csv", "evaluations.csv", ".lock"}
 
 
-@pytest.mark.parametrize("name", ["conventional", "query-gallery", "in-distribution"])
-def test_a_protocol_without_validation_classes_is_refused(make_plan, tune, tmp_path, name):
-    with pytest.raises(
-        RecipeError, match=rf"protocol\.name={name}.*set protocol\.name=validation, or protocol\.name=mlrc"
-    ):
-        tune(make_plan(changes=[f"protocol.name={name}"]), tmp_path / "search")
-    assert not (tmp_path / "search").exists()
-
-
 def test_data_without_validation_classes_are_refused(make_plan, tune, tmp_path):
     with pytest.raises(DataError, match=r"'kinds' has too few classes to hold any out.*protocol\.test_share"):
         tune(make_plan(changes=["protocol.test_share=0.5"]), tmp_path / "search")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.data.cache import ArrayImages
+from nearkin.data.transforms import transform_from
+from nearkin.encoders import build_encoder
+from nearkin.training.embedding import embed_images
+
+IMAGES = ArrayImages(np.random.default_rng(0).integers(0, 256, (7, 16, 16, 3), dtype=np.uint8))
+TRANSFORM = transform_from("mild", size=16)
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    return build_encoder("small", dim=5)
+
+
+def test_all_images_in_order_whatever_the_size_of_batches(encoder):
+    done = []
+    whole = embed_images(encoder, IMAGES, TRANSFORM, workers=1)
+    parts = embed_images(encoder, IMAGES, TRANSFORM, batch_size=3, workers=2, progress=done.append)
+    assert (whole.shape, whole.dtype, done) == ((7, 5), torch.float32, [3, 6, 7])
+    torch.testing.assert_close(parts, whole)
+    rows = np.array([6, 0, 6], dtype=np.int64)
+    torch.testing.assert_close(embed_images(encoder, IMAGES, TRANSFORM, rows=rows, workers=1), whole[[6, 0, 6]])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_encoder_evaluates_and_goes_back_to_its_mode_also_after_an_error(encoder, training):
+    encoder.train(training)
+    modes = []
+    embed_images(encoder, IMAGES, TRANSFORM, batch_size=4, workers=1, progress=lambda _: modes.append(encoder.training))
+    assert (modes, encoder.training) == ([False, False], training)
+    with pytest.raises(ZeroDivisionError):
+        embed_images(encoder, IMAGES, TRANSFORM, workers=1, progress=lambda _: 1 / 0)
+    assert encoder.training == training
+
+
+def test_half_precision_still_gives_float32_without_gradients(encoder):
+    exact = embed_images(encoder, IMAGES, TRANSFORM, workers=1)
+    coarse = embed_images(encoder, IMAGES, TRANSFORM, workers=1, dtype=torch.bfloat16)
+    assert (coarse.dtype, coarse.requires_grad) == (torch.float32, False)
+    assert not torch.equal(coarse, exact)
+    torch.testing.assert_close(coarse, exact, atol=0.05, rtol=0)
