@@ -5,6 +5,7 @@ Where there is no GPU they run in Triton's interpreter, if Triton is installed.
 
 from __future__ import annotations
 
+import inspect
 import os
 
 import pytest
@@ -15,7 +16,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 import nearkin.losses as losses
-from nearkin.losses import _anchor, _class_similarity, _closed_form, _cross_entropy, _kernels
+from nearkin.losses import _anchor, _class_similarity, _closed_form, _cross_entropy, _kernels, _triton
 from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
@@ -147,3 +148,10 @@ def test_equal_proxies_do_not_pull_on_each_other_in_the_fused_kernel(monkeypatch
     assert (matrices[:, 0, 1] == 0).all()
     assert (matrices[:, 0, 2] != 0).all()
     torch.testing.assert_close(value, _class_similarity.proxy_spread(vectors, tau=1.0), rtol=1e-4, atol=1e-6)
+
+
+def test_every_kernel_is_launched():
+    kernels = [name for name in vars(_triton) if name.endswith("_kernel")]
+    assert kernels
+    launches = inspect.getsource(_kernels)
+    assert not [name for name in kernels if f"{name}[" not in launches]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from nearkin.cli._app import announcer, error_line, print_listing, progress_console
+from nearkin.report.listings import Listing
+from nearkin.runs.data_report import DataReport, Part
+
+LISTING = Listing("Things", "Of a kind.", ("name",), ({"name": "a", "hidden": 1},))
+REPORT = DataReport("birds", 4, 2, ("owl", 2), ("owl", 2), 0, (Part("training", 2, 4),))
+
+
+def test_a_list_is_for_people_programs_or_the_documentation(capsys):
+    print_listing(LISTING, as_json=True)
+    assert json.loads(capsys.readouterr().out) == [{"name": "a", "hidden": 1}]
+    print_listing(LISTING, as_json=False, markdown=True)
+    assert capsys.readouterr().out == LISTING.page()
+    print_listing(LISTING, as_json=False)
+    table = capsys.readouterr().out
+    assert "Things" in table
+    assert "hidden" not in table
+
+
+def test_an_error_is_one_line_on_the_error_stream_with_brackets_as_they_are(capsys):
+    error_line(f"no [bold] {'word ' * 60}")
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert err.startswith("error: no [bold] word")
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_progress_is_silent_where_nobody_watches(verbose):
+    assert progress_console(verbose).quiet == (not verbose)
+
+
+def test_the_report_on_the_data_is_said_also_where_progress_is_silent(capsys):
+    announcer(Console(quiet=True))(REPORT)
+    out, err = capsys.readouterr()
+    assert (out, err.startswith("birds: 4 images of 2 classes")) == ("", True)
+    announcer(Console(quiet=True), as_json=True)(REPORT)
+    assert capsys.readouterr() == ("", ""), "nothing is wrong, and a program reads along"
