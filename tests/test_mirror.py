@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -80,12 +81,12 @@ def is_named(module: str, text: str) -> bool:
     package, _, stem = path.rpartition(".")
     imported = imports_in(text)
     shown = imports_in((MODULES[module].parent / "__init__.py").read_text(encoding="utf-8"))
-    if path in imported or path in text or (package in imported and path in shown):
+    if path in imported or re.search(rf"{re.escape(path)}\b", text) or (package in imported and path in shown):
         return True
     nodes = list(ast.walk(ast.parse(text)))
     words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     words |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    return bool(words & {path, stem, *public_names(module)})
+    return bool(words & {stem, *public_names(module)})
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -48,7 +48,4 @@ def test_only_a_dtype_changes_what_products_are_computed_in():
 def test_the_record_of_a_cpu():
     assert describe_hardware(CPU).startswith("CPU, ")
     assert f"{torch.get_num_threads()} threads" in describe_hardware(CPU)
-    before = peak_process_memory()
-    held = bytearray(64 * 2**20)
-    held[:: 2**12] = b"x" * len(held[:: 2**12])
-    assert peak_process_memory() >= max(before, 2**20)
+    assert peak_process_memory() > 2**24, "in bytes: Python with torch takes more than 16 MiB"

@@ -19,7 +19,7 @@ _SOFTPLUS_INVERSE_OF_1 = math.log(math.expm1(1.0))
 class VariationalBank(ProxyBank):
     """A bank whose proxies are independent Gaussians ``N(μ, diag σ²)``, starting at the prior ``μ = 0``, ``σ = 1``.
 
-    ``vectors [classes, per_class, dim]`` holds μ, so that :meth:`normalised` and whatever else reads a bank sees the
+    ``vectors [classes, per_class, dim]`` holds μ, so that whatever reads a bank sees the
     mean proxies. A trainable bank has μ and σ (through softplus) as ordinary parameters; otherwise μ takes no gradient,
     σ is a buffer, and both change only through :meth:`assign`.
 
