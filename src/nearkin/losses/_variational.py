@@ -19,9 +19,9 @@ _SOFTPLUS_INVERSE_OF_1 = math.log(math.expm1(1.0))
 class VariationalBank(ProxyBank):
     """A bank whose proxies are independent Gaussians ``N(μ, diag σ²)``, starting at the prior ``μ = 0``, ``σ = 1``.
 
-    ``vectors [classes, per_class, dim]`` holds μ, so that whatever reads a bank sees the
-    mean proxies. A trainable bank has μ and σ (through softplus) as ordinary parameters; otherwise μ takes no gradient,
-    σ is a buffer, and both change only through :meth:`assign`.
+    ``vectors [classes, per_class, dim]`` holds μ, so that whatever reads a bank sees the mean proxies. A
+    trainable bank has μ and σ (through softplus) as ordinary parameters; otherwise μ takes no gradient, σ is a buffer,
+    and both change only through :meth:`assign`.
 
     Noise comes from a generator of the bank's own, made on the bank's device and seeded from ``generator`` (torch's
     global one by default). Its state is part of ``state_dict``: a resumed run goes on with the same noise. A state
