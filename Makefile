@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint 
 LOG    := $(VENV)/install.log
 LOGGED := > $(LOG) 2>&1 || { tail -n 20 $(LOG); echo "The installation failed; all that pip said is in $(LOG)"; exit 1; }
 
-.PHONY: demo test test-all test-portable lint format clean
+.PHONY: added demo test test-all test-portable lint format clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
@@ -41,6 +41,12 @@ test-portable: $(VENV)/.development
 	$(call PORTABLE,$(AVX2),4,4)
 	$(call PORTABLE,,1,5)
 	$(call PORTABLE,,4,6)
+
+# What a new loss, method, backbone, score, recipe or planner needs beside its file: golden curve and row in the docs.
+added: $(VENV)/.development
+	$(BIN)/python -m pytest tests/contracts/test_golden_curves.py --add-golden
+	for page in losses methods backbones scores recipes; do $(BIN)/nearkin $$page --markdown > docs/$$page.md || exit 1; done
+	$(BIN)/nearkin study --markdown > docs/studies.md
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ _SMALL = {"size": 32, "warmup_steps": 1, "memory_size": 40, "queue_size": 20, "p
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden curves anew instead of comparing")
+    parser.addoption("--add-golden", action="store_true", help="write the golden curves that are missing")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from nearkin.errors import RecipeError
 if TYPE_CHECKING:
     from nearkin.studies.study import Study
 
-__all__ = ["Format", "Jobs", "Listed", "OtherData", "Overwrite", "Seeds", "Yes", "carry_out", "names_in"]
+__all__ = ["Format", "Jobs", "Listed", "OtherData", "Overwrite", "Seeds", "Yes", "names_in", "run_study"]
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Begin without asking, however long it will take.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, to fill a GPU.")]
@@ -33,7 +33,7 @@ def names_in(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def carry_out(
+def run_study(
     study: Study,
     *,
     jobs: int,

@@ -10,7 +10,7 @@ import typer
 
 from nearkin.cli._app import DataRoot, Device, Epochs, Json, Kinds, Verbose, app, print_table
 from nearkin.cli._recipe import changes_from
-from nearkin.cli._study import Format, Jobs, Listed, Overwrite, Seeds, Yes, carry_out, names_in
+from nearkin.cli._study import Format, Jobs, Listed, Overwrite, Seeds, Yes, names_in, run_study
 from nearkin.errors import RecipeError
 
 __all__ = ["compare"]
@@ -88,4 +88,4 @@ def compare(
         table = study.listing()
         print(json.dumps(list(table.records))) if as_json else print_table(table, format_)
         return
-    carry_out(study, jobs=jobs, yes=yes, overwrite=overwrite, format_=format_, as_json=as_json, verbose=verbose)
+    run_study(study, jobs=jobs, yes=yes, overwrite=overwrite, format_=format_, as_json=as_json, verbose=verbose)

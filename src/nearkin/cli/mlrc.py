@@ -9,7 +9,7 @@ import typer
 
 from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, OtherData, Yes, carry_out
+from nearkin.cli._study import Format, Jobs, OtherData, Yes, run_study
 
 __all__ = ["mlrc"]
 
@@ -57,4 +57,4 @@ def mlrc(
     console = progress_console(verbose)
     recipe = recipe_from(arguments, data, console, root=data_root, device=device, kinds=kinds)
     study = RealityCheck(recipe, repeats, output)
-    carry_out(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
+    run_study(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from nearkin.cli._app import DataRoot, Device, Epochs, Json, Verbose, app, escape, print_table, progress_console
 from nearkin.cli._recipe import changes_from, split_arguments
-from nearkin.cli._study import Format, Jobs, Yes, carry_out, names_in
+from nearkin.cli._study import Format, Jobs, Yes, names_in, run_study
 
 if TYPE_CHECKING:
     from nearkin.studies.reproduce import Reproduction, Settings
@@ -121,7 +121,7 @@ def reproduce(
     if listing:
         _print_rows(study, as_json)
         return
-    carry_out(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
+    run_study(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
 
 
 def _print_items(paper: str | None, settings: Settings, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from nearkin.cli._app import (
     progress_console,
 )
 from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, Listed, OtherData, Overwrite, Seeds, Yes, carry_out
+from nearkin.cli._study import Format, Jobs, Listed, OtherData, Overwrite, Seeds, Yes, run_study
 from nearkin.errors import RecipeError
 
 __all__ = ["study"]
@@ -99,4 +99,4 @@ def study(
         table = planned.listing()
         print(json.dumps(list(table.records))) if as_json else print_table(table, format_)
         return
-    carry_out(planned, jobs=jobs, yes=yes, overwrite=overwrite, format_=format_, as_json=as_json, verbose=verbose)
+    run_study(planned, jobs=jobs, yes=yes, overwrite=overwrite, format_=format_, as_json=as_json, verbose=verbose)

@@ -10,7 +10,7 @@ import typer
 
 from nearkin.cli._app import DataRoot, Device, Epochs, Json, Kinds, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, OtherData, Yes, carry_out
+from nearkin.cli._study import Format, Jobs, OtherData, Yes, run_study
 from nearkin.errors import RecipeError
 
 __all__ = ["tune"]
@@ -85,4 +85,4 @@ def tune(
     console = progress_console(verbose)
     recipe = recipe_from(arguments, data, console, root=data_root, device=device, kinds=kinds, epochs=epochs)
     study = Search(Plan.of(recipe, read_space(space, recipe), sampler, pruner, seed, seeds), trials, output)
-    carry_out(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
+    run_study(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
