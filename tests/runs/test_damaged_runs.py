@@ -86,8 +86,9 @@ def test_another_runs_files_are_refused(folder, recipe, photos, tmp_path, differ
         shutil.copyfile(tmp_path / "other" / name, folder.path / name)
     with pytest.raises(
         DataError, match=rf"encoder\.safetensors is not of this run \({said}.*last\.pt is not of this run"
-    ):
+    ) as refused:
         evaluate_run(folder.path)
+    assert "can still be used" not in str(refused.value)
     folder.scores_file.unlink()
     if difference == "seed":
         with pytest.raises(DataError, match=rf"last\.pt is not of this run \({said}\): put back the run's own"):

@@ -180,26 +180,27 @@ def _write(path: Path, state: TrainingState, folder: RunFolder, parts: Sequence[
 
 def _read(path: Path) -> dict[str, Any]:
     """What a checkpoint file holds, on the host; no code in it is run."""
-    advice = f"{_still_whole(path)}begin anew with --overwrite"
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: the run cannot be continued; {advice}") from None
+        raise DataError(f"{path} is missing: the run cannot be continued; {_advice(path)}") from None
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise DataError(f"{path} cannot be read as a checkpoint ({reason}); {advice}") from error
+        raise DataError(f"{path} cannot be read as a checkpoint ({reason}); {_advice(path)}") from error
     if not isinstance(content, Mapping) or "encoder" not in content:
-        raise DataError(f"{path} is no checkpoint of nearkin; {advice}")
+        raise DataError(f"{path} is no checkpoint of nearkin; {_advice(path)}")
     if content.get("format") != FORMAT:
         raise DataError(f"{path} was written by another version of nearkin (format {content.get('format')})")
     return dict(content)
 
 
-def _still_whole(path: Path) -> str:
-    encoder = path.parent.parent / "encoder.safetensors"
-    if not encoder.exists():
-        return ""
-    return f"{encoder.name} can still be used, with nearkin evaluate and nearkin embed; or "
+def _advice(path: Path) -> str:
+    """What can be done without a checkpoint; the exported encoder only helps where it is whole and of this run."""
+    folder = RunFolder(path.parent.parent)
+    anew = "begin anew with --overwrite"
+    if not folder.encoder_file.exists() or not is_encoder_whole(folder):
+        return anew
+    return f"{folder.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed; or {anew}"
 
 
 def _run_of(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
@@ -229,10 +230,7 @@ def _read_own(file: Path, folder: RunFolder) -> dict[str, Any]:
     """What a checkpoint of the run holds; one that was copied from another run is refused."""
     content = _read(file)
     if others := _otherwise(content.get("run"), folder):
-        raise DataError(
-            f"{file} is not of this run ({', '.join(others)}): put back the run's own; {_still_whole(file)}"
-            f"begin anew with --overwrite"
-        )
+        raise DataError(f"{file} is not of this run ({', '.join(others)}): put back the run's own; {_advice(file)}")
     return content
 
 
@@ -242,6 +240,4 @@ def _fitting(file: Path) -> Iterator[None]:
         yield
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-        raise DataError(
-            f"{file} does not fit this run ({reason}): {_still_whole(file)}begin anew with --overwrite"
-        ) from error
+        raise DataError(f"{file} does not fit this run ({reason}): {_advice(file)}") from error
