@@ -45,7 +45,7 @@ test-portable: $(VENV)/.development
 # What a new loss, method, backbone, score, recipe or planner needs beside its file: golden curve and row in the docs.
 added: $(VENV)/.development
 	$(BIN)/python -m pytest tests/contracts/test_golden_curves.py --add-golden
-	for page in losses methods backbones scores recipes; do $(BIN)/nearkin $$page --markdown > docs/$$page.md || exit 1; done
+	for page in losses methods backbones scores plots recipes; do $(BIN)/nearkin $$page --markdown > docs/$$page.md || exit 1; done
 	$(BIN)/nearkin study --markdown > docs/studies.md
 
 lint: $(VENV)/.development

@@ -59,6 +59,7 @@ def test_links_lead_somewhere():
         ("methods", "methods"),
         ("backbones", "backbones"),
         ("scores", "scores"),
+        ("plots", "plots"),
         ("recipes", "recipes"),
         ("study", "studies"),
     ],

@@ -212,7 +212,7 @@ CALLED = """
 import contextlib, os, sys
 from nearkin import cli
 from nearkin.runs.folder import RunFolder
-for arguments in ("plot --help", "plot vcpa --only recipe-length --format svg"):
+for arguments in ("plot --help", "plots --markdown", "plot vcpa --only recipe-length --format svg"):
     sys.argv = ["nearkin", *arguments.split()]
     with contextlib.suppress(SystemExit):
         cli.main()
@@ -224,7 +224,7 @@ print(sorted(os.listdir("vcpa/plots")))
 
 
 def test_a_picture_is_added_by_its_file_alone(copied):
-    """It is offered, drawn, and cleared away with its run; what else lies beside it stays."""
+    """It is offered, listed, drawn, and cleared away with its run; what else lies beside it stays."""
     shutil.copytree(Path(package.__file__).parent, copied / "nearkin", ignore=shutil.ignore_patterns("__pycache__"))
     (copied / "nearkin" / "report" / "plots" / "recipe_length.py").write_text(ADDED)
     plots = copied / "vcpa" / "plots"
@@ -233,8 +233,9 @@ def test_a_picture_is_added_by_its_file_alone(copied):
     environment = os.environ | {"PYTHONPATH": str(copied), "COLUMNS": "500"}
     started = [sys.executable, "-c", CALLED]
     done = subprocess.run(started, env=environment, cwd=copied, capture_output=True, text=True, check=True)
-    offered, drawn, before, after = done.stdout.strip().split("\n---\n")
+    offered, page, drawn, before, after = done.stdout.strip().split("\n---\n")
     assert "recipe-length" in offered
+    assert "| `recipe-length` |" in page
     assert drawn == "vcpa/plots/recipe-length.svg"
     assert before == "['recipe-length-old.svg', 'recipe-length.svg']"
     assert after == "['recipe-length-old.svg']"

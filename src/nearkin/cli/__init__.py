@@ -18,7 +18,7 @@ from nearkin.cli.reproduce import reproduce  # isort: skip
 from nearkin.cli.tune import tune  # isort: skip
 from nearkin.cli.study import study  # isort: skip
 from nearkin.cli.report import report, table  # isort: skip
-from nearkin.cli.listing import backbones, datasets, losses, methods, recipes, scores  # isort: skip
+from nearkin.cli.listing import backbones, datasets, losses, methods, plots, recipes, scores  # isort: skip
 from nearkin.cli.cache import cache  # isort: skip
 from nearkin.disk import REFUSED, output_error
 from nearkin.errors import NearkinError
@@ -37,6 +37,7 @@ __all__ = [
     "methods",
     "mlrc",
     "plot",
+    "plots",
     "recipes",
     "report",
     "reproduce",

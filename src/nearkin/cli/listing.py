@@ -6,7 +6,7 @@ import dataclasses
 
 from nearkin.cli._app import DataRoot, Json, Markdown, app, print_listing
 
-__all__ = ["backbones", "datasets", "losses", "methods", "recipes", "scores"]
+__all__ = ["backbones", "datasets", "losses", "methods", "plots", "recipes", "scores"]
 
 
 @app.command()
@@ -50,6 +50,14 @@ def scores(as_json: Json = False, markdown: Markdown = False) -> None:
     from nearkin.report.listings import list_scores
 
     print_listing(list_scores(), as_json=as_json, markdown=markdown)
+
+
+@app.command()
+def plots(as_json: Json = False, markdown: Markdown = False) -> None:
+    """List the pictures: names for nearkin plot --only."""
+    from nearkin.report.listings import list_plots
+
+    print_listing(list_plots(), as_json=as_json, markdown=markdown)
 
 
 @app.command()

@@ -5,6 +5,7 @@ Each list is a table for the terminal, records for programs, and a page of ``doc
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin import losses, methods
-from nearkin.catalogue import keyword_options
+from nearkin.catalogue import keyword_options, plot_names
 from nearkin.data.benchmarks import benchmarks
 from nearkin.encoders.architectures import backbones, families
 from nearkin.evaluation import scores
@@ -103,6 +104,19 @@ def list_backbones() -> Listing:
     builders += [(f"{prefix}:<model>", builder) for prefix, builder in sorted(families().items())]
     records = tuple({"name": name, **_described(builder)} for name, builder in builders)
     return Listing("Backbones", intro, ("name", "summary", "options"), records)
+
+
+def list_plots() -> Listing:
+    """The pictures that ``nearkin plot`` draws."""
+    intro = (
+        "Read off the files in `src/nearkin/report/plots/` by `nearkin plots --markdown > docs/plots.md`. The name is\n"
+        "what `nearkin plot --only` takes."
+    )
+    modules = {name: f"nearkin.report.plots.{name.replace('-', '_')}" for name in plot_names()}
+    records = tuple(
+        {"name": name, "summary": summary_of(importlib.import_module(path))} for name, path in modules.items()
+    )
+    return Listing("Pictures", intro, ("name", "summary"), records)
 
 
 def list_datasets(root: Path | None) -> Listing:
