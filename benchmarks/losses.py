@@ -16,9 +16,11 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -242,7 +244,15 @@ def main() -> None:
 
     results = []
     for device in devices:
-        setting = {"device": device, "hardware": hardware(device), "torch": torch.__version__, "peer": peer}
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        setting = {
+            "command": " ".join(sys.argv),
+            "date": when,
+            "device": device,
+            "hardware": hardware(device),
+            "torch": torch.__version__,
+            "peer": peer,
+        }
         print("; ".join(f"{key} {value}" for key, value in setting.items()), line(HEADINGS), sep="\n")
         for case in cases(device, arguments.sizes, arguments.losses):
             torch.manual_seed(0)

@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +141,9 @@ def main() -> None:
     restart = reinitialisation(device, rounds=given.rounds)
     print(f"greedy k-centre, 11,318 classes, b = 7, K = 4, 512-d: {restart:.2f} ms")
     if given.json:
-        record = {"hardware": describe_hardware(device), "torch": torch.__version__, "settings": base}
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        record = {"command": " ".join(sys.argv), "date": when, "hardware": describe_hardware(device)}
+        record |= {"torch": torch.__version__, "settings": base}
         given.json.write_text(json.dumps(record | {"steps": rows, "reinitialisation_ms": restart}, indent=2))
 
 

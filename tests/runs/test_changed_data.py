@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -45,26 +44,13 @@ def recipe_for(photos, *overrides):
     return Recipe.from_mapping(QUICK, [f"data.source={json.dumps(str(photos))}", *overrides])
 
 
-def kinds(folder, split):
-    stored = RunFolder(folder).stored_split
-    return [stored.class_names[label] for label in np.unique(stored.labels[stored.splits == split])]
-
-
-def add_kinds(photos, *names):
-    for number, name in enumerate(names):
-        (photos / name).mkdir(parents=True)
-        for index in range(4):
-            pixels = np.random.default_rng([number, index]).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(photos / name / f"{index}.png")
-
-
 @pytest.fixture
 def trained(photos, tmp_path):
     run(recipe_for(photos, "training.max_steps=2"), RunFolder(tmp_path / "run"), Silent())
     return tmp_path / "run"
 
 
-def test_kinds_that_were_added_do_not_make_trained_ones_unseen(trained, photos):
+def test_kinds_that_were_added_do_not_make_trained_ones_unseen(trained, photos, add_kinds, kinds):
     before = evaluate_run(trained)
     tested = kinds(trained, "test")
     add_kinds(photos, *(f"{letter} new" for letter in "abcdefg"))
@@ -84,7 +70,7 @@ def test_renamed_kinds_and_moved_files_are_the_same_images(trained, photos):
         assert evaluate_run(trained)["scores"] == before["scores"]
 
 
-def test_test_images_that_are_gone_are_counted(trained, photos):
+def test_test_images_that_are_gone_are_counted(trained, photos, kinds):
     first, second = (photos / kinds(trained, "test")[0] / f"Bild {number} ä.png" for number in (0, 1))
     first.unlink()
     shutil.copyfile(photos / kinds(trained, "test")[1] / "Bild 0 ä.png", second)
@@ -93,7 +79,9 @@ def test_test_images_that_are_gone_are_counted(trained, photos):
 
 
 @pytest.mark.parametrize("where", ["own photos", "moved"])
-def test_a_run_goes_on_with_its_images_and_classes_whatever_has_become_of_their_names(photos, tmp_path, where):
+def test_a_run_goes_on_with_its_images_and_classes_whatever_has_become_of_their_names(
+    photos, tmp_path, where, add_kinds, kinds
+):
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
     run(recipe_for(photos), whole, Silent())
     with pytest.raises(Killed):
@@ -115,7 +103,7 @@ def test_a_run_goes_on_with_its_images_and_classes_whatever_has_become_of_their_
 
 
 @pytest.mark.parametrize("what", ["gone", "changed"])
-def test_a_run_does_not_go_on_without_an_image_it_trains_on(photos, tmp_path, what):
+def test_a_run_does_not_go_on_without_an_image_it_trains_on(photos, tmp_path, what, kinds):
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(Killed):
         run(recipe_for(photos), folder, KillAfter())
@@ -133,7 +121,7 @@ def test_a_run_does_not_go_on_without_an_image_it_trains_on(photos, tmp_path, wh
     assert folder.last_checkpoint.read_bytes() == saved
 
 
-def test_a_finished_run_is_told_where_its_images_are_now(trained, photos, tmp_path, nearkin):
+def test_a_finished_run_is_told_where_its_images_are_now(trained, photos, tmp_path, nearkin, add_kinds):
     moved = photos.rename(tmp_path / "moved photos")
     with pytest.raises(
         DataError, match=r"own photos.*have moved, say where to: nearkin train .*--resume data\.source="
@@ -177,7 +165,7 @@ def test_a_run_works_from_another_working_directory(photos, tmp_path, monkeypatc
         run(recipe_for(photos, "encoder.weights=others.pth", options[1]), RunFolder("../run"), Silent(), resume=True)
 
 
-def test_a_run_of_an_earlier_version_has_its_split_made_anew_and_says_so(trained, photos):
+def test_a_run_of_an_earlier_version_has_its_split_made_anew_and_says_so(trained, photos, add_kinds):
     before = evaluate_run(trained)
     (trained / "split.csv").unlink()
     with pytest.warns(Notice, match="earlier version of nearkin.*made anew from the recipe.*since$"):
@@ -190,7 +178,7 @@ def test_a_run_of_an_earlier_version_has_its_split_made_anew_and_says_so(trained
     assert "is not known" in result["note"]
 
 
-def test_a_study_says_that_its_runs_had_other_images(photos, tmp_path):
+def test_a_study_says_that_its_runs_had_other_images(photos, tmp_path, add_kinds):
     rows = [
         Row(name, name, recipe_for(photos, "training.max_steps=1", f"objective.alpha={n}"))
         for n, name in ((8, "a"), (9, "b"))

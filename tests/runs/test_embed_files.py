@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 
@@ -10,25 +9,7 @@ import numpy as np
 import pytest
 
 from nearkin.errors import DataError, NearkinError, RecipeError
-from nearkin.recipe import Recipe
 from nearkin.runs.embed_files import check_output, embed_files, images_of
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import run
-from nearkin.training.state import Silent
-
-TINY = {
-    "data": {"transform": "mild", "image_size": 32, "workers": 1, "shorter_side": 48},
-    "encoder": {"backbone": "small", "dim": 8},
-    "training": {"epochs": 1, "max_steps": 1, "batch_size": 8, "device": "cpu"},
-    "protocol": {"name": "conventional", "test_share": 0.35},
-}
-
-
-@pytest.fixture
-def trained(photos, tmp_path):
-    recipe = Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(photos))}"])
-    run(recipe, RunFolder(tmp_path / "run"), Silent())
-    return tmp_path / "run"
 
 
 def test_ids_paths_and_labels(photos, tmp_path, monkeypatch):

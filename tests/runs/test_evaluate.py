@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from nearkin.errors import DataError
-from nearkin.recipe import Recipe
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.state import Silent
-
-QUICK = {
-    "data": {"transform": "mild", "image_size": 16, "workers": 1},
-    "encoder": {"backbone": "small", "dim": 4},
-    "training": {"epochs": 1, "max_steps": 2, "batch_size": 8, "device": "cpu"},
-    "protocol": {"name": "conventional", "test_share": 0.34},
-}
-
-
-def kinds(folder, split):
-    stored = RunFolder(folder).stored_split
-    return [stored.class_names[label] for label in np.unique(stored.labels[stored.splits == split])]
-
-
-def add_kinds(photos, *names):
-    for number, name in enumerate(names):
-        (photos / name).mkdir(parents=True)
-        for index in range(4):
-            pixels = np.random.default_rng([number, index]).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(photos / name / f"{index}.png")
-
-
-@pytest.fixture
-def trained(photos, tmp_path):
-    recipe = Recipe.from_mapping(QUICK, [f"data.source={json.dumps(str(photos))}"])
-    run(recipe, RunFolder(tmp_path / "run"), Silent())
-    return tmp_path / "run"
 
 
 def test_its_own_test_classes_have_the_scores_of_the_run(trained):
@@ -50,7 +19,7 @@ def test_its_own_test_classes_have_the_scores_of_the_run(trained):
     assert (result.images, result.classes, result.trained_on, result.note) == (16, 2, None, None)
 
 
-def test_other_data_say_how_much_of_them_was_trained_on(trained, photos, tmp_path):
+def test_other_data_say_how_much_of_them_was_trained_on(trained, photos, tmp_path, add_kinds, kinds):
     other = tmp_path / "other"
     add_kinds(other, "x", "y")
     shutil.copytree(photos / kinds(trained, "train")[0], other / "same images, another name")
@@ -64,7 +33,7 @@ def test_other_data_say_how_much_of_them_was_trained_on(trained, photos, tmp_pat
     assert (result["trained_on"], result["note"]) == ({"images": 0, "classes": 0}, None)
 
 
-def test_the_very_images_that_trained_say_nothing_about_new_ones(trained, photos, tmp_path):
+def test_the_very_images_that_trained_say_nothing_about_new_ones(trained, photos, tmp_path, kinds):
     for kind in kinds(trained, "train"):
         shutil.copytree(photos / kind, tmp_path / "same" / kind)
     told = []
@@ -74,15 +43,15 @@ def test_the_very_images_that_trained_say_nothing_about_new_ones(trained, photos
     assert (told[0].images, told[0].classes) == (32, 4)
 
 
-def test_of_data_with_a_test_split_that_is_scored(trained, tmp_path):
+def test_of_data_with_a_test_split_that_is_scored(trained, tmp_path, add_kinds):
     add_kinds(tmp_path / "other" / "train", "a", "b")
     add_kinds(tmp_path / "other" / "test", "c", "d", "e")
     result = evaluate_run(trained, data=str(tmp_path / "other"))
     assert (result.images, result.classes) == (12, 3)
 
 
-def test_without_test_classes_there_is_nothing_to_score(photos, tmp_path):
-    recipe = Recipe.from_mapping(QUICK, [f"data.source={json.dumps(str(photos))}", "protocol.test_share=0"])
-    run(recipe, RunFolder(tmp_path / "run"), Silent())
+def test_without_test_classes_there_is_nothing_to_score(trained, tmp_path):
+    recipe = RunFolder(trained).recipe().but({"protocol.test_share": 0.0})
+    run(recipe, RunFolder(tmp_path / "untested"), Silent())
     with pytest.raises(DataError, match="'own photos' has no test classes: give others with --data"):
-        evaluate_run(tmp_path / "run")
+        evaluate_run(tmp_path / "untested")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import numpy as np
@@ -11,27 +10,10 @@ import torch
 from PIL import Image
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.recipe import Recipe
 from nearkin.runs.data import open_data
 from nearkin.runs.embed_files import embed_files
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import run
 from nearkin.runs.trained import load_run
-from nearkin.training.state import Silent
-
-TINY = {
-    "data": {"transform": "mild", "image_size": 32, "workers": 1, "shorter_side": 48},
-    "encoder": {"backbone": "small", "dim": 8},
-    "training": {"epochs": 1, "max_steps": 1, "batch_size": 8, "device": "cpu"},
-    "protocol": {"name": "conventional", "test_share": 0.35},
-}
-
-
-@pytest.fixture
-def trained(photos, tmp_path):
-    recipe = Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(photos))}"])
-    run(recipe, RunFolder(tmp_path / "run"), Silent())
-    return tmp_path / "run"
 
 
 def odd_images(folder):
