@@ -19,6 +19,7 @@ MODULES = {
 ELSEWHERE = {
     "data/benchmarks/_distortions": ["data/benchmarks/test_glyphs.py"],
     "data/folder_tree": ["data/test_folder.py"],
+    "evaluation/products": ["evaluation/test_places.py"],
     "evaluation/scores/_score": ["evaluation/scores/test_catalogue.py"],
     "evaluation/scores/inter_class_distance": ["evaluation/scores/test_covering_radius.py"],
     "losses/_fused": ["losses/test__kernels.py"],

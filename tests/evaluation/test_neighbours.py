@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.evaluation import nearest, neighbours
+from nearkin.evaluation.vectors import as_vectors
 
 
 def exact_order(query, gallery, distance, left_out=None):
@@ -150,7 +151,8 @@ def test_depth_is_met_per_query_and_zero_skips_one():
     x = torch.randn(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     depth = torch.tensor([0, 3, 20] * 10)
     seen = []
-    for block in neighbours.ranked_blocks(x, x, depth, distance="cosine", exclude_self=True):
+    vectors = as_vectors(x, "x")
+    for block in neighbours.ranked_blocks(vectors, vectors, depth, distance="cosine", exclude_self=True):
         assert block.indices.shape[1] >= int(depth[block.rows].max())
         seen += block.rows.tolist()
     assert sorted(seen) == [row for row in range(30) if depth[row] > 0]

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from nearkin.evaluation import neighbours
-from nearkin.evaluation.neighbours import ArrayLike, Distance, as_count, as_labels, as_vectors, check_distance
+from nearkin.evaluation.neighbours import check_distance
+from nearkin.evaluation.pairs import Distance
 from nearkin.evaluation.scores import ClusteringScore
 from nearkin.evaluation.scores.f1 import F1
 from nearkin.evaluation.scores.nmi import NMI
+from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels
 from nearkin.numerics import l2_normalise
 
 # Lloyd's last iterations move a handful of points and no score.
@@ -46,7 +48,7 @@ def clustering_scores(
         {'NMI': 1.0, 'F1': 1.0}
     """
     check_distance(distance)
-    vectors = as_vectors(embeddings, "embeddings")
+    vectors = as_float64(embeddings, "embeddings")
     classes = as_labels(labels, "labels", rows=len(vectors))
     count = len(torch.unique(classes)) if clusters is None else clusters
     assigned = kmeans(l2_normalise(vectors) if distance == "cosine" else vectors, count, seed=seed, restarts=restarts)
@@ -62,7 +64,7 @@ def kmeans(points: ArrayLike, clusters: int, *, seed: int = 0, restarts: int = 3
     >>> kmeans(torch.tensor([[0.0], [10.0], [0.1], [10.1]]), 2).tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
     True
     """
-    vectors = as_vectors(points, "points")
+    vectors = as_float64(points, "points")
     if as_count(clusters, "clusters") > len(vectors):
         raise ValueError(f"clusters must be at most the number of points, {len(vectors)}, got {clusters}")
     as_count(restarts, "restarts")

@@ -1,33 +1,30 @@
 """Exact nearest neighbours, block by block, with ties in a defined order.
 
-Every pair's distance is taken in float64 and packed with the gallery index into one int64: the distance in the high
-bits, the index in the low ones. Keys are therefore distinct, one ``topk`` gives the order with ties by index, and
-distances that differ only by rounding (about 2⁻⁴⁴) count as equal. Rows of the gallery that are copies of each other
-share one distance, whichever tile of the matrix product they fell into.
+The order is that of :mod:`nearkin.evaluation.pairs`. A matrix product in float64 decides where it is certain to agree
+with that, and what lies too close together for it is compared by the definition. Rows of the gallery that are copies
+of each other share one product, whichever tile they fell into.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nearkin.evaluation.pairs import Distance, Metric, metric_of
+from nearkin.evaluation.selection import argsort_rows, places_for_sure, positions, spread
+from nearkin.evaluation.vectors import ArrayLike, Vectors, as_count, as_gallery, as_vectors
 from nearkin.suggest import did_you_mean
-
-Distance = Literal["cosine", "euclidean"]
-ArrayLike: TypeAlias = Any
 
 # What a block of queries against the whole gallery may take; larger blocks are hardly faster.
 BLOCK_BYTES = 256 * 2**20
-# Distances, keys, one copy of the keys and the outcome of topk, 8 bytes each.
-_BYTES_PER_PAIR = 32
-# Float64 carries 52 bits; the last eight are left to rounding in normalisation and matrix product.
-_TRUSTED_BITS = 44
+# Products, one expanded or masked copy of them, and what is kept of them.
+_BYTES_PER_PAIR = 24
+# Columns from which it is guessed how near the last place of a ranking is.
+_SAMPLE = 2048
 
 
 def nearest(
@@ -89,153 +86,104 @@ class RankedBlock:
 
 
 def ranked_blocks(
-    queries: Tensor, gallery: Tensor, depth: Tensor, *, distance: Distance, exclude_self: bool
+    queries: Vectors, gallery: Vectors, depth: Tensor, *, distance: Distance, exclude_self: bool
 ) -> Iterator[RankedBlock]:
-    """Rank ``gallery [N, D]`` for ``queries [Q, D]``, both from :func:`as_vectors`, to at least ``depth [Q]`` places.
+    """Rank ``gallery [N, D]`` for ``queries [Q, D]`` to at least ``depth [Q]`` places.
 
     Queries of similar depth share a block, so one large class does not make every ranking long; queries of depth 0
-    are left out. Memory is bounded by ``BLOCK_BYTES`` beside the vectors themselves.
+    are left out. Memory is bounded by ``BLOCK_BYTES`` beside the vectors themselves and a float64 copy of the gallery.
     """
-    codec: _Cosine | _Euclidean = _Cosine() if distance == "cosine" else _Euclidean.for_sets(queries, gallery)
-    total = len(gallery)
-    index_bits = total.bit_length()
-    index = torch.arange(total, device=gallery.device)
-    columns, copy_of = _distinct(codec.scale(gallery))
-    columns = codec.finish(columns)
-
+    if not bool(depth.any()):
+        return
+    metric = metric_of(distance, queries, gallery)
+    columns, copy_of = _distinct(metric.scale(gallery.rows(slice(None))))
     order = depth.argsort(stable=True)
     order = order[depth[order] > 0]
-    block = max(1, BLOCK_BYTES // (_BYTES_PER_PAIR * total))
+    block = max(1, BLOCK_BYTES // (_BYTES_PER_PAIR * len(gallery)))
     for start in range(0, len(order), block):
         rows = order[start : start + block]
         on_device = rows.to(queries.device)
-        keys = codec.encode(codec.finish(codec.scale(queries[on_device])), columns, index_bits)
+        scaled = metric.scale(queries.rows(on_device))
+        values = metric.products(scaled, columns)
         if copy_of is not None:
-            keys = keys.index_select(1, copy_of)
-        keys.mul_(1 << index_bits).add_(index)
+            values = values.index_select(1, copy_of)
         if exclude_self:
-            keys[torch.arange(len(rows), device=keys.device), on_device] = torch.iinfo(torch.int64).max
-        best = keys.topk(int(depth[rows].max()), largest=False, sorted=True).values
-        del keys
-        # Adding zero turns -0.0 into 0.0.
-        yield RankedBlock(rows, best & ((1 << index_bits) - 1), codec.decode(best >> index_bits, index_bits) + 0.0)
+            values[torch.arange(len(rows), device=values.device), on_device] = torch.inf
+        places = int(depth[rows].max())
+        error = 2.0 * metric.error(scaled, columns)[:, None]
+        values, indices = _nearest_first(values, places, error, metric)
+        close = (values.diff(dim=1) <= error + metric.resolution(values[:, 1:])) & values[:, 1:].isfinite()
+        if bool(close.any()):
+            _order_close_ones(indices, close, on_device, copy_of, metric)
+        yield RankedBlock(rows, indices[:, :places], metric.similarity(values[:, :places]))
 
 
-class _Cosine:
-    """Minus the cosine as a fixed-point integer: the range is known, so the resolution is the same everywhere."""
+def _nearest_first(values: Tensor, places: int, error: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
+    """Of each row of ``values [B, N]`` the least ones in order, with their columns: ``places`` and all that are close.
 
-    def scale(self, x: Tensor) -> Tensor:
-        # By the largest entry first: no overflow in the norm, and exact multiples of a vector become exact copies.
-        largest = x.abs().amax(dim=1, keepdim=True)
-        return x.div(torch.where(largest > 0, largest, 1.0))
+    Rows that have fewer are filled with infinity.
+    """
+    rows, total = values.shape
+    if total <= 2 * _SAMPLE or 4 * places > total:
+        order = argsort_rows(values)
+        return values.gather(1, order), order
+    sample = values[:, :: total // _SAMPLE]
+    place = int(places_for_sure(torch.tensor([places]), sample.shape[1] / total))
+    limit = sample.topk(min(place, sample.shape[1]), dim=1, largest=False).values[:, -1:]
+    found = positions(values <= limit)
+    lacking = torch.bincount(found // total, minlength=rows) < places
+    if bool(lacking.any()):
+        limit[lacking] = values[lacking].kthvalue(places, dim=1, keepdim=True).values
+    found = positions(values <= limit + error + metric.resolution(limit))
+    row, column = found // total, found % total
+    counts = torch.bincount(row, minlength=rows)
+    within = spread(torch.zeros_like(counts), counts)
+    least = values.new_full((rows, int(counts.max())), torch.inf)
+    indices = torch.zeros(least.shape, dtype=torch.int64, device=values.device)
+    least[row, within] = values.flatten()[found]
+    indices[row, within] = column
+    order = argsort_rows(least)
+    return least.gather(1, order), indices.gather(1, order)
 
-    def finish(self, x: Tensor) -> Tensor:
-        return x.div(torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1.0))
 
-    def encode(self, queries: Tensor, columns: Tensor, index_bits: int) -> Tensor:
-        return (queries @ columns.T).mul_(-self._unit(index_bits)).round_().to(torch.int64)
+def _order_close_ones(
+    indices: Tensor, close: Tensor, query_rows: Tensor, copy_of: Tensor | None, metric: Metric
+) -> None:
+    """Put neighbours that follow each other closely into the order of the definition, in ``indices [B, M]`` itself.
 
-    def decode(self, codes: Tensor, index_bits: int) -> Tensor:
-        return codes.double().div_(-self._unit(index_bits))
-
-    def _unit(self, index_bits: int) -> float:
-        return float(1 << min(_TRUSTED_BITS, 61 - index_bits))
-
-
-@dataclass(frozen=True)
-class _Euclidean:
-    """The squared distance by its float64 bits, which order as integers: far outliers cost the near ones nothing."""
-
-    factor: float
-
-    @classmethod
-    def for_sets(cls, queries: Tensor, gallery: Tensor) -> _Euclidean:
-        # A power of two keeps every value exact and the squares within range.
-        largest = max(float(x.abs().max()) for x in (queries, gallery))
-        return cls(math.ldexp(1.0, -max(math.frexp(largest)[1], -1000)))
-
-    def scale(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-    def finish(self, x: Tensor) -> Tensor:
-        return x
-
-    def encode(self, queries: Tensor, columns: Tensor, index_bits: int) -> Tensor:
-        squared = (queries @ columns.T).mul_(-2.0)
-        squared.add_(queries.square().sum(1)[:, None]).add_(columns.square().sum(1)).clamp_min_(0.0)
-        dropped = self._dropped(index_bits)
-        return squared.view(torch.int64).add_(1 << (dropped - 1)).bitwise_right_shift_(dropped)
-
-    def decode(self, codes: Tensor, index_bits: int) -> Tensor:
-        return (codes << self._dropped(index_bits)).view(torch.float64).sqrt().div_(-self.factor)
-
-    def _dropped(self, index_bits: int) -> int:
-        return max(52 - _TRUSTED_BITS, index_bits)
+    ``close [B, M - 1]`` tells which are close to the next one.
+    """
+    edge = close.new_zeros(len(close), 1)
+    touched = torch.cat([close, edge], dim=1) | torch.cat([edge, close], dim=1)
+    found = positions(touched)
+    # A run begins where nothing before is close.
+    begins = ~torch.cat([edge, close], dim=1).flatten()[found]
+    run = begins.cumsum(0) - 1
+    column = indices.flatten()[found]
+    same = column if copy_of is None else copy_of[column]
+    first_of_run = same[begins][run]
+    mixed = torch.zeros(int(run[-1]) + 1, dtype=torch.bool, device=run.device)
+    mixed[run[same != first_of_run]] = True
+    code = torch.zeros_like(column)
+    compared = mixed[run]
+    code[compared] = metric.codes(query_rows[found[compared] // indices.shape[1]], column[compared])
+    order = np.lexsort([each.cpu().numpy() for each in (column, code, run)])
+    indices.view(-1)[found] = column[torch.from_numpy(order).to(column.device)]
 
 
 def _distinct(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """The different rows of ``x`` and, for each row, which of them it is; ``None`` when all differ."""
-    rows, copy_of = torch.unique(x, dim=0, return_inverse=True)
-    return (x, None) if len(rows) == len(x) else (rows, copy_of)
-
-
-def as_vectors(x: ArrayLike, name: str) -> Tensor:
-    """``x`` as a finite float64 tensor ``[N, D]`` on its own device (on the CPU where that has no float64)."""
-    if not isinstance(x, Tensor):
-        array = np.asarray(x)
-        if array.dtype.kind not in "fiu":
-            raise ValueError(f"{name} must be an array of real numbers, got {array.dtype}")
-        x = torch.from_numpy(np.array(array, dtype=np.float64))
-    if x.is_complex() or x.dtype == torch.bool:
-        raise ValueError(f"{name} must be a tensor of real numbers, got {x.dtype}")
-    if x.ndim != 2 or 0 in x.shape:
-        raise ValueError(f"{name} must have shape [N, D] with at least one row and one column, got {list(x.shape)}")
-    x = x.detach()
-    vectors: Tensor = (x.cpu() if x.device.type == "mps" else x).to(torch.float64)
-    finite = torch.isfinite(vectors).all(dim=1)
-    if not bool(finite.all()):
-        bad = (~finite).nonzero()
-        raise ValueError(
-            f"{name} must be finite, got NaN or infinity in {len(bad)} of {len(vectors)} rows, "
-            f"first in row {int(bad[0])}"
-        )
-    return vectors
-
-
-def as_gallery(gallery: ArrayLike, queries: Tensor) -> Tensor:
-    """``gallery`` as vectors of the same dimension and on the same device as ``queries``."""
-    vectors = as_vectors(gallery, "gallery").to(queries.device)
-    if vectors.shape[1] != queries.shape[1]:
-        raise ValueError(f"gallery must have {queries.shape[1]} columns like the queries, got {vectors.shape[1]}")
-    return vectors
-
-
-def as_labels(labels: ArrayLike, name: str, *, rows: int | None = None) -> Tensor:
-    """``labels`` as an int64 tensor ``[rows]`` on the CPU."""
-    if isinstance(labels, Tensor):
-        # Not every floating point type of torch has a NumPy one.
-        labels = (labels.float() if labels.is_floating_point() else labels).detach().cpu().numpy()
-    array = np.asarray(labels)
-    if array.ndim != 1 or (rows is not None and len(array) != rows):
-        raise ValueError(f"{name} must have shape [{'N' if rows is None else rows}], got {list(array.shape)}")
-    if len(array) == 0:
-        raise ValueError(f"{name} must hold at least one value, got none")
-    if array.dtype.kind not in "iu":
-        what = "integers beyond 64 bits or mixed types" if array.dtype.kind == "O" else str(array.dtype)
-        raise ValueError(
-            f"{name} must be integers, got {what}; to number other labels use "
-            f"numpy.unique({name}, return_inverse=True)[1]"
-        )
-    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} must fit in int64, got {int(array.max())}")
-    return torch.from_numpy(array.astype(np.int64))
-
-
-def as_count(value: object, name: str) -> int:
-    """``value`` as an int of at least 1."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    return int(value)
+    # Adding zero turns -0.0 into 0.0. Products and sums of integers wrap round, alike in every order.
+    factors = torch.randint(-(2**62), 2**62, (x.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
+    hashes = ((x + 0.0).view(torch.int64) * factors.to(x.device)).sum(dim=1)
+    names, which = torch.unique(hashes, return_inverse=True)
+    if len(names) == len(x):
+        return x, None
+    first = torch.full_like(names, len(x)).scatter_reduce_(0, which, torch.arange(len(x), device=x.device), "amin")
+    if not torch.equal(x[first][which], x):  # two different rows with the same hash
+        rows, which = torch.unique(x, dim=0, return_inverse=True)
+        return (x, None) if len(rows) == len(x) else (rows, which)
+    return x[first], which
 
 
 def check_distance(distance: str) -> None:

@@ -8,21 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearkin.evaluation.neighbours import (
-    ArrayLike,
-    Distance,
-    as_count,
-    as_gallery,
-    as_labels,
-    as_vectors,
-    check_distance,
-    ranked_blocks,
-)
+from nearkin.evaluation.neighbours import check_distance, ranked_blocks
+from nearkin.evaluation.pairs import Distance
+from nearkin.evaluation.places import places_of_true
 from nearkin.evaluation.scores import RetrievalScore
 from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
 from nearkin.evaluation.scores.ndcg import NDCG
 from nearkin.evaluation.scores.precision import Precision
 from nearkin.evaluation.scores.recall import Recall
+from nearkin.evaluation.vectors import ArrayLike, as_count, as_gallery, as_labels, as_vectors
 
 
 def retrieval_scores(
@@ -104,16 +98,37 @@ def score_rankings(
         )
 
     available = len(references) - int(gallery is None)
-    deepest = max((score.k for score in scores), default=1)
-    depth = num_true.clamp(min=min(deepest, available), max=available) * counted
-    on_device = reference_ids.to(queries.device)
+    depth, first_depth = _depths(scores, num_true, available)
+    places = None
+    if distance == "cosine":
+        places = places_of_true(queries, references, query_ids, reference_ids, depth=depth, first_depth=first_depth)
     values = torch.zeros(len(scores), len(queries), dtype=torch.float64)
-    for block in ranked_blocks(queries, references, depth, distance=distance, exclude_self=gallery is None):
+
+    def score(rows: Tensor, hits: Tensor) -> None:
         # Scored on the CPU whatever ranked them: the same sums in the same order everywhere, and float64 everywhere.
-        hits = on_device[block.indices].cpu() == query_ids[block.rows, None]
-        for row, score in enumerate(scores):
-            values[row, block.rows] = score.per_query(hits, num_true[block.rows])
+        for number, each in enumerate(scores):
+            values[number, rows] = each.per_query(hits, num_true[rows])
+
+    left = counted
+    if places is not None:
+        left = counted & ~places.settled
+        settled = (counted & places.settled).nonzero()[:, 0]
+        for rows in settled[first_depth[settled].argsort(stable=True)].split(4096):  # type: ignore[no-untyped-call]
+            score(rows, places.hits(rows, int(first_depth[rows].max())))
+    on_device = reference_ids.to(queries.device)
+    for block in ranked_blocks(
+        queries, references, first_depth * left, distance=distance, exclude_self=gallery is None
+    ):
+        score(block.rows, on_device[block.indices].cpu() == query_ids[block.rows, None])
     return _means(scores, values[:, counted], left_out=int((~counted).sum()))
+
+
+def _depths(scores: Sequence[RetrievalScore], num_true: Tensor, available: int) -> tuple[Tensor, Tensor]:
+    """Down to which place each query's true references matter, and down to which the first of them does."""
+    first = max((score.k for score in scores), default=1)
+    others = max((score.k for score in scores if not score.first_hit_only), default=1)
+    depth = num_true.clamp(min=min(others, available), max=available)
+    return depth, depth.clamp_min(min(first, available))
 
 
 def ranking_scores(

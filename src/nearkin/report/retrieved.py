@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearkin.evaluation.neighbours import Distance, as_vectors, nearest, ranked_blocks
+from nearkin.evaluation.neighbours import nearest, ranked_blocks
+from nearkin.evaluation.pairs import Distance
 from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
 from nearkin.evaluation.scores.recall import Recall
+from nearkin.evaluation.vectors import as_vectors
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample
 
 SHOWN = 8

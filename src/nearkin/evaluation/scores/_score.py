@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from nearkin.evaluation.neighbours import ArrayLike, as_labels
+from nearkin.evaluation.vectors import ArrayLike, as_labels
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ class Score(ABC):
 
 class RetrievalScore(Score):
     """A score of rankings: the mean over the queries."""
+
+    first_hit_only: ClassVar[bool] = False
+    """Whether only the place of the first hit matters: a query with an early one then need not be looked at further."""
 
     @abstractmethod
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:

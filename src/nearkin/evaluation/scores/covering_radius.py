@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from nearkin.evaluation.neighbours import ArrayLike, as_labels, as_vectors
 from nearkin.evaluation.scores._score import EmbeddingScore
+from nearkin.evaluation.vectors import ArrayLike, as_float64, as_labels
 from nearkin.proxies.greedy_k_center import farthest_first
 
 __all__ = ["CoveringRadius"]
@@ -36,7 +36,7 @@ class CoveringRadius(EmbeddingScore):
 
     @torch.no_grad()
     def of_embeddings(self, embeddings: ArrayLike, labels: ArrayLike) -> float:
-        points = as_vectors(embeddings, "embeddings")
+        points = as_float64(embeddings, "embeddings")
         given = as_labels(labels, "labels", rows=len(points)).to(points.device)
         _, owner = torch.unique(given, return_inverse=True)
         order = owner.argsort(stable=True)

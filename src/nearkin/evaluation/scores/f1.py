@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nearkin.evaluation.neighbours import ArrayLike
 from nearkin.evaluation.scores._score import ClusteringScore, contingency
+from nearkin.evaluation.vectors import ArrayLike
 
 __all__ = ["F1", "pairwise_f1"]
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 
 from nearkin.evaluation import neighbours
-from nearkin.evaluation.neighbours import ArrayLike, as_labels, as_vectors
 from nearkin.evaluation.scores._score import EmbeddingScore
+from nearkin.evaluation.vectors import ArrayLike, as_float64, as_labels
 
 __all__ = ["InterClassDistance"]
 
@@ -30,7 +30,7 @@ class InterClassDistance(EmbeddingScore):
 
     @torch.no_grad()
     def of_embeddings(self, embeddings: ArrayLike, labels: ArrayLike) -> float:
-        points = as_vectors(embeddings, "embeddings")
+        points = as_float64(embeddings, "embeddings")
         owner = as_labels(labels, "labels", rows=len(points)).to(points.device)
         total, pairs = 0.0, 0
         step = max(1, neighbours.BLOCK_BYTES // (16 * len(points)))

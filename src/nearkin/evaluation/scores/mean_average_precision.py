@@ -23,7 +23,7 @@ class MeanAveragePrecision(RetrievalScore):
     }
 
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:
-        hits = hits[:, : self.k or None]
+        hits = hits[:, : self.k or int(num_true.max())]
         place = torch.arange(1, hits.shape[1] + 1)
         precision_at_hits = (hits.cumsum(dim=1) / place.double()).mul_(hits)
         if self.k:

@@ -20,6 +20,8 @@ class MeanReciprocalRank(RetrievalScore):
         "second one, 33 for the third, and so on; 0 where none of the first k is."
     }
 
+    first_hit_only = True
+
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:
         hits = hits[:, : self.k]
         return (hits / torch.arange(1, hits.shape[1] + 1, dtype=torch.float64)).amax(dim=1)

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from nearkin.evaluation.neighbours import ArrayLike
 from nearkin.evaluation.scores._score import ClusteringScore, contingency
+from nearkin.evaluation.vectors import ArrayLike
 
 __all__ = ["NMI", "normalised_mutual_information"]
 

@@ -19,5 +19,7 @@ class Recall(RetrievalScore):
         "R@1 asks whether the very first one is right."
     }
 
+    first_hit_only = True
+
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:
         return hits[:, : self.k].any(dim=1).double()

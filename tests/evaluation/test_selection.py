@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.evaluation.selection import above, argsort_rows, places_for_sure, positions, spread
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (8, 16), (1, 1)])
+def test_positions_and_above_are_what_they_say(shape):
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+    rows, columns = (torch.from_numpy(rng.normal(size=count).astype(np.float32)) for count in shape)
+    assert torch.equal(positions(values > 0.5), (values > 0.5).flatten().nonzero()[:, 0])
+    for each in (values, values.bfloat16()):
+        held = rows.to(each.dtype).float(), columns.to(each.dtype).float()
+        by_row, by_column = each > held[0][:, None], each > held[1]
+        assert torch.equal(above(each, held[0]), positions(by_row))
+        assert torch.equal(above(each, *held), positions(by_row | by_column))
+
+
+def test_bfloat16_is_compared_by_its_bits_only_where_they_order():
+    values = torch.tensor([[-2.0, -1.0, 0.0, 0.5, float("-inf")]], dtype=torch.bfloat16)
+    assert above(values, torch.tensor([0.0])).tolist() == [3]
+    assert above(values, torch.tensor([-1.5])).tolist() == [1, 2, 3]
+
+
+def test_rows_in_order_and_runs_of_numbers():
+    values = torch.tensor([[3.0, 1.0, 2.0], [0.0, float("inf"), -1.0]])
+    assert argsort_rows(values).tolist() == [[1, 2, 0], [2, 0, 1]]
+    assert spread(torch.tensor([4, 9, 0]), torch.tensor([2, 0, 3])).tolist() == [4, 5, 0, 1, 2]
+
+
+def test_a_sampled_place_seldom_misses_the_depth():
+    rng = np.random.default_rng(0)
+    total, drawn = 10_000, 500
+    for depth in (10, 100, 1000):
+        place = int(places_for_sure(torch.tensor([depth]), drawn / total))
+        ranks = [np.sort(rng.choice(total, drawn, replace=False))[place - 1] for _ in range(300)]
+        assert min(ranks) >= depth
