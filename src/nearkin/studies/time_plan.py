@@ -28,8 +28,8 @@ from nearkin.studies.study import PlannedRun
 from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, pick_device
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import train_step
 from nearkin.training.state import TrainingState
+from nearkin.training.step import train_step
 from nearkin.training.time_estimate import in_words
 
 ASK_BEYOND = 15 * 60
