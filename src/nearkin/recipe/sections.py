@@ -66,7 +66,7 @@ class TrainingSection:
     batch_size: int = 128
     micro_batch: int | None = None
     """Images that are in the network at a time: the step of the whole batch in the memory of so many images. It takes a
-    third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``."""
+    quarter to a third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``."""
     sampler: Literal["random", "balanced"] = "random"
     images_per_class: int = 4
     """Images of one class in a balanced batch."""
