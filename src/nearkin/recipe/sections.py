@@ -87,7 +87,9 @@ class TrainingSection:
     """Epochs at the start that train head and proxies only."""
     clip: Literal["none", "value", "norm"] = "none"
     clip_at: float = 10.0
-    precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
+    """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
+    keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
     device: str = "auto"
     seed: int = 0
     evaluate_every: int = 1
