@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -53,6 +55,34 @@ def test_value_gradient_and_what_is_drawn_next_are_those_of_one_graph(rate, size
             assert ours is None
         else:
             torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
+
+
+class Reused(torch.autograd.Function):
+    """``x · weight`` whose gradients lie in the same memory every time, as those of a CUDA graph do."""
+
+    places: ClassVar = {}
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        place = Reused.places.setdefault("weight", x.new_empty(x.shape[1], gradient.shape[1]))
+        return None, place.copy_(x.T @ gradient).detach()
+
+
+def test_gradients_that_the_next_piece_writes_over_are_kept():
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(6, 3, dtype=torch.float64))
+    x = torch.randn(10, 6, dtype=torch.float64)
+    (ours,) = torch.autograd.grad(
+        of_pairs(embed_in_pieces(lambda piece: Reused.apply(piece, weight), x.split(4), [weight])), [weight]
+    )
+    (plain,) = torch.autograd.grad(of_pairs(x @ weight), [weight])
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
 
 
 class Held:

@@ -73,7 +73,7 @@ class _InPieces(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         generators = _generators(gradient.device)
         later = [generator.get_state() for generator in generators]
-        total: list[Tensor | None] = [None] * len(ctx.parameters)
+        sums: list[Tensor] = []
         parts = torch.split(gradient, [len(piece) for piece in ctx.pieces])
         for piece, states, part in zip(ctx.pieces, ctx.random, parts, strict=True):
             for generator, state in zip(generators, states, strict=True):
@@ -81,11 +81,16 @@ class _InPieces(torch.autograd.Function):
             with torch.enable_grad():
                 embeddings = ctx.encode(piece)
             found = torch.autograd.grad(embeddings, ctx.parameters, part, allow_unused=True)
-            # Not in place: two parameters may have been given one tensor as their gradient.
-            total = [b if a is None else a if b is None else a + b for a, b in zip(total, found, strict=True)]
+            used = [each for each in found if each is not None]
+            if sums:
+                torch._foreach_add_(sums, used)
+            else:
+                # Copied: autograd may give two parameters one tensor, and a CUDA graph gives its own every time.
+                sums = [each.clone() for each in used]
         for generator, state in zip(generators, later, strict=True):
             generator.set_state(state)
-        return None, None, *total
+        whole = iter(sums)
+        return None, None, *(None if each is None else next(whole) for each in found)
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
