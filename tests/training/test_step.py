@@ -60,6 +60,17 @@ def test_during_warm_up_once_without_gradient(stepped):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_a_momentum_network_sees_pieces_too(stepped):
+    def watch(state):
+        state.method.start(state)
+        state.method._following(state).register_forward_hook(lambda module, inputs, _: seen.append(len(inputs[0])))
+
+    seen = []
+    momentum = ("method.name=momentum", "objective.name=momentum_proxy_anchor", "objective.queue_size=20")
+    stepped(FROZEN, "training.micro_batch=3", *momentum, change=watch, steps=1)
+    assert seen == [3, 3, 2]
+
+
 @pytest.mark.parametrize("size", [8, 9, 1000])
 def test_a_piece_that_holds_the_whole_batch_is_the_plain_step_to_the_bit(stepped, size):
     (ours, calls), (plain, _) = stepped(f"training.micro_batch={size}"), stepped()

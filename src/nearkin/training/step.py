@@ -52,7 +52,7 @@ def encode(state: TrainingState, images: Tensor) -> Tensor:
         with autocast(state.device, state.dtype):
             return state.encoder(images)  # type: ignore[no-any-return]
 
-    pieces = torch.split(images, state.recipe.training.micro_batch or len(images))
+    pieces = state.pieces(images)
     if len(pieces) == 1:
         return plainly(images)
     if state.step < state.warmup_steps:  # of a backbone that rests nothing is kept anyway
