@@ -8,11 +8,13 @@ import torch
 from nearkin.numerics import (
     at_least_float32,
     ball_normalise,
+    full_precision,
     l2_normalise,
     log1p_sum_exp,
     log_sum_exp_,
     normalise,
     safe_sqrt,
+    tf32,
 )
 
 
@@ -66,3 +68,52 @@ def test_only_narrow_types_are_widened():
     wide = torch.zeros(2, dtype=torch.float64)
     assert at_least_float32(wide) is wide
     assert at_least_float32(wide.half()).dtype == at_least_float32(wide.bfloat16()).dtype == torch.float32
+
+
+@pytest.fixture
+def settings():
+    """What torch says of TF32, as it is now; put back at the end."""
+    parts = {"matmul": torch.backends.cuda.matmul, "conv": torch.backends.cudnn.conv, "rnn": torch.backends.cudnn.rnn}
+
+    def now():
+        return {name: part.fp32_precision for name, part in parts.items()}
+
+    before = now()
+    yield now
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+    for name, part in parts.items():
+        part.fp32_precision = before[name]
+
+
+def by_the_older_way():
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
+
+
+def by_the_newer_way():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+
+
+@pytest.mark.parametrize("said", [lambda: None, by_the_older_way, by_the_newer_way])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_tf32_is_as_asked_for_and_then_as_it_was(settings, said, allowed):
+    said()
+    before = settings()
+    with tf32(allowed):
+        assert torch.backends.cuda.matmul.allow_tf32 == allowed, "both ways can be asked"
+        assert torch.backends.cudnn.allow_tf32 == allowed
+        assert {value == "tf32" for value in settings().values()} == {allowed}
+    assert settings() == before
+
+
+@pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_losses_are_computed_without_tf32(settings, autocast):
+    torch.backends.cuda.matmul.allow_tf32 = True
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+        assert torch.is_autocast_enabled("cuda") == autocast
+        with full_precision("cuda"):
+            assert not torch.backends.cuda.matmul.allow_tf32
+            assert not torch.is_autocast_enabled("cuda")
+    assert torch.backends.cuda.matmul.allow_tf32
+    with full_precision("cpu"):
+        assert torch.backends.cuda.matmul.allow_tf32

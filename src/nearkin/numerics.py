@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -20,15 +21,48 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def full_precision(device_type: str) -> AbstractContextManager[object]:
-    """A context in which autocast does nothing on ``"cpu"``, ``"cuda"``, …; free of cost where it is off already.
+    """A context in which autocast and TF32 do nothing on ``"cpu"``, ``"cuda"``, …; free of cost where they are off.
 
     >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision("cpu"):
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.float32
     """
+    contexts: list[AbstractContextManager[object]] = []
     if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+        contexts.append(torch.autocast(device_type, enabled=False))
+    if device_type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
+        contexts.append(tf32(False))
+    if not contexts:
+        return nullcontext()
+    return contexts[0] if len(contexts) == 1 else _all_of(contexts)
+
+
+@contextmanager
+def _all_of(contexts: list[AbstractContextManager[object]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Within, CUDA multiplies and convolves float32 with ten bits of each factor, or with all of them.
+
+    By itself torch convolves in TF32 and multiplies matrices in float32. What is set counts when an operation runs, so
+    for a backward pass it counts then.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    # torch has two ways to say it, and reading by the older one fails where the newer one was used, not the reverse.
+    parts = (matmul, cudnn.conv, cudnn.rnn)  # type: ignore[attr-defined]
+    before = [part.fp32_precision for part in parts]
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before[0] == "tf32", before[1] == "tf32"
+        for part, precision in zip(parts, before, strict=True):
+            part.fp32_precision = precision
 
 
 def l2_normalise(x: Tensor) -> Tensor:

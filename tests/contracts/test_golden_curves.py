@@ -29,6 +29,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
+from nearkin.training.state import Silent, TrainingState
 
 GOLDEN = Path(__file__).parents[1] / "assets" / "golden"
 SHEET = GOLDEN / "glyphs.png"
@@ -156,16 +157,21 @@ def curve(overrides: list[str], folder: Path, nudged: int | None = None) -> list
         def on_evaluation(self, state, row):
             pass
 
+    state = state_of(overrides)
+    if nudged is not None:
+        nudge(state.encoder, nudged)
+        nudge(state.objective, nudged)
+    fit(state, RunFolder(folder).begin(state.recipe), Recorder())
+    return values
+
+
+def state_of(overrides: list[str]) -> TrainingState:
     recipe = Recipe.from_mapping(RECIPE, overrides)
     methods.catalogue()[recipe.method.name].check(recipe)
     state = build_state(recipe, open_images(golden_table(), cache_dir=None))
     # The preprocessing is single precision whatever the network is.
     state.encoder.backbone.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
-    if nudged is not None:
-        nudge(state.encoder, nudged)
-        nudge(state.objective, nudged)
-    fit(state, RunFolder(folder).begin(recipe), Recorder())
-    return values
+    return state
 
 
 @pytest.fixture
@@ -212,6 +218,38 @@ def test_a_curve_is_as_it_was(name, update, nudged, double_precision, tmp_path, 
             f"the losses of {name} have moved from step {step} on: {values[step]!r}, was {golden['losses'][step]!r}. "
             f"{again}"
         )
+
+
+@pytest.mark.parametrize("name", sorted(CURVES))
+def test_steps_in_pieces_are_the_plain_steps(name, double_precision, tmp_path):
+    """Gradients of every step, and all that a checkpoint would hold after them; 48 images in pieces of 20, 20 and 8."""
+
+    def outcome(micro_batch: int | None) -> list[object]:
+        gradients: list[object] = []
+
+        class Recorder(Silent):
+            def on_step(self, state, loss, images):
+                parameters = [p for group in state.optimiser.param_groups for p in group["params"]]
+                gradients.extend([loss, *(None if p.grad is None else p.grad.clone() for p in parameters)])
+
+        frozen = ["encoder.freeze_batch_norm=true", "training.max_steps=9", "training.evaluate_every_steps=9"]
+        state = state_of([*CURVES[name], *frozen, f"training.micro_batch={json.dumps(micro_batch)}"])
+        fit(state, RunFolder(tmp_path / str(micro_batch)).begin(state.recipe), Recorder())
+        parts = ("encoder", "objective", "method", "optimiser", "sampler")
+        return [*gradients, *leaves([getattr(state, part).state_dict() for part in parts])]
+
+    for ours, plain in zip(outcome(20), outcome(None), strict=True):
+        if isinstance(plain, float | torch.Tensor):
+            torch.testing.assert_close(ours, plain, rtol=TOLERANCE, atol=1e-9)
+        else:
+            assert ours == plain
+
+
+def leaves(tree: object) -> list[object]:
+    """What nested dictionaries and lists hold in the end."""
+    if not isinstance(tree, dict | list | tuple):
+        return [tree]
+    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(part)]
 
 
 def alike(value: float, golden: float) -> bool:

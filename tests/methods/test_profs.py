@@ -21,8 +21,9 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import fit, train_step
+from nearkin.training.loop import fit
 from nearkin.training.state import Silent, TrainingState
+from nearkin.training.step import train_step
 
 SIZES = [4, 1, 6, 2, 5, 3]
 TOY = {

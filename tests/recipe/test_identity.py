@@ -25,6 +25,7 @@ OTHERWISE = {
     "training.checkpoint_minutes": 1.0,
     "training.tensorboard": True,
     "training.memory_check": False,
+    "training.micro_batch": 200,
     "data.root": "/elsewhere",
     "data.workers": 3,
     "data.cache": "memory",

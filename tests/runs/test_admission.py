@@ -31,6 +31,7 @@ SMALL = {
         ("encoder.weights=imagenet", r"encoder\.weights=imagenet, and backbone 'small' does not bring"),
         ("encoder.backbone=smal", "unknown backbone 'smal'; did you mean 'small'"),
         ("encoder.pooling=mean", "unknown pooling 'mean'"),
+        ("training.micro_batch=4", r"training\.micro_batch=4 would give .*set encoder\.freeze_batch_norm=true"),
     ],
 )
 def test_a_recipe_that_no_run_could_follow(override, error):
@@ -51,7 +52,7 @@ def test_a_look_at_the_backbone_takes_no_random_numbers():
 
 
 def test_weights_that_only_an_extra_brings_are_left_for_the_run_to_miss(monkeypatch):
-    class Bare:
+    class Bare(torch.nn.Module):
         def imagenet_weights(self):
             raise MissingExtraError("this needs 'x'")
 

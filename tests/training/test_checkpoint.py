@@ -11,8 +11,8 @@ from nearkin.runs.run import run
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import train_step
 from nearkin.training.state import Silent
+from nearkin.training.step import train_step
 
 
 def test_a_checkpoint_never_runs_code(recipe_for, tmp_path):

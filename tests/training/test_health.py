@@ -11,8 +11,8 @@ from nearkin.errors import TrainingError
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import train_step
 from nearkin.training.state import Silent
+from nearkin.training.step import train_step
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(recipe_for, tmp_path):

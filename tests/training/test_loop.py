@@ -22,8 +22,9 @@ from nearkin.evaluation import retrieval_scores
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import fit, train_step
+from nearkin.training.loop import fit
 from nearkin.training.state import Silent
+from nearkin.training.step import train_step
 
 
 @pytest.mark.parametrize(("protocol", "times"), [("conventional", 1), ("validation", 2)])

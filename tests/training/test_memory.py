@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -88,15 +89,41 @@ def recipe(photos, *overrides):
 
 
 def test_a_run_that_cannot_fit_is_refused_with_figures_and_what_to_lower(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 3_000_000)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 4_500_000)
     with pytest.raises(
         RecipeError,
-        match=r"a training step on 8 images of 32 × 32 pixels needs about \d MB of memory, and 3 MB are free: lower "
-        r"training\.batch_size \(8; about [1-7] would fit\) or data\.image_size \(32\).*training\.memory_check=false",
+        match=r"a training step on 8 images of 32 × 32 pixels needs about 6 MB of memory, and 4 MB are free: lower "
+        r"training\.batch_size \(8; about 4 would fit; training\.micro_batch instead needs encoder\.freeze_batch_norm="
+        r"true\) or data\.image_size \(32\), or set training\.memory_check=false",
     ):
         run(recipe(photos), RunFolder(tmp_path / "run"), Silent())
     assert not (tmp_path / "run").exists(), "refused before anything was written"
     run(recipe(photos, "training.memory_check=false"), RunFolder(tmp_path / "run"), Silent())
+
+
+def test_smaller_pieces_are_advised_before_smaller_batches_and_help(photos, tmp_path, monkeypatch):
+    frozen = ("encoder.freeze_batch_norm=true", "encoder.options.width=16")
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1_500_000)
+    with pytest.raises(
+        RecipeError, match=r"free: set training\.micro_batch \(the same training in pieces; about (\d)"
+    ) as e:
+        run(recipe(photos, *frozen), RunFolder(tmp_path / "run"), Silent())
+    assert "batch_size" not in str(e.value)
+    fitting = int(re.search(r"about (\d) would fit", str(e.value))[1])
+    run(recipe(photos, *frozen, f"training.micro_batch={fitting}"), RunFolder(tmp_path / "run"), Silent())
+    more = fitting + 1
+    with pytest.raises(
+        RecipeError, match=rf"\({more} at a time\) .*training\.micro_batch \({more}; about {fitting} would"
+    ):
+        run(recipe(photos, *frozen, f"training.micro_batch={more}"), RunFolder(tmp_path / "more"), Silent())
+
+
+def test_what_only_the_backward_pass_of_the_backbone_needs_is_not_asked_of_a_head(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 3_000_000)
+    monkeypatch.setattr(memory, "HELD_AT_ONCE", 0.5)
+    with pytest.raises(RecipeError, match="a training step on 8 images"):
+        run(recipe(photos), RunFolder(tmp_path / "run"), Silent())
+    run(recipe(photos, "training.warmup_epochs=1"), RunFolder(tmp_path / "run"), Silent())
 
 
 def test_what_fits_is_not_refused_and_what_cannot_be_known_neither(photos, tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from nearkin.errors import RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import train_step
 from nearkin.training.state import Silent
+from nearkin.training.step import train_step
 
 
 def groups_of(state):

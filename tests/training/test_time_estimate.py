@@ -34,6 +34,9 @@ TOY = {
 }
 
 
+PIECES = ["training.micro_batch=3", "encoder.freeze_batch_norm=true"]
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
@@ -46,7 +49,8 @@ class Clock:
 def slow(monkeypatch):
     """A toy run on a fake clock: a step takes two seconds, the first half a minute, scoring the test classes nine.
 
-    A step of the warm-up takes a quarter of the others. Called again, it is another sitting.
+    A step of the warm-up takes a quarter of the others, and those in pieces a quarter more. Called again, it is another
+    sitting.
     """
     clock = Clock()
     save_last = checkpoint.save_last
@@ -74,7 +78,8 @@ def slow(monkeypatch):
 
         def loss(state, *arguments):
             nonlocal first
-            clock.now += FIRST if first else STEP / 4 if state.step < state.warmup_steps else STEP
+            whole = STEP * 5 / 4 if state.recipe.training.micro_batch else STEP
+            clock.now += FIRST if first else STEP / 4 if state.step < state.warmup_steps else whole
             first = False
             return genuine(state, *arguments)
 
@@ -100,6 +105,8 @@ class Foreteller(Silent):
         ["training.max_steps=null", "training.epochs=40", "training.warmup_epochs=10"],
         ["training.max_steps=null", "training.epochs=40", "training.evaluate_every_steps=null"],
         ["training.max_steps=50", "training.evaluate_every_steps=50"],
+        ["training.max_steps=null", "training.epochs=40", *PIECES],
+        ["training.max_steps=null", "training.epochs=40", "training.warmup_epochs=20", *PIECES],
     ],
 )
 def test_the_time_of_the_whole_run_is_known_after_its_first_steps(slow, overrides, tmp_path):

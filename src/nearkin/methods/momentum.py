@@ -45,8 +45,9 @@ class Momentum(Method):
         self._following(state)
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
+        follower, pieces = self._following(state), state.pieces(batch.images.to(state.device, non_blocking=True))
         with torch.no_grad(), autocast(state.device, state.dtype):
-            keys = self._following(state)(batch.images.to(state.device, non_blocking=True))
+            keys = torch.cat([follower(piece) for piece in pieces])
         value: Tensor = state.objective(embeddings, labels, keys=keys)
         return value
 

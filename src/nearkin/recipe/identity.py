@@ -17,11 +17,12 @@ INDIFFERENT = (
     "training.checkpoint_minutes",
     "training.tensorboard",
     "training.memory_check",
+    "training.micro_batch",
     "data.root",
     "data.workers",
     "data.cache",
 )
-"""Keys that may differ when a run is resumed: they do not decide what is computed."""
+"""Keys that may differ when a run is resumed: they do not decide what is computed, but for rounding."""
 
 LATER: Mapping[str, Any] = {
     "data.kinds": None,

@@ -33,6 +33,7 @@ def check_values(recipe: Recipe) -> None:
         at_least[f"protocol.{key}"] = (min(getattr(protocol, key), default=1), 1)
     for optional, low in (
         ("training.max_steps", 1),
+        ("training.micro_batch", 1),
         ("training.evaluate_every_steps", 1),
         ("training.stop_at_epoch", 0),
         ("encoder.dim", 1),

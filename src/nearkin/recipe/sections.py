@@ -64,6 +64,9 @@ class TrainingSection:
     stop_at_epoch: float | None = None
     """Ends the run there, with the schedule of all ``epochs``: what ``nearkin train --final`` sets."""
     batch_size: int = 128
+    micro_batch: int | None = None
+    """Images that are in the network at a time: the step of the whole batch in the memory of so many images. It takes a
+    quarter to a third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``."""
     sampler: Literal["random", "balanced"] = "random"
     images_per_class: int = 4
     """Images of one class in a balanced batch."""
@@ -84,7 +87,9 @@ class TrainingSection:
     """Epochs at the start that train head and proxies only."""
     clip: Literal["none", "value", "norm"] = "none"
     clip_at: float = 10.0
-    precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
+    """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
+    keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
     device: str = "auto"
     seed: int = 0
     evaluate_every: int = 1

@@ -16,6 +16,7 @@ from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeErr
 from nearkin.recipe import EncoderSection, Recipe
 from nearkin.training.build import build_objective, transform_of
 from nearkin.training.device import autocast_dtype, pick_device
+from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import check_schedule
 
 
@@ -34,7 +35,8 @@ def admit(recipe: Recipe) -> None:
     methods.catalogue()[recipe.method.name].check(recipe)
     check_schedule(recipe)
     transform_of(recipe.data)
-    _admit_encoder(recipe.encoder)
+    batch_statistics = _admit_encoder(recipe.encoder)
+    check_micro_batch(recipe.training, batch_statistics)
     try:
         build_objective(
             recipe.objective, num_classes=2, dim=2, num_images=4, normalisation=recipe.encoder.normalisation
@@ -52,7 +54,8 @@ def admit_all(recipes: Mapping[str, Recipe]) -> None:
             raise type(error)(f"{name}: {error}") from error
 
 
-def _admit_encoder(section: EncoderSection) -> None:
+def _admit_encoder(section: EncoderSection) -> bool:
+    """Whether its batch-norm is known to take the statistics of the batch."""
     weights = section.weights
     if weights not in (None, "imagenet") and not Path(weights).expanduser().is_file():
         raise DataError(
@@ -60,20 +63,24 @@ def _admit_encoder(section: EncoderSection) -> None:
             f"encoder.weights=null to start from scratch"
         )
     build_pooling(section.pooling)
-    if ":" not in section.backbone:  # other libraries' models are only known to them
-        _admit_backbone(section.backbone, json.dumps(dict(section.options)), weights == "imagenet")
+    if ":" in section.backbone:  # other libraries' models are only known to them
+        return False
+    live = _admit_backbone(section.backbone, json.dumps(dict(section.options)), weights == "imagenet")
+    return live and not section.freeze_batch_norm
 
 
 @functools.cache
-def _admit_backbone(name: str, options: str, imagenet: bool) -> None:
+def _admit_backbone(name: str, options: str, imagenet: bool) -> bool:
+    """Whether it has batch-norm that takes the statistics of the batch unless it is frozen."""
     with torch.random.fork_rng(devices=[]):  # a look takes no random numbers from whoever goes on with them
         backbone = build_backbone(name, json.loads(options))
     try:
         brings_weights = not imagenet or backbone.imagenet_weights() is not None
     except MissingExtraError:
-        return  # a study goes on with the rows that do not need it
+        brings_weights = True  # a study goes on with the rows that do not need it
     if not brings_weights:
         raise RecipeError(
             f"encoder.weights=imagenet, and backbone {name!r} does not bring ImageNet weights: set encoder.weights to "
             f"a local .safetensors or .pth file, or take the backbone efficientnet_lite0"
         )
+    return has_batch_statistics(backbone)

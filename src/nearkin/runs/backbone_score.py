@@ -18,7 +18,7 @@ from nearkin.runs.data import Progress, open_data
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.scores import Evaluated
 from nearkin.training.build import encoder_from, transform_of
-from nearkin.training.device import autocast_dtype, describe_hardware, pick_device
+from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
 from nearkin.training.embedding import embed_images
 
 
@@ -84,7 +84,8 @@ def evaluate_backbone(
             progress=None if watch is None else lambda done: watch("scoring the backbone", done, len(rows)),
         )
 
-    scores = protocol.score(part, embed, distance=encoder.distance, final=True)
+    with float32_products(recipe.training.precision):
+        scores = protocol.score(part, embed, distance=encoder.distance, final=True)
     return Evaluated(
         backbone=backbone,
         weights=str(encoder.weights_report or ("its own" if brings_its_own else "none, random numbers")),

@@ -19,7 +19,7 @@ import torch
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.recipe import EncoderSection
 from nearkin.runs.scores import Record, known_fields
-from nearkin.training.device import describe_hardware
+from nearkin.training.device import describe_hardware, precision_on
 from nearkin.training.state import TrainingState
 
 PACKAGES = ("nearkin", "torch", "numpy", "pillow", "safetensors", "matplotlib", "transformers", "timm")
@@ -86,7 +86,7 @@ class Environment(Record):
             git=_git_state(),
             recipe=recipe.fingerprint(),
             seed=recipe.training.seed,
-            precision=str(state.dtype or torch.float32).removeprefix("torch."),
+            precision=precision_on(state.device, recipe.training.precision),
             protocol=protocol.section.name,
             selection=protocol.selection_rule,
             transform=state.transform.describe(),

@@ -25,7 +25,7 @@ from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.scores import Conditions, Cost, Scores
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
-from nearkin.training.device import describe_hardware, peak_process_memory
+from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
 from nearkin.training.memory import check_memory
 from nearkin.training.state import Observer, Silent, TrainingState
@@ -87,8 +87,9 @@ def run(
             if announce is not None:
                 announce(report_on(recipe, opened))
             state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
-        fit(state, folder, Silent() if observer is None else observer)
-        scores = _final_scores(state, folder, lost)
+        with float32_products(recipe.training.precision):
+            fit(state, folder, Silent() if observer is None else observer)
+            scores = _final_scores(state, folder, lost)
         folder.write_scores(scores)
         return scores
 

@@ -20,7 +20,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.build import encoder_from, transform_of
-from nearkin.training.device import autocast_dtype, pick_device
+from nearkin.training.device import autocast_dtype, float32_products, pick_device
 from nearkin.training.embedding import embed_images
 
 
@@ -42,16 +42,17 @@ class TrainedRun:
         file would be (:class:`~nearkin.data.given.GivenImages`). Or what :func:`~nearkin.runs.data.open_data` has
         opened, of which ``rows`` may choose some.
         """
-        return embed_images(
-            self.encoder,
-            as_images(images, shorter_side=self.recipe.data.shorter_side),
-            self.transform,
-            rows=rows,
-            batch_size=self.recipe.training.evaluation_batch_size,
-            workers=self.recipe.data.workers,
-            device=self.device,
-            dtype=self.dtype,
-        )
+        with float32_products(self.recipe.training.precision):
+            return embed_images(
+                self.encoder,
+                as_images(images, shorter_side=self.recipe.data.shorter_side),
+                self.transform,
+                rows=rows,
+                batch_size=self.recipe.training.evaluation_batch_size,
+                workers=self.recipe.data.workers,
+                device=self.device,
+                dtype=self.dtype,
+            )
 
 
 def load_run(path: str | Path, *, which: str = "best", device: str | None = None) -> TrainedRun:

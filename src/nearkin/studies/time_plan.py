@@ -26,10 +26,10 @@ from nearkin.samplers import BalancedSampler, RandomSampler
 from nearkin.studies.pool import share_done
 from nearkin.studies.study import PlannedRun
 from nearkin.training.build import build_state
-from nearkin.training.device import describe_hardware, pick_device
+from nearkin.training.device import describe_hardware, float32_products, pick_device
 from nearkin.training.health import HealthCheck
-from nearkin.training.loop import train_step
 from nearkin.training.state import TrainingState
+from nearkin.training.step import train_step
 from nearkin.training.time_estimate import in_words
 
 ASK_BEYOND = 15 * 60
@@ -150,9 +150,10 @@ def run_seconds(recipe: Recipe) -> float:
     # Without the method, whose start can take long, and without the warm-up, whose steps are cheaper than the rest.
     plain = recipe.but({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
     state = build_state(plain, OpenedImages(table, _stand_ins(table, recipe.data)))
+    chosen_on, test = state.protocol.selection_set(), state.protocol.test
     try:
-        step = _step_seconds(state)
-        chosen_on, test = state.protocol.selection_set(), state.protocol.test
+        with float32_products(recipe.training.precision):
+            step = _step_seconds(state)
         # Once before the first step, then as often as the recipe says; the test classes before training and at the end.
         evaluations = 1 + math.ceil(state.total_steps / state.evaluation_interval)
         total = state.total_steps * step + evaluations * _evaluation_seconds(state, chosen_on)

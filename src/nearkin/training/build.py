@@ -17,6 +17,7 @@ from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training.device import autocast_dtype, pick_device
+from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
 from nearkin.training.state import TrainingState
 
@@ -38,6 +39,7 @@ def build_state(
     num_classes = int(labels.max()) + 1
     torch.manual_seed(training.seed)
     encoder = encoder_from(recipe.encoder)
+    check_micro_batch(training, has_batch_statistics(encoder))
     objective = build_objective(
         recipe.objective,
         num_classes=num_classes,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from nearkin.errors import RecipeError
+from nearkin.numerics import tf32
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -39,18 +40,37 @@ def pick_device(name: str = "auto") -> torch.device:
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The dtype to run the network in, or None for plain float32.
 
-    ``auto`` means bf16 on a GPU that has it and float32 elsewhere.
+    ``auto`` means bf16 on a GPU that has it and float32 elsewhere; ``tf32`` is float32 here (:func:`float32_products`).
     """
     if precision == "auto":
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if bf16 else None
     if precision == "fp16" and device.type == "cpu":
         raise RecipeError("training.precision=fp16 needs a GPU: use float32 or bf16 on the CPU")
-    return {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def precision_on(device: torch.device, precision: str) -> str:
+    """What a precision comes to on a device.
+
+    >>> precision_on(torch.device("cpu"), "auto"), precision_on(torch.device("cpu"), "tf32")
+    ('float32', 'float32')
+    """
+    if precision == "tf32" and device.type == "cuda":
+        return precision
+    return str(autocast_dtype(precision, device) or torch.float32).removeprefix("torch.")
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def float32_products(precision: str) -> AbstractContextManager[object]:
+    """Within, CUDA multiplies and convolves float32 as ``float32`` or ``tf32`` says; other precisions change nothing.
+
+    Losses are computed in float32 all the same, but for matrix products of their backward pass.
+    """
+    return tf32(precision == "tf32") if precision in ("float32", "tf32") else nullcontext()
 
 
 def describe_hardware(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""The one training loop: batches → encoder → objective → backward → step.
+"""The one training loop: batches → steps → evaluations → checkpoints.
 
 The loop never asks which method or loss it runs; what a method changes goes through its hooks
 (:class:`~nearkin.training.state.Method`), and what a run needs to go on after an interruption is in
@@ -12,15 +12,14 @@ import time
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from nearkin.data.loader import Batch, TrainingLoader
+from nearkin.data.loader import TrainingLoader
 from nearkin.errors import InterruptedRunError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.device import autocast
 from nearkin.training.health import HealthCheck
 from nearkin.training.interrupt import StopRequest
-from nearkin.training.optimisation import clip_gradients
 from nearkin.training.state import Evaluation, Observer, TrainingState
+from nearkin.training.step import train_step
 
 
 def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
@@ -81,39 +80,6 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
         checkpoint.save_last(state, folder)
 
 
-def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float:
-    """One step of the optimiser; returns the loss (of the step before, on a GPU, so that nothing waits)."""
-    if state.step % state.sampler.batches_per_epoch == 0 and hasattr(state.objective, "begin_epoch"):
-        state.objective.begin_epoch(state.step // state.sampler.batches_per_epoch)  # type: ignore[operator]
-    _set_warmup(state)
-    # Only evaluations leave training mode, and setting it walks all modules.
-    if not state.encoder.training:
-        state.encoder.train()
-    if not state.objective.training:
-        state.objective.train()
-    images = batch.images.to(state.device, non_blocking=True)
-    labels = batch.labels.to(state.device, non_blocking=True)
-    with autocast(state.device, state.dtype):
-        embeddings = state.encoder(images)
-    try:
-        loss = state.method.loss(state, embeddings, labels, batch)
-    except ValueError:
-        if bool(embeddings.isfinite().all()):
-            raise
-        health.diverged(batch, f"the embeddings are not finite at step {state.step}")
-    state.optimiser.zero_grad(set_to_none=True)
-    state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    state.scaler.unscale_(state.optimiser)
-    state.method.adjust_gradients(state)
-    value = health.watch(batch, loss)
-    clip_gradients(state.optimiser, state.recipe.training)
-    state.scaler.step(state.optimiser)
-    state.scaler.update()
-    state.step += 1
-    state.method.after_step(state)
-    return value
-
-
 def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> bool:
     """Score the selection classes, keep the best, write the table; True when the method says to stop."""
     part = state.protocol.selection_set()
@@ -141,12 +107,3 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     folder.write_evaluations(state.history)
     observer.on_evaluation(state, row)
     return state.method.after_evaluation(state, scores) if state.step else False
-
-
-def _set_warmup(state: TrainingState) -> None:
-    """During warm-up the backbone's parameters take no gradient; its optimiser group then skips them."""
-    trains = state.step >= state.warmup_steps
-    for group in state.optimiser.param_groups:
-        if group["name"] == "backbone" and group["params"][0].requires_grad != trains:
-            for parameter in group["params"]:
-                parameter.requires_grad_(trains)

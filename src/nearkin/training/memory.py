@@ -18,6 +18,7 @@ from torch.func import functional_call
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
 from nearkin.training.device import autocast
+from nearkin.training.micro_batch import has_batch_statistics
 from nearkin.training.state import TrainingState
 
 PROBE_IMAGES, PROBE_SIDE = 2, 96
@@ -52,14 +53,29 @@ def check_memory(state: TrainingState) -> None:
     if footprint is None:
         return
     batch = min(training.batch_size, len(state.labels))
+    held = min(batch, training.micro_batch or batch)
     weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
-    step = footprint.kept * batch * size**2 + COPIES[training.optimiser] * weights
-    _refuse_if_above(free, step, f"a training step on {batch} images", batch, size, "training.batch_size")
+    trains_backbone = state.total_steps > state.warmup_steps
+    # While only the head trains, a step keeps no more of the backbone than an evaluation does.
+    per_pixel = footprint.kept if trains_backbone else HELD_AT_ONCE * footprint.largest
+    copies = COPIES[training.optimiser] * weights if trains_backbone else 0
+    what = f"a training step on {batch} images" + (f" ({held} at a time)" if held < batch else "")
+    _refuse_if_above(free, per_pixel, held, what, size, _smaller_step(state, held < batch), besides=copies)
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
     images = min(training.evaluation_batch_size, max((len(part.query) for part in parts), default=0))
-    scoring = HELD_AT_ONCE * footprint.largest * images * size**2
-    what, key = f"scoring {images} images at a time", "training.evaluation_batch_size"
-    _refuse_if_above(free, scoring, what, images, size, key)
+    what, remedy = f"scoring {images} images at a time", f"lower training.evaluation_batch_size ({images}; {{fits}}) or"
+    _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, size, remedy)
+
+
+def _smaller_step(state: TrainingState, in_pieces: bool) -> str:
+    """What to change for a smaller step: a smaller batch is another training, where smaller pieces are not."""
+    training = state.recipe.training
+    if in_pieces:
+        return f"lower training.micro_batch ({training.micro_batch}; {{fits}}) or"
+    if not has_batch_statistics(state.encoder):
+        return "set training.micro_batch (the same training in pieces; {fits}) or lower"
+    pieces = "training.micro_batch instead needs encoder.freeze_batch_norm=true"
+    return f"lower training.batch_size ({training.batch_size}; {{fits}}; {pieces}) or"
 
 
 def measure(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> Footprint | None:
@@ -156,14 +172,19 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _refuse_if_above(free: int, needed: float, what: str, images: int, size: int, key: str) -> None:
+def _refuse_if_above(
+    free: int, per_pixel: float, images: int, what: str, size: int, remedy: str, *, besides: float = 0
+) -> None:
+    """Refuse what needs ``per_pixel`` bytes for each pixel of all ``images``, and some ``besides``."""
+    each = per_pixel * size**2
+    needed = each * images + besides
     if needed <= free:
         return
-    fitting = int(images * free / needed)
+    fitting = int(max(0, free - besides) / each) if each else 0
     fits = f"about {fitting} would fit" if fitting else f"not one image of {size} pixels would fit"
     raise RecipeError(
         f"{what} of {size} × {size} pixels needs about {_in_words(needed)} of memory, and {_in_words(free)} are "
-        f"free: lower {key} ({images}; {fits}) or data.image_size ({size}), or set training.memory_check=false to "
+        f"free: {remedy.format(fits=fits)} data.image_size ({size}), or set training.memory_check=false to "
         f"try it all the same"
     )
 

@@ -87,6 +87,10 @@ class TrainingState:
         """The encoder's parameters, listed once: walking the modules of a deep network takes time in every step."""
         return list(self.encoder.parameters())
 
+    def pieces(self, images: Tensor) -> Sequence[Tensor]:
+        """A batch as it goes through the network: in pieces of ``training.micro_batch`` images, or as one."""
+        return torch.split(images, self.recipe.training.micro_batch or len(images))
+
     @property
     def total_steps(self) -> int:
         training = self.recipe.training

@@ -1,0 +1,103 @@
+"""A batch embedded in pieces, with the activations of one piece at a time, and the gradient of the whole.
+
+Losses of this field compare the images of a batch with each other, so that adding up the gradients of small batches is
+another training. What takes the memory is the network, not the loss: here the pieces are embedded without keeping
+anything, the loss sees all embeddings together, and on the way back each piece is embedded once more, with gradient,
+and gets its part. This takes one more forward pass, and gives the gradient of the plain step but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nearkin.errors import RecipeError
+from nearkin.recipe import TrainingSection
+
+Encode = Callable[[Tensor], Tensor]
+
+
+def embed_in_pieces(encode: Encode, pieces: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> Tensor:
+    """``torch.cat([encode(piece) for piece in pieces])`` in the memory of one piece.
+
+    Gradients reach ``parameters``, once each, and nothing else that ``encode`` may use. Random layers draw the same
+    numbers in both passes of a piece.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> embed_in_pieces(layer, torch.ones(5, 3).split(2), list(layer.parameters())).sum().backward()
+    >>> layer.bias.grad
+    tensor([5., 5.])
+    """
+    embeddings: Tensor = _InPieces.apply(encode, pieces, *parameters)  # type: ignore[no-untyped-call]
+    return embeddings
+
+
+def check_micro_batch(training: TrainingSection, batch_statistics: bool) -> None:
+    """Refuse pieces for a network whose layers look at the whole batch (:func:`has_batch_statistics`)."""
+    pieces = training.micro_batch is not None and training.micro_batch < training.batch_size
+    if pieces and batch_statistics:
+        raise RecipeError(
+            f"training.micro_batch={training.micro_batch} would give every piece of a batch batch-norm statistics of "
+            f"its own, which is another training: set encoder.freeze_batch_norm=true, or leave training.micro_batch out"
+        )
+
+
+def has_batch_statistics(network: nn.Module) -> bool:
+    """Whether an image's embedding depends on the images beside it, by batch-norm with the statistics of the batch.
+
+    >>> layer = nn.BatchNorm2d(3)
+    >>> has_batch_statistics(layer), has_batch_statistics(layer.eval())
+    (True, False)
+    """
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    return any(norm.training or norm.running_mean is None for norm in norms)
+
+
+class _InPieces(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, encode: Encode, pieces: Sequence[Tensor], *parameters: nn.Parameter) -> Tensor:
+        ctx.encode, ctx.pieces, ctx.parameters = encode, pieces, parameters
+        ctx.random, embedded = [], []
+        for piece in pieces:
+            ctx.random.append([generator.get_state() for generator in _generators(piece.device)])
+            embedded.append(encode(piece))
+        return torch.cat(embedded)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        generators = _generators(gradient.device)
+        later = [generator.get_state() for generator in generators]
+        sums: list[Tensor] = []
+        parts = torch.split(gradient, [len(piece) for piece in ctx.pieces])
+        for piece, states, part in zip(ctx.pieces, ctx.random, parts, strict=True):
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            with torch.enable_grad():
+                embeddings = ctx.encode(piece)
+            found = torch.autograd.grad(embeddings, ctx.parameters, part, allow_unused=True)
+            used = [each for each in found if each is not None]
+            if sums:
+                torch._foreach_add_(sums, used)
+            else:
+                # Copied: autograd may give two parameters one tensor, and a CUDA graph gives its own every time.
+                sums = [each.clone() for each in used]
+        for generator, state in zip(generators, later, strict=True):
+            generator.set_state(state)
+        whole = iter(sums)
+        return None, None, *(None if each is None else next(whole) for each in found)
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """What layers on ``device`` draw from."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return [torch.default_generator, torch.cuda.default_generators[index]]
+    if device.type == "mps":
+        return [torch.default_generator, torch.mps._get_default_mps_generator()]
+    return [torch.default_generator]

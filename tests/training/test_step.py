@@ -1,0 +1,173 @@
+"""One step: what it embeds, keeps and changes, whole and in pieces."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from nearkin.errors import RecipeError, TrainingError
+from nearkin.training import step
+from nearkin.training.health import HealthCheck
+from nearkin.training.step import train_step
+
+FROZEN = "encoder.freeze_batch_norm=true"
+
+
+@pytest.fixture
+def stepped(state_for, next_batch):
+    """``stepped(*overrides)``: a state after two steps, and what the backbone was called with: (images, gradient)."""
+
+    def run(*overrides, change=lambda state: None, steps=2):
+        state = state_for(*overrides)
+        change(state)
+        calls = []
+        state.encoder.backbone.register_forward_hook(
+            lambda module, inputs, output: calls.append((len(inputs[0]), output.requires_grad))
+        )
+        batch, health = next_batch(state), HealthCheck(state)
+        for _ in range(steps):
+            train_step(state, batch, health)
+        return state, calls
+
+    return run
+
+
+def with_dropout(state):
+    state.encoder.pooling = nn.Sequential(state.encoder.pooling, nn.Dropout(0.5))
+
+
+def assert_same(one, other, **tolerance):
+    for part in ("encoder", "objective"):
+        for a, b in zip(getattr(one, part).parameters(), getattr(other, part).parameters(), strict=True):
+            torch.testing.assert_close(a, b, **tolerance)
+            torch.testing.assert_close(a.grad, b.grad, **tolerance)
+    assert one.recent_losses == pytest.approx(other.recent_losses, rel=tolerance["rtol"])
+
+
+def test_every_piece_is_embedded_twice_first_without_gradient(stepped):
+    _, calls = stepped(FROZEN, "training.micro_batch=3", steps=1)
+    assert calls == [(3, False), (3, False), (2, False), (3, True), (3, True), (2, True)]
+
+
+def test_during_warm_up_once_without_gradient(stepped):
+    state, calls = stepped(FROZEN, "training.micro_batch=3", "training.warmup_epochs=1")
+    assert calls == 2 * [(3, False), (3, False), (2, False)]
+    plain, _ = stepped(FROZEN, "training.warmup_epochs=1")
+    for a, b in zip(state.encoder.head_parameters(), plain.encoder.head_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_momentum_network_sees_pieces_too(stepped):
+    def watch(state):
+        state.method.start(state)
+        state.method._following(state).register_forward_hook(lambda module, inputs, _: seen.append(len(inputs[0])))
+
+    seen = []
+    momentum = ("method.name=momentum", "objective.name=momentum_proxy_anchor", "objective.queue_size=20")
+    stepped(FROZEN, "training.micro_batch=3", *momentum, change=watch, steps=1)
+    assert seen == [3, 3, 2]
+
+
+@pytest.mark.parametrize("size", [8, 9, 1000])
+def test_a_piece_that_holds_the_whole_batch_is_the_plain_step_to_the_bit(stepped, size):
+    (ours, calls), (plain, _) = stepped(f"training.micro_batch={size}"), stepped()
+    assert calls == [(8, True), (8, True)]
+    assert_same(ours, plain, rtol=0, atol=0)
+
+
+REFERENCE = [
+    [],
+    ["training.clip=norm", "training.clip_at=0.1"],
+    ["training.clip=value", "training.clip_at=0.01"],
+    ["training.precision=bf16"],
+    ["encoder.channels_last=true"],
+    ["encoder.normalisation=ball", "objective.name=contrastive"],
+    ["encoder.pooling=gem"],
+]
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
+@pytest.mark.parametrize("dropout", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("overrides", REFERENCE, ids=lambda value: "-".join(value))
+def test_a_step_in_pieces_is_that_of_all_pieces_in_one_graph(stepped, monkeypatch, overrides, dropout, scaled):
+    """Bit for bit but for the order in which gradients are added up, random layers and half precision included."""
+
+    def change(state):
+        if dropout:
+            with_dropout(state)
+        if scaled:
+            state.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    options = (FROZEN, "training.micro_batch=3", "training.optimiser=sgd", *overrides)
+    ours, _ = stepped(*options, change=change)
+    drawn = torch.rand(())
+    monkeypatch.setattr(
+        step, "embed_in_pieces", lambda encode, pieces, _: torch.cat([encode(piece) for piece in pieces])
+    )
+    plain, _ = stepped(*options, change=change)
+    assert torch.equal(drawn, torch.rand(())), "as many random numbers were drawn"
+    assert_same(ours, plain, rtol=1e-3, atol=1e-5)
+
+
+def test_images_that_a_method_embeds_itself_get_their_gradient_too(stepped):
+    """CCP with samples as anchors embeds them within its loss."""
+    overrides = [
+        *(FROZEN, "training.optimiser=sgd", "objective.name=contrastive", "method.name=ccp"),
+        *("method.anchors=samples", "method.steps_per_problem=1", "method.proxies_per_class=2", "method.pool_size=2"),
+    ]
+    ours, _ = stepped(*overrides, "training.micro_batch=3", change=lambda state: state.method.start(state))
+    plain, _ = stepped(*overrides, change=lambda state: state.method.start(state))
+    assert ours.method.problem > 1
+    for a, b in zip(ours.weights, plain.weights, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_embeddings_that_are_not_finite_are_found_in_pieces_too(stepped):
+    def poison(state):
+        with torch.no_grad():
+            state.encoder.head.weight.fill_(float("nan"))
+
+    with pytest.raises(TrainingError, match="embeddings are not finite at step 0"):
+        stepped(FROZEN, "training.micro_batch=3", change=poison)
+
+
+def test_pieces_need_batch_norm_that_stands_still(state_for):
+    with pytest.raises(RecipeError, match=r"encoder\.freeze_batch_norm=true"):
+        state_for("training.micro_batch=3")
+    with pytest.raises(RecipeError, match=r"training\.micro_batch must be at least 1, got 0"):
+        state_for("training.micro_batch=0")
+
+
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_a_backbone_that_rests_keeps_nothing_for_the_backward_pass(state_for, next_batch, frozen):
+    """Whatever its batch-norm does: what is kept is the head's, a few vectors for each image."""
+    state = state_for("training.warmup_epochs=1", f"encoder.freeze_batch_norm={frozen}")
+    batch, health, kept = next_batch(state), HealthCheck(state), []
+    before = copy.deepcopy(state.encoder.backbone.state_dict())
+
+    def keep(tensor):
+        kept.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        train_step(state, batch, health)
+    assert kept
+    assert all(len(shape) <= 2 or shape == state.objective.bank.vectors.shape for shape in kept), kept
+    after = state.encoder.backbone.state_dict()
+    moved = {name.rpartition(".")[2] for name in after if not torch.equal(before[name], after[name])}
+    live = set() if frozen == "true" else {"running_mean", "running_var", "num_batches_tracked"}
+    assert moved == live, "live batch-norm goes on looking at the batches"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+def test_a_step_in_pieces_on_a_gpu(stepped, precision):
+    options = (FROZEN, "training.device=cuda", f"training.precision={precision}", "training.optimiser=sgd")
+    (ours, calls), (plain, _) = stepped(*options, "training.micro_batch=3"), stepped(*options)
+    assert len(calls) == 12
+    tolerance = {"float32": 1e-3}.get(precision, 5e-2)
+    for a, b in zip(ours.weights, plain.weights, strict=True):
+        assert (a.grad - b.grad).norm() <= tolerance * b.grad.norm() + 1e-6
