@@ -22,6 +22,7 @@ ELSEWHERE = {
     "evaluation/scores/_score": ["evaluation/scores/test_catalogue.py"],
     "evaluation/scores/inter_class_distance": ["evaluation/scores/test_covering_radius.py"],
     "losses/_fused": ["losses/test__kernels.py"],
+    "losses/_shards": ["losses/test__blocks.py"],
     "losses/_triton": ["losses/test__kernels.py"],
     "report/page/_parts": ["report/test_page.py"],
     "report/page/charts": ["report/test_page.py"],

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from nearkin.inputs import Labels, as_labels, check_at_least, check_embeddings, check_labels, check_positive
 from nearkin.losses._anchor import AnchorLoss
 from nearkin.losses._class_similarity import ClassSimilarity
-from nearkin.losses._closed_form import closed_form
 from nearkin.losses._variational import VariationalBank
-from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
+from nearkin.numerics import NORM_FLOOR, at_least_float32, l2_normalise
 
 __all__ = ["VariationalProxyAnchor", "newton_update"]
 
@@ -144,8 +143,7 @@ class VariationalProxyAnchor(AnchorLoss):
             self.bank.assign(mu, sigma)
         # A copy: the next forward pass moves the proxies in place, and this one's backward pass may come after it.
         proxies = self.bank.draw() if self.training and self.stochastic else self.bank.vectors.clone()
-        with full_precision(embeddings.device.type):
-            return closed_form(*self._same_dtype(embeddings, proxies), labels, self, tau=0.0)
+        return self.of_proxies(embeddings, proxies, labels, tau=0.0)
 
 
 def newton_update(

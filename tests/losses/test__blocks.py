@@ -1,0 +1,253 @@
+"""Losses over blocks of classes: equal to the plain form, in memory that does not grow with samples times classes."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nearkin.catalogue import keyword_options
+from nearkin.losses import _blocks, catalogue, kind
+from nearkin.losses._blocks import by_blocks
+from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._shards import Shards
+
+CLASSES, DIM = 7, 5
+LOSSES = {name: loss for name, loss in catalogue().items() if kind(loss) == "proxy"}
+CASES = [
+    (name, options)
+    for name, loss in LOSSES.items()
+    for options in (
+        {},
+        {"proxies_per_class": 3},
+        {"proxies_per_class": 3, "class_similarity": "max"},
+        {"proxies_per_class": 1},
+        {"weighting": True},
+        {"positive_norm": "all"},
+    )
+    if set(options) <= set(keyword_options(loss))
+]
+
+
+def made(name, options, *, dtype=torch.float64, classes=CLASSES):
+    """The loss in a state in which all of it acts: memories filled, weights other than 1, lengths other than 1."""
+    torch.manual_seed(3)
+    options = dict(options)
+    if "weighting" in options:
+        options["weighting"] = InformativeSampleWeights(classes, DIM, memory_size=30)
+    loss = LOSSES[name](classes, DIM, **options).to(dtype)
+    if name != "vcpa":
+        with torch.no_grad():
+            loss.bank.vectors.mul_(torch.rand(classes, 1, 1) * 3 + 0.1)
+    if loss.weighting is not None:
+        loss.begin_epoch(2)
+    x = torch.randn(3, 9, DIM, dtype=dtype, generator=torch.Generator().manual_seed(4))
+    for batch in x:
+        loss(batch, torch.arange(9) % (classes - 2))
+    return loss
+
+
+def batch(labels, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(len(labels))
+    x = torch.randn(len(labels), DIM, dtype=torch.float64, generator=generator) * 3
+    return x.to(dtype).requires_grad_(), torch.tensor(labels)
+
+
+LABELS = {
+    "some classes absent": [0, 3, 3, 1, 0, 3, 5],
+    "one class": [2, 2, 2],
+    "one sample": [4],
+    "every class": [5, 4, 3, 2, 1, 0, 0, 6],
+}
+
+
+def results(loss, x, labels, factor=1.0):
+    """Value and gradients, and the state after it."""
+    value = loss(x, labels)
+    leaves = [x, *(p for p in loss.parameters() if p.requires_grad)]
+    gradients = torch.autograd.grad(factor * value, leaves)
+    return [value, *gradients, *(state for key, state in loss.state_dict().items() if key != "bank.vectors")]
+
+
+def in_blocks(monkeypatch, block):
+    """From here on losses go by blocks of so many classes. Returns the list of the losses that did."""
+    gone = []
+
+    def counted(*arguments, **options):
+        gone.append(arguments[3])
+        return by_blocks(*arguments, **options, block=block)
+
+    monkeypatch.setattr(_blocks, "PLAIN_BYTES", -1)
+    monkeypatch.setattr("nearkin.losses._proxy.by_blocks", counted)
+    return gone
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS.keys())
+@pytest.mark.parametrize("block", [1, 2, 3, CLASSES, 100])
+@pytest.mark.parametrize("name, options", CASES)
+def test_blocks_of_classes_make_no_difference(name, options, block, labels, monkeypatch):
+    x, y = batch(labels)
+    expected = results(made(name, options), x, y, factor=-2.5)
+    loss = made(name, options)
+    gone = in_blocks(monkeypatch, block)
+    for ours, theirs in zip(results(loss, x, y, factor=-2.5), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    assert gone == [loss]
+
+
+def one_step(name, options, monkeypatch, *, block, labels="some classes absent"):
+    """A loss, going by blocks, and a batch with its value."""
+    loss = made(name, options)
+    in_blocks(monkeypatch, block)
+    x, y = batch(LABELS[labels])
+    return loss, x, y, loss(x, y)
+
+
+@pytest.mark.parametrize("name, options", CASES)
+def test_the_gradient_in_float32_is_off_by_rounding_only(name, options, monkeypatch):
+    """Within a hundred roundings of exponents, which are up to α or the scale and multiply every term."""
+    if name == "vcpa":
+        pytest.skip("draws other noise in float32")
+    x, y = batch(LABELS["some classes absent"])
+    expected = results(made(name, options), x, y)[:3]
+    loss = made(name, options).float()
+    in_blocks(monkeypatch, 3)
+    x = x.detach().float().requires_grad_()
+    for ours, exact in zip(results(loss, x, y)[:3], expected, strict=True):
+        bound = 100 * loss.negatives.scale * torch.finfo(torch.float32).eps * exact.abs().max().item()
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("options", [{}, {"proxies_per_class": 2}])
+@pytest.mark.parametrize("name", ["mpa", "soft_triple", "proxy_nca", "mpa_ap"])
+def test_gradcheck(name, options, monkeypatch):
+    if not set(options) <= set(keyword_options(LOSSES[name])):
+        options = {}
+    loss = made(name, options)
+    in_blocks(monkeypatch, 3)
+    x, y = batch(LABELS["some classes absent"])
+    vectors = loss.bank.vectors
+
+    def value(x, vectors):
+        return loss.of_proxies(x, vectors, y, tau=0.3)
+
+    assert torch.autograd.gradcheck(value, (x, vectors), eps=1e-6, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["proxy_anchor", "cosface"])
+def test_gradients_may_be_taken_twice_and_of_one_side_only(name, monkeypatch):
+    loss, x, y, value = one_step(name, {}, monkeypatch, block=2)
+    vectors = loss.bank.vectors
+    first = torch.autograd.grad(value, [x, vectors], retain_graph=True)
+    again = torch.autograd.grad(3 * value, [x, vectors])
+    torch.testing.assert_close(again, tuple(3 * gradient for gradient in first))
+    torch.testing.assert_close(torch.autograd.grad(loss(x.detach(), y), [vectors])[0], first[1])
+    vectors.requires_grad_(False)
+    torch.testing.assert_close(torch.autograd.grad(loss(x, y), [x])[0], first[0])
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            torch.testing.assert_close(loss(x.detach(), y), value.detach())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_degenerate_proxies_and_embeddings_have_finite_gradients(name, monkeypatch):
+    loss = made(name, {}, dtype=torch.float32)
+    in_blocks(monkeypatch, 2)
+    with torch.no_grad():
+        loss.bank.vectors[0] = 0.0
+        loss.bank.vectors[1] = 1e-15
+    x = torch.eye(3, DIM).mul_(torch.tensor([[0.0], [1.0], [1e-20]])).requires_grad_()
+    value = loss(x, torch.tensor([0, 1, 2]))
+    value.backward()
+    assert value.isfinite()
+    assert x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in loss.parameters() if p.requires_grad)
+
+
+def test_a_single_class_has_no_others(monkeypatch):
+    for name in ("cosface", "mpa", "mpa_ap", "mpa_dw"):
+        torch.manual_seed(0)
+        loss = LOSSES[name](1, DIM).double()
+        x, y = batch([0, 0])
+        plain = results(loss, x, y)
+        with monkeypatch.context() as patch:
+            in_blocks(patch, 1)
+            for ours, expected in zip(results(loss, x, y), plain, strict=True):
+                torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of one storage that is made while active, and how many bytes are held at once at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements, self.peak, self.held = 0, 0, {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for t in tree_leaves(result):
+            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in known:
+                size = t.untyped_storage().nbytes()
+                self.elements = max(self.elements, size // t.element_size())
+                self.held[t.untyped_storage().data_ptr()] = size, weakref.ref(t.untyped_storage())
+        self.held = {at: (size, ref) for at, (size, ref) in self.held.items() if ref() is not None}
+        self.peak = max(self.peak, sum(size for size, _ in self.held.values()))
+        return result
+
+
+class Threads:
+    """Classes spread over threads, as they would be over processes: sums wait for everyone and are the same for all."""
+
+    def __init__(self, sizes):
+        self.sizes, self.barrier, self.given = sizes, Barrier(len(sizes)), [None] * len(sizes)
+
+    def of(self, rank):
+        threads = self
+
+        class Rank(Shards):
+            def gathered(self, x):
+                threads.given[rank] = x.clone()
+                threads.barrier.wait()
+                all_of_them = torch.stack(list(threads.given))
+                threads.barrier.wait()
+                return all_of_them
+
+            def sum(self, x):
+                return self.gathered(x).sum(0)
+
+            def log_sum_exp(self, x):
+                return self.gathered(x).logsumexp(0)
+
+        return Rank(first=sum(self.sizes[:rank]), classes=sum(self.sizes))
+
+
+@pytest.mark.parametrize("sizes", [(7,), (3, 4), (1, 5, 1)])
+@pytest.mark.parametrize("name, options", [case for case in CASES if case[0] != "vcpa"])
+def test_classes_may_be_spread_over_processes(name, options, sizes):
+    x, y = batch(LABELS["some classes absent"])
+    whole = made(name, options)
+    value, for_x, for_vectors, *state = results(made(name, options), x, y)
+    threads = Threads(sizes)
+
+    def part(rank):
+        shards = threads.of(rank)
+        loss = copy.deepcopy(whole)
+        here = loss.bank.vectors[shards.first : shards.first + sizes[rank]]
+        loss.bank.vectors = torch.nn.Parameter(here.detach().clone())
+        loss.shards = shards
+        return results(loss, x.detach().clone().requires_grad_(), y)
+
+    with ThreadPoolExecutor(len(sizes)) as pool:
+        parts = list(pool.map(part, range(len(sizes))))
+    for own_value, _, _, *own_state in parts:
+        for ours, expected in zip([own_value, *own_state], [value, *state], strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(sum(p[1] for p in parts), for_x, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(torch.cat([p[2] for p in parts]), for_vectors, rtol=1e-9, atol=1e-11)
