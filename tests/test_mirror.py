@@ -21,6 +21,7 @@ ELSEWHERE = {
     "data/folder_tree": ["data/test_folder.py"],
     "evaluation/scores/_score": ["evaluation/scores/test_catalogue.py"],
     "evaluation/scores/inter_class_distance": ["evaluation/scores/test_covering_radius.py"],
+    "losses/_class_block": ["losses/test__blocks.py"],
     "losses/_fused": ["losses/test__kernels.py"],
     "losses/_shards": ["losses/test__blocks.py"],
     "losses/_triton": ["losses/test__kernels.py"],

@@ -14,9 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from nearkin.catalogue import keyword_options
 from nearkin.losses import _blocks, catalogue, kind
-from nearkin.losses._blocks import by_blocks
+from nearkin.losses._blocks import block_size, by_blocks
 from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses._proxy import ProxyLoss
 from nearkin.losses._shards import Shards
+from nearkin.notices import Notice
 
 CLASSES, DIM = 7, 5
 LOSSES = {name: loss for name, loss in catalogue().items() if kind(loss) == "proxy"}
@@ -68,11 +70,17 @@ LABELS = {
 
 
 def results(loss, x, labels, factor=1.0):
-    """Value and gradients, and the state after it."""
+    """Value and gradients by name, and the state after it."""
     value = loss(x, labels)
-    leaves = [x, *(p for p in loss.parameters() if p.requires_grad)]
-    gradients = torch.autograd.grad(factor * value, leaves)
-    return [value, *gradients, *(state for key, state in loss.state_dict().items() if key != "bank.vectors")]
+    leaves = {"embeddings": x, **{f"{key}.grad": p for key, p in loss.named_parameters() if p.requires_grad}}
+    gradients = torch.autograd.grad(factor * value, list(leaves.values()))
+    return {"value": value, **dict(zip(leaves, gradients, strict=True)), **loss.state_dict()}
+
+
+def assert_equal(ours, expected):
+    for (key, found), (name, exact) in zip(ours.items(), expected.items(), strict=True):
+        assert key == name
+        torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-11, msg=lambda text, key=key: f"{key}: {text}")
 
 
 def in_blocks(monkeypatch, block):
@@ -84,6 +92,7 @@ def in_blocks(monkeypatch, block):
         return by_blocks(*arguments, **options, block=block)
 
     monkeypatch.setattr(_blocks, "PLAIN_BYTES", -1)
+    monkeypatch.setattr(_blocks, "BLOCK_BYTES", 400)  # which VCPA's Newton steps go by
     monkeypatch.setattr("nearkin.losses._proxy.by_blocks", counted)
     return gone
 
@@ -96,8 +105,7 @@ def test_blocks_of_classes_make_no_difference(name, options, block, labels, monk
     expected = results(made(name, options), x, y, factor=-2.5)
     loss = made(name, options)
     gone = in_blocks(monkeypatch, block)
-    for ours, theirs in zip(results(loss, x, y, factor=-2.5), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    assert_equal(results(loss, x, y, factor=-2.5), expected)
     assert gone == [loss]
 
 
@@ -115,13 +123,15 @@ def test_the_gradient_in_float32_is_off_by_rounding_only(name, options, monkeypa
     if name == "vcpa":
         pytest.skip("draws other noise in float32")
     x, y = batch(LABELS["some classes absent"])
-    expected = results(made(name, options), x, y)[:3]
+    expected = results(made(name, options), x, y)
     loss = made(name, options).float()
     in_blocks(monkeypatch, 3)
     x = x.detach().float().requires_grad_()
-    for ours, exact in zip(results(loss, x, y)[:3], expected, strict=True):
+    ours = results(loss, x, y)
+    for key in ("value", "embeddings", "bank.vectors.grad"):
+        exact = expected[key]
         bound = 100 * loss.negatives.scale * torch.finfo(torch.float32).eps * exact.abs().max().item()
-        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=bound)
+        torch.testing.assert_close(ours[key].double(), exact, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("options", [{}, {"proxies_per_class": 2}])
@@ -178,8 +188,7 @@ def test_a_single_class_has_no_others(monkeypatch):
         plain = results(loss, x, y)
         with monkeypatch.context() as patch:
             in_blocks(patch, 1)
-            for ours, expected in zip(results(loss, x, y), plain, strict=True):
-                torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+            assert_equal(results(loss, x, y), plain)
 
 
 class Largest(TorchDispatchMode):
@@ -229,25 +238,101 @@ class Threads:
 
 
 @pytest.mark.parametrize("sizes", [(7,), (3, 4), (1, 5, 1)])
-@pytest.mark.parametrize("name, options", [case for case in CASES if case[0] != "vcpa"])
+@pytest.mark.parametrize("name, options", CASES)
 def test_classes_may_be_spread_over_processes(name, options, sizes):
     x, y = batch(LABELS["some classes absent"])
     whole = made(name, options)
-    value, for_x, for_vectors, *state = results(made(name, options), x, y)
+    expected = results(made(name, options), x, y)
     threads = Threads(sizes)
 
     def part(rank):
         shards = threads.of(rank)
         loss = copy.deepcopy(whole)
-        here = loss.bank.vectors[shards.first : shards.first + sizes[rank]]
-        loss.bank.vectors = torch.nn.Parameter(here.detach().clone())
+        here = slice(shards.first, shards.first + sizes[rank])
+        for key, held in [*loss.bank.named_parameters(), *loss.bank.named_buffers()]:
+            requires = held.requires_grad
+            held = held.detach()[here].clone()
+            setattr(loss.bank, key, torch.nn.Parameter(held, requires) if key == "vectors" else held)
         loss.shards = shards
         return results(loss, x.detach().clone().requires_grad_(), y)
 
     with ThreadPoolExecutor(len(sizes)) as pool:
         parts = list(pool.map(part, range(len(sizes))))
-    for own_value, _, _, *own_state in parts:
-        for ours, expected in zip([own_value, *own_state], [value, *state], strict=True):
-            torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(sum(p[1] for p in parts), for_x, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(torch.cat([p[2] for p in parts]), for_vectors, rtol=1e-9, atol=1e-11)
+    for key, exact in expected.items():
+        found = [each[key] for each in parts]
+        if key == "embeddings":
+            found = [sum(found)]
+        elif key.startswith("bank.") and not key.endswith("extra_state"):
+            found = [torch.cat(found)]
+        for each in found:
+            torch.testing.assert_close(each, exact, rtol=1e-9, atol=1e-11, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("per_class", [1, 2])
+@pytest.mark.parametrize("name", LOSSES)
+def test_memory_does_not_grow_with_samples_times_classes(name, per_class, monkeypatch):
+    samples, classes, dim, block = 96, 4000, 32, 100
+    known = keyword_options(LOSSES[name])
+    options = {"proxies_per_class": per_class, "memory_size": 200}
+    if "proxies_per_class" not in known:
+        per_class = 1
+    torch.manual_seed(0)
+    loss = LOSSES[name](classes, dim, **{key: value for key, value in options.items() if key in known})
+    loss.begin_epoch(2)
+    monkeypatch.setattr(_blocks, "PLAIN_BYTES", 4 * samples * classes // 2)
+    monkeypatch.setattr(_blocks, "BLOCK_BYTES", 4 * samples * block * per_class)
+    x, y = torch.randn(samples, dim, requires_grad=True), torch.randint(classes, (samples,))
+    loss(x, y)  # whatever is made once
+    proxies = loss.bank.vectors.numel()
+    assert proxies < samples * classes
+    with Largest() as largest:
+        value = loss(x, y)
+        value.backward()
+    assert largest.elements <= proxies
+    if name not in COPIES_PROXIES:
+        # The gradient, and a few arrays of a block; MoCo-PA's batch has its queue beside it, of the same size here.
+        assert largest.peak <= 4 * (proxies + 9 * block * samples * per_class)
+
+
+COPIES_PROXIES = {"vcpa": "draws them anew at every step, and holds their means and deviations from before the step"}
+
+
+class Hinge(ProxyLoss):
+    """A loss by the book: the formula and nothing else."""
+
+    def from_similarities(self, similarities, labels, weights=None):
+        own = similarities.gather(1, labels[:, None])
+        return (similarities - own + 0.2).clamp_min(0).mean()
+
+
+def test_a_loss_that_has_no_parts_is_computed_as_a_whole_and_says_so_where_that_is_large(monkeypatch):
+    loss, (x, y) = Hinge(CLASSES, DIM).double(), batch([0, 3, 3])
+    expected = results(loss, x, y)
+    monkeypatch.setattr(_blocks, "PLAIN_BYTES", 0)
+    with pytest.warns(Notice, match=r"Hinge .* similarities of 3 samples to 7 proxies, .* from_parts"):
+        assert_equal(results(loss, x, y), expected)
+    loss.shards = Shards(first=0, classes=9)
+    with pytest.raises(ValueError, match="from_parts"):
+        loss(x, y)
+
+
+def test_another_formula_does_not_inherit_the_parts_of_the_old_one():
+    class Other(LOSSES["cosface"]):
+        def from_similarities(self, similarities, labels, weights=None):
+            return similarities.mean()
+
+    assert LOSSES["cosface"].has_parts
+    assert not Other.has_parts
+
+
+def test_the_size_decides(monkeypatch):
+    loss = LOSSES["proxy_anchor"](50, DIM)
+    x, y = torch.randn(4, DIM), torch.arange(4)
+    gone = in_blocks(monkeypatch, None)
+    monkeypatch.setattr(_blocks, "PLAIN_BYTES", 4 * 50 * 4)
+    loss(x, y)
+    assert not gone
+    monkeypatch.setattr(_blocks, "PLAIN_BYTES", 4 * 50 * 4 - 1)
+    loss(x, y)
+    assert gone
+    assert 0 < block_size(torch.empty(10, 2), torch.empty(1, 2, 2)) * 2 * 10 * 4 <= _blocks.BLOCK_BYTES

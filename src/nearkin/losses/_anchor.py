@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.inputs import check_positive
-from nearkin.losses._blocks import Negatives, Parts
+from nearkin.losses._blocks import Parts
+from nearkin.losses._class_block import Negatives
 from nearkin.losses._fused import kernels_for
 from nearkin.losses._informative import SampleWeights
 from nearkin.losses._proxy import ProxyLoss

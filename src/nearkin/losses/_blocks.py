@@ -1,9 +1,10 @@
 """A proxy loss over blocks of classes, for so many that an array of all samples by all classes does not fit.
 
 Every loss of the catalogue is a function of two things: each sample's similarity to its own class, and what the
-similarities to other classes come to (:class:`Negatives`). The second is gathered block by block: where it is a sum
-over classes, one pass gives value and gradient; where it is a log-sum-exp over a sample's classes, a second pass
-computes the similarities again, when that sum is known. What is kept in between is one number per sample.
+similarities to other classes come to (:class:`~nearkin.losses._class_block.Negatives`). The second is gathered block by
+block: where it is a sum over classes, one pass gives value and gradient; where it is a log-sum-exp over a sample's
+classes, a second pass computes the similarities again, when that sum is known. What is kept in between is one number
+per sample.
 
 The same division serves classes that are spread over processes: what is added up over blocks is then added up over
 processes too (:class:`~nearkin.losses._shards.Shards`).
@@ -12,23 +13,17 @@ processes too (:class:`~nearkin.losses._shards.Shards`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nearkin.losses._class_similarity import (
-    ClassSimilarity,
-    GradientByProxy,
-    class_similarity,
-    class_similarity_and_gradient,
-    proxy_spread_and_gradient,
-)
-from nearkin.losses._fused import kernels_for
+from nearkin.losses._class_block import ClassBlock, OverBlocks, remove_radial_
+from nearkin.losses._class_similarity import class_similarity
 from nearkin.losses._informative import ClassWeights
 from nearkin.losses._shards import Shards
-from nearkin.numerics import NORM_FLOOR, full_precision, l2_normalise, log_sum_exp_
+from nearkin.numerics import NORM_FLOOR, full_precision, l2_normalise
 
 PLAIN_BYTES = 2**28
 """A loss goes by blocks where one array of its similarities ``[N, C·K]`` would be larger than this."""
@@ -36,18 +31,6 @@ BLOCK_BYTES = 2**25
 """About how large an array of the similarities to a block is."""
 # Stands in for the log of an empty sum: its exponential is 0, yet differences of two of them are finite.
 _NOTHING = -1e30
-
-
-class Negatives(NamedTuple):
-    """What a loss makes of similarities to other classes, by way of exponents ``scale · (similarity + shift)``.
-
-    ``over="classes"``: for every sample ``log Σ_c exp``, an array ``[N]``. ``over="samples"``: for every class
-    ``log(1 + Σ_i exp)``, and the sum of that over all classes, one number. A weight of a pair multiplies its exponent.
-    """
-
-    over: Literal["classes", "samples"]
-    scale: float
-    shift: float = 0.0
 
 
 class Parts(NamedTuple):
@@ -66,15 +49,10 @@ class Parts(NamedTuple):
     others_norm: Tensor | float
 
 
-class InParts(Protocol):
+class InParts(OverBlocks, Protocol):
     """What the form over blocks asks of a proxy loss."""
 
-    class_similarity: ClassSimilarity
-    gamma: float
     shards: Shards
-
-    @property
-    def negatives(self) -> Negatives: ...
 
     def from_parts(self, parts: Parts) -> Tensor: ...
 
@@ -91,6 +69,11 @@ def is_large(embeddings: Tensor, vectors: Tensor) -> bool:
     return embeddings.shape[0] * classes * per_class * vectors.element_size() > PLAIN_BYTES
 
 
+def block_size(embeddings: Tensor, vectors: Tensor) -> int:
+    """How many classes of proxies ``[C, K, D]`` are taken at a time for embeddings ``[N, D]``."""
+    return max(1, BLOCK_BYTES // (embeddings.shape[0] * vectors.shape[1] * vectors.element_size()))
+
+
 def by_blocks(
     embeddings: Tensor, vectors: Tensor, labels: Tensor, loss: InParts, *, tau: float, block: int | None = None
 ) -> Tensor:
@@ -100,27 +83,8 @@ def by_blocks(
     them, the value is that of all, and the gradient for the embeddings is the part that comes from the classes here:
     the parts of all processes make the whole.
     """
-    if block is None:
-        block = max(1, BLOCK_BYTES // (embeddings.shape[0] * vectors.shape[1] * vectors.element_size()))
+    block = block_size(embeddings, vectors) if block is None else block
     return _ByBlocks.apply(embeddings, vectors, labels, loss, tau, block)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Block(NamedTuple):
-    """Classes with their proxies ``[B, K, D]``, and the exponents ``[N, B]`` of their negatives: minus infinity for a
-    sample of the class."""
-
-    classes: slice
-    vectors: Tensor
-    lengths: Tensor
-    exponents: Tensor
-    weights: Tensor | None
-    gradient_by_proxy: GradientByProxy
-
-    def spread(self, tau: float) -> tuple[Tensor | float, Tensor | None]:
-        """``tau`` times the sum of the classes' spreads, and the matrices of its gradient."""
-        if not tau or self.vectors.shape[1] == 1:
-            return 0.0, None
-        return proxy_spread_and_gradient(self.vectors, self.lengths, tau=tau * len(self.vectors))
 
 
 class _Batch:
@@ -141,38 +105,10 @@ class _Batch:
         own = self.own(self.embeddings, self.vectors[self.rows])
         return self.loss.shards.sum(torch.where(self.held, own, 0.0))
 
-    def blocks(self, weights: ClassWeights | None) -> Iterator[_Block]:
+    def blocks(self, weights: ClassWeights | None) -> Iterator[ClassBlock]:
         """The classes here, block by block."""
-        _, scale, shift = self.loss.negatives
         for start in range(0, len(self.vectors), self.block):
-            classes = slice(start, min(start + self.block, len(self.vectors)))
-            vectors = self.vectors[classes]
-            lengths = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
-            by_proxy = (self.unit @ vectors.flatten(0, 1).T).view(-1, *lengths.shape).div_(lengths)
-            similarities, gradient_by_proxy = class_similarity_and_gradient(
-                by_proxy, self.loss.class_similarity, gamma=self.loss.gamma
-            )
-            of_pairs = None
-            if weights is not None:
-                first = self.loss.shards.first + start
-                of_pairs = weights.negative(similarities, slice(first, first + len(vectors)))
-            # With several proxies per class their gradient needs the class similarities again.
-            exponents = similarities.mul_(scale) if lengths.shape[1] == 1 else similarities * scale
-            if shift:
-                exponents.add_(scale * shift)
-            if of_pairs is not None:
-                self._fill_own_(exponents.mul_(of_pairs), start, float("-inf"))
-                self._fill_own_(of_pairs, start, 0.0)
-            else:
-                self._fill_own_(exponents, start, float("-inf"))
-            yield _Block(classes, vectors, lengths, exponents, of_pairs, gradient_by_proxy)
-
-    def _fill_own_(self, x: Tensor, start: int, value: float) -> Tensor:
-        """Put ``value`` where a sample meets its own class in ``x [N, B]``, without making the host wait for a list."""
-        column = self.rows - start
-        inside = self.held & (column >= 0) & (column < x.shape[1])
-        column = column.clamp(0, x.shape[1] - 1)[:, None]
-        return x.scatter_(1, column, torch.where(inside[:, None], value, x.gather(1, column)))
+            yield ClassBlock(self.unit, self.vectors, start, self.block, self.rows, self.held, self.loss, weights)
 
     def others(self, weights: ClassWeights | None, tau: float) -> tuple[Tensor, Tensor]:
         """What the similarities to other classes come to, and the spread of the proxies times ``tau``."""
@@ -181,9 +117,9 @@ class _Batch:
         spread = self.unit.new_zeros(())
         for block in self.blocks(weights):
             if over_classes:
-                torch.logaddexp(total, block.exponents.logsumexp(1), out=total)
+                torch.logaddexp(total, block.exponents().logsumexp(1), out=total)
             else:
-                total += log_sum_exp_(block.exponents, 0, extra_zero=True).sum()
+                total += block.terms_and_shares()[0]
             spread += block.spread(tau)[0]
         shards = self.loss.shards
         return shards.log_sum_exp(total) if over_classes else shards.sum(total), shards.sum(spread)
@@ -213,32 +149,34 @@ class _Batch:
         ``others [N]`` are the samples' log-sum-exps. A loss over samples needs none: its own terms are added up on the
         way, and with the spread of the proxies times ``tau`` they are the first results.
         """
-        (samples, dim), factor = self.unit.shape, self.loss.negatives.scale * for_others
+        dim, factor = self.unit.shape[1], self.loss.negatives.scale * for_others
+        if others is not None:
+            factor = factor[:, None]
+        # The factor is one number, or one per sample: it goes onto the samples, of which there are few.
+        unit = self.unit * factor
         terms, spread = self.unit.new_zeros(()), self.unit.new_zeros(())
         for_unit = torch.zeros_like(self.unit)
         for_vectors = torch.empty_like(self.vectors, memory_format=torch.contiguous_format) if needed[1] else None
         for block in self.blocks(weights):
-            gradient = block.exponents
             if others is None:
-                terms += log_sum_exp_(gradient, 0, extra_zero=True, factor=factor).sum()
+                value, shares = block.terms_and_shares()
+                terms += value
             else:
-                gradient.sub_(others[:, None]).exp_().mul_(factor[:, None])
-            if block.weights is not None:
-                gradient.mul_(block.weights)
-            gradient, _ = block.gradient_by_proxy(gradient)
-            gradient = gradient.div_(block.lengths).view(samples, -1)
+                shares = block.shares(others)
+            gradient = block.for_products(shares)
             flat = block.vectors.flatten(0, 1)
             for_unit.addmm_(gradient, flat)
-            value, pull = block.spread(tau)
-            spread += value
+            apart, pull = block.spread(tau)
+            spread += apart
             if for_vectors is not None:
                 here = for_vectors[block.classes]
-                torch.mm(gradient.T, self.unit, out=here.view(-1, dim))
-                _remove_radial_(here.view(-1, dim), flat, block.lengths.flatten())
+                torch.mm(gradient.T, unit, out=here.view(-1, dim))
+                remove_radial_(here.view(-1, dim), flat, block.lengths.flatten())
                 if pull is not None:
                     here.baddbmm_(pull * upstream, block.vectors)
-        along = torch.linalg.vecdot(for_unit, self.unit)[:, None]
-        for_embeddings = for_unit.addcmul_(self.unit, along, value=-1.0).div_(self.norms)
+        for_embeddings = for_unit.mul_(factor)
+        along = torch.linalg.vecdot(for_embeddings, self.unit)[:, None]
+        for_embeddings.addcmul_(self.unit, along, value=-1.0).div_(self.norms)
         self._add_own_(for_own, for_embeddings, for_vectors)
         shards = self.loss.shards
         return shards.sum(terms), shards.sum(spread), for_embeddings if needed[0] else None, for_vectors
@@ -254,17 +192,6 @@ class _Batch:
         for_embeddings += of_embeddings
         if for_vectors is not None:
             for_vectors.index_add_(0, self.rows, of_vectors)
-
-
-def _remove_radial_(gradient: Tensor, vectors: Tensor, lengths: Tensor) -> None:
-    """Take off ``gradient [R, D]``, which is divided by the vectors' lengths already, what points along the vectors."""
-    kernels = kernels_for(gradient)
-    if kernels is not None:
-        none = gradient[:0]
-        kernels.remove_radial_(none, gradient, none, vectors.contiguous(), none, lengths, gradient.new_ones(1))
-        return
-    along = torch.linalg.vecdot(gradient, vectors).div_(lengths).div_(lengths)
-    gradient.addcmul_(vectors, along[:, None], value=-1.0)
 
 
 class _ByBlocks(torch.autograd.Function):

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
-from nearkin.losses._blocks import Negatives, Parts, by_blocks, is_large
+from nearkin.losses._blocks import Parts, by_blocks, is_large
+from nearkin.losses._class_block import Negatives
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity, proxy_spread
 from nearkin.losses._closed_form import closed_form
 from nearkin.losses._informative import ClassWeights, InformativeSampleWeights, SampleWeights
 from nearkin.losses._shards import ALL_HERE, Shards
+from nearkin.notices import notice
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
 
@@ -137,6 +139,8 @@ class ProxyLoss(nn.Module):
                 raise ValueError(
                     f"{type(self).__name__} cannot be spread over processes: write from_parts and negatives"
                 )
+            if large:
+                notice(self._too_large(embeddings, vectors))
             if self.has_closed_form:
                 return closed_form(embeddings, vectors, labels, self, tau=tau)
             return self.by_autograd(embeddings, vectors, labels)
@@ -211,6 +215,14 @@ class ProxyLoss(nn.Module):
     def _class_similarities(self, unit: Tensor, vectors: Tensor) -> Tensor:
         by_proxy = unit @ l2_normalise(vectors.flatten(0, 1)).T
         return class_similarity(by_proxy.view(-1, *vectors.shape[:2]), self.class_similarity, gamma=self.gamma)
+
+    def _too_large(self, embeddings: Tensor, vectors: Tensor) -> str:
+        samples, proxies = embeddings.shape[0], vectors.shape[0] * vectors.shape[1]
+        size = samples * proxies * vectors.element_size() / 2**30
+        return (
+            f"{type(self).__name__} keeps arrays of the similarities of {samples} samples to {proxies} proxies, "
+            f"{size:.2g} GiB each: take a loss of the catalogue, which goes by blocks of classes, or write from_parts"
+        )
 
     def _checked(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """The labels as int64 on the embeddings' device, where both fit the loss."""

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.losses._anchor import AnchorLoss
-from nearkin.losses._blocks import Negatives, Parts
+from nearkin.losses._blocks import Parts
+from nearkin.losses._class_block import Negatives
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._informative import SampleWeights
 from nearkin.numerics import log1p_exp, log1p_sum_exp, log_sum_exp_
