@@ -93,7 +93,7 @@ def test_a_step_over_blocks_of_classes_is_the_same_with_fused_kernels(monkeypatc
     loss.eval()
     plain, fused = with_and_without(loss, embeddings, labels)
     monkeypatch.setattr(_blocks, "PLAIN_BYTES", 0)
-    monkeypatch.setattr(_blocks, "BLOCK_BYTES", 70 * 17 * loss.proxies_per_class * 4)
+    monkeypatch.setitem(_blocks.BLOCK_BYTES, DEVICE, 70 * 17 * loss.proxies_per_class * 4)
     blocks, fused_blocks = with_and_without(loss, embeddings, labels)
     for other in (fused, blocks, fused_blocks):
         assert_equal(plain, other)

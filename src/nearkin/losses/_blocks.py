@@ -27,8 +27,8 @@ from nearkin.numerics import NORM_FLOOR, full_precision, l2_normalise
 
 PLAIN_BYTES = 2**28
 """A loss goes by blocks where one array of its similarities ``[N, C·K]`` would be larger than this."""
-BLOCK_BYTES = 2**25
-"""About how large an array of the similarities to a block is."""
+BLOCK_BYTES = {"cpu": 2**22, "cuda": 2**25}
+"""About how large an array of the similarities to a block is: what fits the caches, and on a GPU fills it."""
 # Stands in for the log of an empty sum: its exponential is 0, yet differences of two of them are finite.
 _NOTHING = -1e30
 
@@ -71,7 +71,8 @@ def is_large(embeddings: Tensor, vectors: Tensor) -> bool:
 
 def block_size(embeddings: Tensor, vectors: Tensor) -> int:
     """How many classes of proxies ``[C, K, D]`` are taken at a time for embeddings ``[N, D]``."""
-    return max(1, BLOCK_BYTES // (embeddings.shape[0] * vectors.shape[1] * vectors.element_size()))
+    size = BLOCK_BYTES.get(vectors.device.type, BLOCK_BYTES["cuda"])
+    return max(1, size // (embeddings.shape[0] * vectors.shape[1] * vectors.element_size()))
 
 
 def by_blocks(
