@@ -105,6 +105,15 @@ def log1p_sum_exp(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     return torch.cat([zero, x.masked_fill(~mask, float("-inf"))], dim).logsumexp(dim)
 
 
+def log1p_exp(x: Tensor) -> Tensor:
+    """``log(1 + exp x)`` to the last digit: ``F.softplus`` leaves the 1 out above 20, which float64 sees.
+
+    >>> log1p_exp(torch.tensor([0.0, 1000.0]))
+    tensor([6.9315e-01, 1.0000e+03])
+    """
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
 def log_sum_exp_(x: Tensor, dim: int, *, extra_zero: bool = False, factor: float | Tensor = 1.0) -> Tensor:
     """``log Σ exp x_i`` over ``dim``, or ``log(1 + Σ exp x_i)``; overwrites ``x`` with ``factor`` times its derivative.
 

@@ -16,12 +16,22 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 import nearkin.losses as losses
-from nearkin.losses import _anchor, _class_similarity, _closed_form, _cross_entropy, _kernels, _triton
+from nearkin.losses import (
+    _anchor,
+    _blocks,
+    _class_block,
+    _class_similarity,
+    _closed_form,
+    _cross_entropy,
+    _kernels,
+    _triton,
+)
 from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+MODULES = (_closed_form, _anchor, _class_block, _class_similarity, _cross_entropy)
 SINGLE = ("ProxyAnchor", "ProxyNCA", "ProxyNCAPlusPlus", "NormalizedSoftmax", "CosFace", "ArcFace")
 SEVERAL = ("SoftTriple", "MultiProxyAnchor", "DataWiseMultiProxyAnchor", "AllPairsMultiProxyAnchor")
 CASES = [(name, {}) for name in SINGLE]
@@ -46,7 +56,7 @@ def with_and_without(monkeypatch):
     def run(loss, embeddings, labels):
         results = []
         for kernels in (None, _kernels):
-            for module in (_closed_form, _anchor, _class_similarity, _cross_entropy):
+            for module in MODULES:
                 monkeypatch.setattr(module, "kernels_for", lambda x, kernels=kernels: kernels)
             results.append(step(loss, embeddings, labels))
         return results
@@ -68,6 +78,25 @@ def test_a_step_is_the_same_with_fused_kernels(with_and_without, name, options, 
     embeddings = 3 * torch.randn(70, 24, device=DEVICE)
     labels = torch.randint(classes, (70,), device=DEVICE)
     assert_equal(*with_and_without(loss, embeddings, labels))
+
+
+@pytest.mark.parametrize("name, options", CASES, ids=lambda part: str(part))
+def test_a_step_over_blocks_of_classes_is_the_same_with_fused_kernels(monkeypatch, with_and_without, name, options):
+    torch.manual_seed(0)
+    loss = getattr(losses, name)(45, 24, **options).to(DEVICE)
+    if loss.weighting is not None:
+        loss.begin_epoch(2)
+    embeddings = 3 * torch.randn(70, 24, device=DEVICE)
+    labels = torch.randint(40, (70,), device=DEVICE)
+    for _ in range(3):
+        loss(embeddings, labels)
+    loss.eval()
+    plain, fused = with_and_without(loss, embeddings, labels)
+    monkeypatch.setattr(_blocks, "PLAIN_BYTES", 0)
+    monkeypatch.setitem(_blocks.BLOCK_BYTES, DEVICE, 70 * 17 * loss.proxies_per_class * 4)
+    blocks, fused_blocks = with_and_without(loss, embeddings, labels)
+    for other in (fused, blocks, fused_blocks):
+        assert_equal(plain, other)
 
 
 @pytest.mark.parametrize("per_class", [1, 3])
@@ -124,7 +153,7 @@ def test_weighted_pairs_cost_the_same_with_the_fused_kernel(monkeypatch, positiv
 def test_informative_samples_are_weighted_alike_with_fused_kernels(monkeypatch, per_class):
     results = []
     for kernels in (None, _kernels):
-        for module in (_closed_form, _anchor, _class_similarity, _cross_entropy):
+        for module in MODULES:
             monkeypatch.setattr(module, "kernels_for", lambda x, kernels=kernels: kernels)
         torch.manual_seed(4)
         weighting = InformativeSampleWeights(6, 24, memory_size=150, volume=20.0, hardness=0.9)

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.inputs import check_positive
+from nearkin.losses._blocks import Parts
+from nearkin.losses._class_block import Negatives
 from nearkin.losses._fused import kernels_for
 from nearkin.losses._informative import SampleWeights
 from nearkin.losses._proxy import ProxyLoss
@@ -74,6 +76,23 @@ class AnchorLoss(ProxyLoss):
         if weights is not None:
             negative.mul_(weights.negative)
         return pull.add_(push).sum(), negative.scatter_(1, column, pull_gradient[:, None])
+
+    @property
+    def negatives(self) -> Negatives:
+        return Negatives("samples", self.alpha, self.margin)
+
+    def from_parts(self, parts: Parts) -> Tensor:
+        own, others, labels, classes, positive, push_norm = parts
+        zeros = own.new_zeros(classes)
+        exponent = self.alpha * (self.margin - own) if positive is None else self.alpha * positive * (self.margin - own)
+        top = zeros.scatter_reduce(0, labels, exponent.detach(), "amax")
+        pull = ((-top).exp().index_add(0, labels, (exponent - top[labels]).exp()).log() + top).sum()
+        if positive is None:
+            positive = torch.ones_like(own)
+        count = zeros.index_add(0, labels, torch.ones_like(own))
+        mean = zeros.index_add(0, labels, positive) / count
+        pull_norm = torch.where(count > 0, mean, 0.0 if self.positive_norm == "present" else 1.0).sum()
+        return pull / pull_norm + others / push_norm
 
     def _norms(
         self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.inputs import check_positive
+from nearkin.losses._blocks import Parts
+from nearkin.losses._class_block import Negatives
 from nearkin.losses._fused import kernels_for
 from nearkin.losses._informative import SampleWeights
 from nearkin.losses._proxy import ProxyLoss
-from nearkin.numerics import safe_sqrt
+from nearkin.numerics import log1p_exp, safe_sqrt
 
 
 class SoftmaxLoss(ProxyLoss):
@@ -76,6 +78,16 @@ class SoftmaxLoss(ProxyLoss):
         if own_gradient is not None:
             gradient.scatter_(1, column, own_gradient.mul_(gradient.gather(1, column)))
         return loss, gradient if lengths is None else gradient.div_(lengths)
+
+    @property
+    def negatives(self) -> Negatives:
+        return Negatives("classes", self.scale)
+
+    def from_parts(self, parts: Parts) -> Tensor:
+        # The clamp only undoes rounding, so it has no say in the gradient.
+        own = parts.own + (parts.own.clamp(-1.0, 1.0) - parts.own).detach()
+        harder = self._turned(own) if self.on_angle else own - self.margin
+        return log1p_exp(parts.others - self.scale * harder).mean()
 
     def _turned_and_gradient(self, cosine: Tensor) -> tuple[Tensor, Tensor]:
         cos_m, sin_m = math.cos(self.margin), math.sin(self.margin)

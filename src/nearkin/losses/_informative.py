@@ -118,8 +118,12 @@ class InformativeSampleWeights(nn.Module):
     @torch.no_grad()
     def judgement(self, similarities: Tensor, labels: Tensor) -> Judgement:
         """What the samples of class similarities ``[N, C]`` and labels ``[N]`` are to their own classes at present."""
-        at = self._thresholds(similarities.dtype)
-        own = similarities.gather(1, labels[:, None]).squeeze(1)
+        return self.judgement_of_own(similarities.gather(1, labels[:, None]).squeeze(1), labels)
+
+    @torch.no_grad()
+    def judgement_of_own(self, own: Tensor, labels: Tensor) -> Judgement:
+        """The same of similarities ``[N]`` to the samples' own classes, which is all that it depends on."""
+        at = self._thresholds(own.dtype)
         learned, outlier, positive = torch.stack([at.learned, at.outlier, at.positive]).index_select(1, labels).unbind()
         return Judgement(at, positive, own > learned, (own >= outlier) & (own <= learned), own < outlier)
 
@@ -132,17 +136,23 @@ class InformativeSampleWeights(nn.Module):
         if not (self.filter_on or self.as_released):
             return None
         judged = self.judgement(similarities, labels) if judged is None else judged
-        negative = torch.where(similarities < judged.at.outlier, judged.at.easy_negative, 1.0)
-        if not self.filter_on:
-            return SampleWeights(torch.ones_like(similarities[:, 0]), negative)
-        return SampleWeights(judged.positive + judged.informative, negative)
+        by_class = self.weights_by_class(judged)
+        assert by_class is not None
+        return SampleWeights(by_class.positive, by_class.negative(similarities, slice(None)))
+
+    def weights_by_class(self, judged: Judgement) -> ClassWeights | None:
+        """:meth:`weights` for as many classes at a time as one likes."""
+        if not (self.filter_on or self.as_released):
+            return None
+        positive = judged.positive + judged.informative if self.filter_on else torch.ones_like(judged.positive)
+        return ClassWeights(positive, judged.at.outlier, judged.at.easy_negative)
 
     @torch.no_grad()
     def update(
         self,
         embeddings: Tensor,
         labels: Tensor,
-        similarities: Tensor,
+        similarities: Tensor | None,
         own_similarity: Callable[[Tensor, Tensor | None], Tensor],
         *,
         linear: bool = False,
@@ -153,14 +163,16 @@ class InformativeSampleWeights(nn.Module):
         Args:
             embeddings: normalised, ``[N, dim]``.
             labels: ``[N]``.
-            similarities: to the classes, ``[N, C]``, as :meth:`weights` got them.
+            similarities: to the classes, ``[N, C]``, as :meth:`weights` got them; not needed beside ``judged``.
             own_similarity: gives the similarities ``[T]`` of normalised embeddings ``[T, dim]`` to the classes that
                 labels ``[T]`` name, with the present proxies; without labels row c is of class c.
             linear: ``own_similarity`` is linear in the embeddings, as it is with one proxy per class. The mean over a
                 class's memory is then taken before the similarity, which is much cheaper.
             judged: the batch's :meth:`judgement`, where it is known already.
         """
-        judged = self.judgement(similarities, labels) if judged is None else judged
+        if judged is None:
+            assert similarities is not None
+            judged = self.judgement(similarities, labels)
         torch.sum(torch.stack([judged.learned, judged.informative, judged.outlier]), 1, out=self.kinds)
         kept = ~judged.outlier if self.filter_on else torch.ones_like(judged.outlier)
         self.counts.index_add_(0, labels, kept.long())
@@ -256,6 +268,21 @@ class Thresholds(NamedTuple):
     outlier: Tensor
     positive: Tensor
     easy_negative: Tensor
+
+
+class ClassWeights(NamedTuple):
+    """:class:`SampleWeights` whose ``[N, C]`` negatives are made for a range of classes at a time.
+
+    A negative whose similarity is below a class's ``outlier [C]`` counts ``easy_negative [C]``, all others 1.
+    """
+
+    positive: Tensor
+    outlier: Tensor
+    easy_negative: Tensor
+
+    def negative(self, similarities: Tensor, classes: slice) -> Tensor:
+        """Weights ``[N, B]`` for similarities to ``classes``."""
+        return torch.where(similarities < self.outlier[classes], self.easy_negative[classes], 1.0)
 
 
 class Judgement(NamedTuple):

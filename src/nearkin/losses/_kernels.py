@@ -126,8 +126,8 @@ def anchor(
 ) -> tuple[Tensor, Tensor]:
     """Proxy-Anchor's loss of similarities ``[N, C]`` and its derivative.
 
-    ``pull_norm`` divides the sum over positives. Without weights ``push_norm`` is the number of classes; with them,
-    ``[N]`` for positives and ``[N, C]`` for negatives, both norms are tensors.
+    ``pull_norm`` divides the sum over positives and ``push_norm`` that over negatives. With weights, ``[N]`` for
+    positives and ``[N, C]`` for negatives, both are tensors. A label below 0 is of no class here.
     """
     similarities = similarities.contiguous()
     rows, classes = similarities.shape
@@ -150,6 +150,7 @@ def anchor(
         alpha,
         margin,
         1.0 if given else pull_norm,
+        1.0 if weights is not None else push_norm,
         READ_PULL_NORM=given,
         WEIGHTED=weights is not None,
         ROWS=64,

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
+from nearkin.losses._blocks import Parts, by_blocks, is_large
+from nearkin.losses._class_block import Negatives
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity, proxy_spread
 from nearkin.losses._closed_form import closed_form
-from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
+from nearkin.losses._informative import ClassWeights, InformativeSampleWeights, SampleWeights
+from nearkin.losses._shards import ALL_HERE, Shards
+from nearkin.notices import notice
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
 
@@ -44,6 +48,10 @@ class ProxyLoss(nn.Module):
     be divided; the derivative is then for what was given. It saves the fused kernels two passes."""
     has_closed_form: ClassVar[bool] = False
     """Whether :meth:`value_and_gradient` is written out for the formula that the loss has."""
+    has_parts: ClassVar[bool] = False
+    """Whether :meth:`from_parts` is written for the formula that the loss has."""
+    shards: Shards = ALL_HERE
+    """Which classes the bank holds, where others are with other processes."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -51,9 +59,12 @@ class ProxyLoss(nn.Module):
         def home(method: str) -> type:
             return next(base for base in cls.__mro__ if method in vars(base))
 
-        # A subclass that has another formula has outgrown the gradient that it inherits.
-        written_out = home("value_and_gradient")
-        cls.has_closed_form = written_out is not ProxyLoss and issubclass(written_out, home("from_similarities"))
+        # A subclass that has another formula has outgrown the gradient and the parts that it inherits.
+        def fits(method: str) -> bool:
+            return home(method) is not ProxyLoss and issubclass(home(method), home("from_similarities"))
+
+        cls.has_closed_form = fits("value_and_gradient")
+        cls.has_parts = fits("from_parts")
 
     def __init__(
         self,
@@ -77,7 +88,7 @@ class ProxyLoss(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        return self.bank.classes
+        return self.bank.classes if self.shards.classes is None else self.shards.classes
 
     @property
     def proxies_per_class(self) -> int:
@@ -101,12 +112,37 @@ class ProxyLoss(nn.Module):
             (gradient,) = torch.autograd.grad(value, leaf)
         return value.detach(), gradient
 
+    @property
+    def negatives(self) -> Negatives:
+        """What :meth:`from_parts` takes of the similarities to other classes."""
+        raise NotImplementedError
+
+    def from_parts(self, parts: Parts) -> Tensor:
+        """:meth:`from_similarities` out of what is left of them when they are gone through block by block.
+
+        In plain PyTorch, on arrays of ``[N]``. A loss that has this and :attr:`negatives` needs no array of all
+        similarities where there are too many, and its classes can be spread over processes.
+        """
+        raise NotImplementedError
+
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        labels = self._checked(embeddings, labels)
+        return self.of_proxies(embeddings, self.bank.vectors, self._checked(embeddings, labels), tau=self.tau)
+
+    def of_proxies(self, embeddings: Tensor, vectors: Tensor, labels: Tensor, *, tau: float) -> Tensor:
+        """The loss with proxies ``[C, K, D]``, by the way that suits their number."""
         with full_precision(embeddings.device.type):
-            embeddings, vectors = self._same_dtype(embeddings, self.bank.vectors)
+            embeddings, vectors = self._same_dtype(embeddings, vectors)
+            large, spread_out = is_large(embeddings, vectors), self.shards is not ALL_HERE
+            if self.has_parts and (large or spread_out):
+                return by_blocks(embeddings, vectors, labels, self, tau=tau)
+            if spread_out:
+                raise ValueError(
+                    f"{type(self).__name__} cannot be spread over processes: write from_parts and negatives"
+                )
+            if large:
+                notice(self._too_large(embeddings, vectors))
             if self.has_closed_form:
-                return closed_form(embeddings, vectors, labels, self, tau=self.tau)
+                return closed_form(embeddings, vectors, labels, self, tau=tau)
             return self.by_autograd(embeddings, vectors, labels)
 
     def by_autograd(self, embeddings: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
@@ -131,6 +167,15 @@ class ProxyLoss(nn.Module):
             )
         return weights
 
+    def weigh_by_class(self, unit: Tensor, own: Tensor, labels: Tensor) -> ClassWeights | None:
+        """:meth:`weigh` from similarities ``own [N]`` to the own classes, for any classes at a time."""
+        if self.weighting is None:
+            return None
+        judged = self.weighting.judgement_of_own(own, labels)
+        if self.training:
+            self.weighting.update(unit, labels, None, self.own_similarities, judged=judged)
+        return self.weighting.weights_by_class(judged)
+
     def class_similarities(self, embeddings: Tensor) -> Tensor:
         """Similarity of every sample to every class, ``[N, num_classes]``, differentiable."""
         with full_precision(embeddings.device.type):
@@ -148,10 +193,11 @@ class ProxyLoss(nn.Module):
         if labels is None:
             by_proxy = torch.linalg.vecdot(unit[:, None], vectors)
         else:
-            by_proxy = torch.stack([(unit * vectors[labels, k]).sum(1) for k in range(self.bank.per_class)], 1)
-            norms = norms[labels]
-        similarities = by_proxy.div_(norms)[:, None]
-        return class_similarity(similarities, self.class_similarity, gamma=self.gamma).squeeze(1)
+            rows, held = self.shards.rows(labels, self.bank.classes)
+            by_proxy = torch.stack([(unit * vectors[rows, k]).sum(1) for k in range(self.bank.per_class)], 1)
+            norms = norms[rows]
+        own = class_similarity(by_proxy.div_(norms)[:, None], self.class_similarity, gamma=self.gamma).squeeze(1)
+        return own if labels is None else self.shards.sum(torch.where(held, own, 0.0))
 
     @torch.no_grad()
     def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
@@ -169,6 +215,14 @@ class ProxyLoss(nn.Module):
     def _class_similarities(self, unit: Tensor, vectors: Tensor) -> Tensor:
         by_proxy = unit @ l2_normalise(vectors.flatten(0, 1)).T
         return class_similarity(by_proxy.view(-1, *vectors.shape[:2]), self.class_similarity, gamma=self.gamma)
+
+    def _too_large(self, embeddings: Tensor, vectors: Tensor) -> str:
+        samples, proxies = embeddings.shape[0], vectors.shape[0] * vectors.shape[1]
+        size = samples * proxies * vectors.element_size() / 2**30
+        return (
+            f"{type(self).__name__} keeps arrays of the similarities of {samples} samples to {proxies} proxies, "
+            f"{size:.2g} GiB each: take a loss of the catalogue, which goes by blocks of classes, or write from_parts"
+        )
 
     def _checked(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """The labels as int64 on the embeddings' device, where both fit the loss."""

@@ -150,6 +150,7 @@ def anchor_kernel(
     alpha,
     margin,
     pull_norm,
+    push_norm,
     READ_PULL_NORM: tl.constexpr,
     WEIGHTED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -160,7 +161,6 @@ def anchor_kernel(
     inside = columns < classes
     if READ_PULL_NORM:
         pull_norm = tl.load(pull_norms)
-    push_norm = classes * 1.0  # a single class is a constant to the compiler, without a type to convert
     if WEIGHTED:
         push_norm = tl.load(push_norms)
     # The 1 in log(1 + Σ): an exponent of 0 that is there from the start.

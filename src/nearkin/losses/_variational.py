@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nearkin.losses._shards import ALL_HERE, Shards
 from nearkin.numerics import l2_normalise
 from nearkin.proxies import ProxyBank
 
@@ -72,14 +73,19 @@ class VariationalBank(ProxyBank):
         else:
             self.deviation.fill_(1.0)
 
-    def noise(self) -> Tensor:
-        """Standard normal numbers, ``[classes, per_class, dim]``, the next ones of the stream."""
-        like = self.vectors
-        return torch.randn(like.shape, generator=self._generator_here(), dtype=like.dtype, device=like.device)
+    def noise(self, shards: Shards = ALL_HERE) -> Tensor:
+        """Standard normal numbers, ``[classes, per_class, dim]``, the next ones of the stream.
 
-    def draw(self) -> Tensor:
+        Where other classes are with other processes their numbers are drawn too, so that the stream is the same.
+        """
+        like, first = self.vectors, shards.first
+        shape = (self.classes if shards.classes is None else shards.classes, *like.shape[1:])
+        noise = torch.randn(shape, generator=self._generator_here(), dtype=like.dtype, device=like.device)
+        return noise[first : first + self.classes]
+
+    def draw(self, shards: Shards = ALL_HERE) -> Tensor:
         """One sample of every proxy, ``μ + σ∘ε``, with gradients to μ and σ where the bank is trainable."""
-        return torch.addcmul(self.vectors, self.sigma, self.noise())
+        return torch.addcmul(self.vectors, self.sigma, self.noise(shards))
 
     @torch.no_grad()
     def uncertainty(self, draws: int = 1000) -> Tensor:

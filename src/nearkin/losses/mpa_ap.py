@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin.losses._blocks import Parts
 from nearkin.losses._informative import SampleWeights
 from nearkin.losses.mpa_dw import DataWiseMultiProxyAnchor
-from nearkin.numerics import log1p_sum_exp, log_sum_exp_
+from nearkin.numerics import log1p_exp, log1p_sum_exp, log_sum_exp_
 
 __all__ = ["AllPairsMultiProxyAnchor"]
 
@@ -53,3 +54,7 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
         gradient = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, pull)
         loss = log_sum_exp_(gradient, 1, extra_zero=True, factor=self.alpha / len(labels)).mean()
         return loss, gradient.scatter_(1, column, -gradient.gather(1, column))
+
+    def from_parts(self, parts: Parts) -> Tensor:
+        pull = self.alpha * (self.margin - parts.own)
+        return log1p_exp(torch.logaddexp(pull, parts.others)).mean()

@@ -6,9 +6,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.losses._anchor import AnchorLoss
+from nearkin.losses._blocks import Parts
+from nearkin.losses._class_block import Negatives
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._informative import SampleWeights
-from nearkin.numerics import log1p_sum_exp, log_sum_exp_
+from nearkin.numerics import log1p_exp, log1p_sum_exp, log_sum_exp_
 
 __all__ = ["DataWiseMultiProxyAnchor"]
 
@@ -76,3 +78,10 @@ class DataWiseMultiProxyAnchor(AnchorLoss):
         push = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, float("-inf"))
         loss = (F.softplus(pull).squeeze(1) + log_sum_exp_(push, 1, extra_zero=True, factor=step)).mean()
         return loss, push.scatter_(1, column, pull.sigmoid().mul_(-step))
+
+    @property
+    def negatives(self) -> Negatives:
+        return Negatives("classes", self.alpha, self.margin)
+
+    def from_parts(self, parts: Parts) -> Tensor:
+        return (log1p_exp(self.alpha * (self.margin - parts.own)) + log1p_exp(parts.others)).mean()

@@ -6,6 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.inputs import check_positive
+from nearkin.losses._blocks import Parts
+from nearkin.losses._class_block import Negatives
 from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.numerics import log_sum_exp_
@@ -73,3 +75,11 @@ class ProxyNCA(ProxyLoss):
             return loss, exponents.scatter_(1, column, -scale / len(labels))
         exponents.mul_(weights.negative)
         return loss, exponents.scatter_(1, column, weights.positive[:, None] * (-scale / len(labels)))
+
+    @property
+    def negatives(self) -> Negatives:
+        return Negatives("classes", 2.0 * self.scale)
+
+    def from_parts(self, parts: Parts) -> Tensor:
+        own = parts.own if parts.positive is None else parts.positive * parts.own
+        return (parts.others - 2.0 * self.scale * own).mean()

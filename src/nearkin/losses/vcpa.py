@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -10,10 +11,11 @@ from torch.nn import functional as F
 
 from nearkin.inputs import Labels, as_labels, check_at_least, check_embeddings, check_labels, check_positive
 from nearkin.losses._anchor import AnchorLoss
+from nearkin.losses._blocks import block_size, is_large
 from nearkin.losses._class_similarity import ClassSimilarity
-from nearkin.losses._closed_form import closed_form
+from nearkin.losses._shards import ALL_HERE, Shards
 from nearkin.losses._variational import VariationalBank
-from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
+from nearkin.numerics import NORM_FLOOR, at_least_float32, l2_normalise
 
 __all__ = ["VariationalProxyAnchor", "newton_update"]
 
@@ -127,7 +129,7 @@ class VariationalProxyAnchor(AnchorLoss):
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
         labels = self._checked(embeddings, labels)
         if self.training and self.newton_steps > 0:
-            noise = (self.bank.noise().squeeze(1) for _ in range(self.newton_steps))
+            noise = (self.bank.noise(self.shards).squeeze(1) for _ in range(self.newton_steps))
             mu, sigma = newton_update(
                 self.mu,
                 self.sigma,
@@ -140,12 +142,12 @@ class VariationalProxyAnchor(AnchorLoss):
                 sigma_min=self.sigma_min,
                 class_similarity=self.class_similarity,
                 gamma=self.gamma,
+                shards=self.shards,
             )
             self.bank.assign(mu, sigma)
         # A copy: the next forward pass moves the proxies in place, and this one's backward pass may come after it.
-        proxies = self.bank.draw() if self.training and self.stochastic else self.bank.vectors.clone()
-        with full_precision(embeddings.device.type):
-            return closed_form(*self._same_dtype(embeddings, proxies), labels, self, tau=0.0)
+        proxies = self.bank.draw(self.shards) if self.training and self.stochastic else self.bank.vectors.clone()
+        return self.of_proxies(embeddings, proxies, labels, tau=0.0)
 
 
 def newton_update(
@@ -161,6 +163,7 @@ def newton_update(
     sigma_min: float = 1e-5,
     class_similarity: ClassSimilarity = "softmax",
     gamma: float = 0.1,
+    shards: Shards = ALL_HERE,
 ) -> tuple[Tensor, Tensor]:
     r"""The Gaussians' Newton steps for one batch (VCPA, sections 2.2 and A.2), without side effects or gradients.
 
@@ -195,6 +198,7 @@ def newton_update(
         tau: τ. alpha: α. margin: δ. sigma_min: floor of σ.
         class_similarity: what :math:`a` is where K > 1: ``"softmax"``, ``"max"`` or ``"mean"``.
         gamma: γ.
+        shards: which of all classes these are.
 
     Returns:
         The new ``mu`` and ``sigma``.
@@ -209,36 +213,37 @@ def newton_update(
     """
     labels = as_labels(labels, embeddings)
     check_embeddings(embeddings, dim=mu.shape[-1])
-    check_labels(labels, embeddings.shape[0], num_classes=mu.shape[0])
+    total = mu.shape[0] if shards.classes is None else shards.classes
+    check_labels(labels, embeddings.shape[0], num_classes=total)
     with torch.no_grad(), torch.autocast(mu.device.type, enabled=False):
-        classes, samples = mu.shape[0], embeddings.shape[0]
         several = mu.ndim == 3 and mu.shape[1] > 1
         # A last row of zeros has similarity 0 to every proxy: its exponential is the 1 in 1 + Σ.
         u = F.pad(l2_normalise(at_least_float32(embeddings)).to(mu.dtype), (0, 0, 0, 1))
         u_squared = u.square()
-        own = labels == torch.arange(classes, device=labels.device)[:, None]
-        exponent_at_0 = mu.new_full((2, classes, samples + 1), alpha * margin)  # positives, then negatives
-        exponent_at_0[:, :, :samples].masked_fill_(torch.stack([~own, own]), float("-inf"))
-        exponent_at_0[:, :, samples] = 0.0
-        if mu.ndim == 3 and not several:
-            exponent_at_0 = exponent_at_0.unsqueeze(2)
-        sign = torch.arange(-1, 2, 2, dtype=mu.dtype, device=mu.device).view(2, *[1] * (exponent_at_0.ndim - 1))
 
-        kl_weight = tau * classes  # gradients and curvatures below are C times those of the formulas
-        mu_before, precision = mu, kl_weight / sigma.square()
-        for epsilon in noise:
-            if epsilon.shape != mu.shape:
-                shape = ", ".join(map(str, mu.shape))
-                raise ValueError(
-                    f"noise must have shape [steps, {shape}], as mu has, got {list(epsilon.shape)} for a step"
-                )
+        @functools.lru_cache(maxsize=1)  # the usual case is one block
+        def exponents_at_0(start: int, stop: int) -> Tensor:
+            """Of positives, then negatives: ``[2, classes, samples + 1]``."""
+            own = labels == torch.arange(shards.first + start, shards.first + stop, device=labels.device)[:, None]
+            exponents = mu.new_full((2, *own.shape), alpha * margin)
+            exponents = F.pad(exponents.masked_fill_(torch.stack([~own, own]), float("-inf")), (0, 1))
+            return exponents.unsqueeze(2) if mu.ndim == 3 and not several else exponents
+
+        sign = torch.arange(-1, 2, 2, dtype=mu.dtype, device=mu.device).view(2, 1, 1)
+        if mu.ndim == 3 and not several:
+            sign = sign.unsqueeze(3)
+        kl_weight = tau * total  # gradients and curvatures below are C times those of the formulas
+        mu_before, all_precision = mu, kl_weight / sigma.square()
+
+        def step(start: int, stop: int, mu: Tensor, sigma: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+            precision = all_precision[start:stop]
             proxies = torch.addcmul(mu, sigma, epsilon)
             scale = alpha / torch.linalg.vector_norm(proxies, dim=-1, keepdim=True).clamp_min(NORM_FLOOR)
             similarities = (proxies @ u.T) * scale  # times α
             if several:
                 shares = _shares(similarities, class_similarity, alpha * gamma)
                 similarities = (shares * similarities).sum(1)
-            weights = torch.addcmul(exponent_at_0, sign, similarities).softmax(dim=-1)
+            weights = torch.addcmul(exponents_at_0(start, stop), sign, similarities).softmax(dim=-1)
             squared_weights = weights.sum(0)
             if several:
                 weights = weights.unsqueeze(2) * shares
@@ -253,9 +258,23 @@ def newton_update(
             sigma_gradient = (precision * sigma).sub_(inverse, alpha=kl_weight).addcmul_(epsilon, gradient)
             sigma_curvature = torch.addcmul(precision, inverse, inverse, value=kl_weight)
             sigma_curvature.addcmul_(epsilon.square(), curvature)
-            mu_gradient = torch.addcmul(gradient, precision, mu - mu_before)
-            mu = torch.addcdiv(mu, mu_gradient, precision + curvature, value=-1)
-            sigma = torch.addcdiv(sigma, sigma_gradient, sigma_curvature, value=-1).clamp_min_(sigma_min)
+            mu_gradient = torch.addcmul(gradient, precision, mu - mu_before[start:stop])
+            return (
+                torch.addcdiv(mu, mu_gradient, precision + curvature, value=-1),
+                torch.addcdiv(sigma, sigma_gradient, sigma_curvature, value=-1).clamp_min_(sigma_min),
+            )
+
+        by_class = mu if mu.ndim == 3 else mu.unsqueeze(1)
+        block = block_size(embeddings, by_class) if is_large(embeddings, by_class) else len(mu)
+        blocks = [(start, min(start + block, len(mu))) for start in range(0, len(mu), block)]
+        for epsilon in noise:
+            if epsilon.shape != mu.shape:
+                shape = ", ".join(map(str, mu.shape))
+                raise ValueError(
+                    f"noise must have shape [steps, {shape}], as mu has, got {list(epsilon.shape)} for a step"
+                )
+            moved = [step(i, j, mu[i:j], sigma[i:j], epsilon[i:j]) for i, j in blocks]
+            mu, sigma = moved[0] if len(moved) == 1 else (torch.cat(part) for part in zip(*moved, strict=True))
         return mu, sigma
 
 
