@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nearkin.encoders import backbone, build_encoder
-from nearkin.encoders.architectures import bn_inception, build_backbone, googlenet, resnet
+from nearkin.encoders.architectures import bn_inception, build_backbone, efficientnet_lite0, googlenet, resnet
 from nearkin.encoders.backbone import folded_together, normalised_convolution
 
 
@@ -60,7 +60,13 @@ def test_a_batch_norm_without_statistics_takes_those_of_the_batch():
 
 @pytest.mark.parametrize(
     ("name", "module"),
-    [("resnet18", resnet), ("resnet50_v1", resnet), ("bn_inception", bn_inception), ("googlenet", googlenet)],
+    [
+        ("resnet18", resnet),
+        ("resnet50_v1", resnet),
+        ("bn_inception", bn_inception),
+        ("googlenet", googlenet),
+        ("efficientnet_lite0", efficientnet_lite0),
+    ],
 )
 def test_networks_with_frozen_batch_norm_compute_what_they_did_apart(name, module, monkeypatch):
     torch.manual_seed(0)
@@ -105,7 +111,7 @@ def test_what_was_folded_together_is_forgotten_afterwards():
     torch.testing.assert_close(normalised_convolution(x, convolution, norm), norm(convolution(x)))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "bn_inception", "googlenet"])
+@pytest.mark.parametrize("name", ["resnet18", "bn_inception", "googlenet", "efficientnet_lite0"])
 def test_an_encoder_with_frozen_batch_norm_has_the_gradients_of_one_layer_at_a_time(name, monkeypatch):
     torch.manual_seed(0)
     encoder = build_encoder(name, dim=8, freeze_batch_norm=True).double()

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nearkin.encoders.preprocessing import Preprocessing
 
@@ -61,9 +60,7 @@ def normalised_convolution(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm
     if convolution.bias is not None:
         offset = offset + convolution.bias * factor
     weight = convolution.weight * factor.view(-1, 1, 1, 1)
-    return F.conv2d(
-        x, weight, offset, convolution.stride, convolution.padding, convolution.dilation, convolution.groups
-    )
+    return convolution._conv_forward(x, weight, offset)  # type: ignore[no-any-return]
 
 
 @contextmanager

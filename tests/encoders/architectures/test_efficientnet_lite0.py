@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from nearkin.encoders import build_encoder
-from nearkin.encoders.architectures.efficientnet_lite0 import SameConv2d
+from nearkin.encoders.architectures.efficientnet_lite0 import STAGES, EfficientNetLite0, SameConv2d, relu6
 from nearkin.errors import MissingExtraError
 
 
@@ -15,11 +15,55 @@ def test_same_padding_gives_the_rounded_up_side(side, kernel, stride):
     assert SameConv2d(1, 1, kernel, stride=stride)(torch.zeros(1, 1, side, side)).shape[-1] == -(-side // stride)
 
 
-def test_same_padding_puts_the_odd_zero_to_the_right_and_bottom():
-    conv = SameConv2d(1, 1, 3, stride=2)
-    x = torch.randn(1, 1, 6, 7)
-    expected = F.conv2d(F.pad(x, (1, 1, 0, 1)), conv.weight, stride=2)
-    torch.testing.assert_close(conv(x), expected)
+@pytest.mark.parametrize("with_gradient", [True, False])
+@pytest.mark.parametrize("sides, kernel, padding", [((6, 7), 3, (1, 1, 0, 1)), ((8, 6), 5, (1, 2, 1, 2))])
+def test_same_padding_puts_the_odd_zero_to_the_right_and_bottom(sides, kernel, padding, with_gradient):
+    conv = SameConv2d(2, 2, kernel, stride=2, groups=2).double()
+    x = torch.randn(1, 2, *sides, dtype=torch.float64)
+    expected = F.conv2d(F.pad(x, padding), conv.weight, stride=2, groups=2)
+    with torch.set_grad_enabled(with_gradient):
+        torch.testing.assert_close(conv(x), expected)
+
+
+def test_relu6_in_place_has_the_gradient_of_the_plain_one():
+    x = torch.tensor([-3.0, -0.0, 0.0, 1e-8, 2.5, 6.0, 6.5], dtype=torch.float64, requires_grad=True)
+    steep = torch.arange(1.0, 8.0, dtype=torch.float64)
+    results = []
+    for function in (relu6, F.relu6):
+        x.grad = None
+        y = function(x * 1.0)
+        (y * y * steep).sum().backward()
+        results.append((y.detach(), x.grad))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+
+
+def test_a_step_with_frozen_batch_norm_keeps_one_map_for_each_convolution():
+    """What the next convolution reads, and nothing of batch-norm and ReLU6 beside it."""
+    network = EfficientNetLite0().eval()
+    kept: dict[int, int] = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    def kept_for(count):
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            features = network(torch.zeros(count, 3, 65, 65))  # an odd side at every layer: nothing is padded
+        assert features.requires_grad
+        return sum(kept.values())
+
+    side, channels = 33, 32
+    floats = 3 * 65**2 + 32 * side**2
+    for repeats, _, stride, expansion, outputs in STAGES:
+        for step in (stride, *[1] * (repeats - 1)):
+            floats += channels * expansion * side**2 if expansion > 1 else 0
+            side = -(-side // step)
+            floats += (channels * expansion + outputs) * side**2
+            channels = outputs
+    floats += 1280 * side**2
+    # What another image adds are maps, and the rest weights.
+    assert kept_for(2) - kept_for(1) == 4 * floats
 
 
 def test_pretrained_features_are_those_of_the_reference_package():

