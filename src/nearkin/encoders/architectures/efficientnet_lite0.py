@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from nearkin.encoders.backbone import Backbone, initialise_convolutions, normalised_convolution
+from nearkin.encoders.depthwise import WINDOW, depthwise_convolution, padded_convolution
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import require
 
@@ -64,15 +65,17 @@ class SameConv2d(nn.Conv2d):
         super().__init__(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        (top, bottom), (left, right) = self._padding_of(x.shape[-2], 0), self._padding_of(x.shape[-1], 1)
-        if top == bottom and left == right:
-            return F.conv2d(x, weight, bias, self.stride, (top, left), groups=self.groups)
-        if torch.is_grad_enabled():
-            return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, groups=self.groups)
-        # A zero before the kernel's first row and column does the same without a copy of the feature map.
-        above, before = bottom - top, right - left
-        weight = F.pad(weight, (before, 0, above, 0))
-        return F.conv2d(x, weight, bias, self.stride, (bottom, right), groups=self.groups)
+        rows, columns = self._padding_of(x.shape[-2], 0), self._padding_of(x.shape[-1], 1)
+        is_even = rows[0] == rows[1] and columns[0] == columns[1]
+        if x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            learns = torch.is_grad_enabled() and weight.requires_grad
+            if not learns and not is_even:
+                return padded_convolution(x, weight, bias, self.stride, rows, columns, self.groups)
+            if learns and self.groups > 1 and not (is_even and self.kernel_size[1] <= WINDOW):
+                return depthwise_convolution(x, weight, bias, self.stride, rows, columns)
+        if is_even:
+            return F.conv2d(x, weight, bias, self.stride, (rows[0], columns[0]), groups=self.groups)
+        return F.conv2d(F.pad(x, (*columns, *rows)), weight, bias, self.stride, groups=self.groups)
 
     def _padding_of(self, side: int, axis: int) -> tuple[int, int]:
         stride = self.stride[axis]
