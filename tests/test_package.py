@@ -15,7 +15,7 @@ SOURCE = Path(nearkin.__file__).parent
 
 LEVELS = (
     ("errors", "suggest", "numerics", "inputs", "catalogue", "notices"),
-    ("recipe", "disk", "training.device", "training.run_time"),
+    ("recipe", "disk", "training.allocator", "training.device", "training.run_time"),
     ("data", "samplers", "encoders", "proxies"),
     ("recipe.identity", "losses", "evaluation", "training.embedding", "training.optimisation"),
     ("training.state", "runs.scores", "runs.environment", "runs.folder"),

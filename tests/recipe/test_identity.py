@@ -50,6 +50,16 @@ def test_keys_that_came_later_leave_the_hash_as_it_was_by_their_defaults():
     assert "protocol.scores" in LATER
 
 
+def test_a_default_that_was_a_number_is_the_same_run_as_the_number(tmp_path):
+    hash_of_the_first_version = "73ec3bba"
+    for given in ([], ["training.evaluation_batch_size=256"]):
+        assert Recipe.from_mapping({}, given).fingerprint() == hash_of_the_first_version
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(changed(**{"training.evaluation_batch_size": 256}))
+    assert folder.check_same_recipe(Recipe()) == []
+    assert changed(**{"training.evaluation_batch_size": 8}).fingerprint() != hash_of_the_first_version
+
+
 @pytest.mark.parametrize("key", INDIFFERENT)
 def test_what_decides_nothing_changes_neither_hash_nor_folder(key):
     other = changed(**{key: OTHERWISE[key]})

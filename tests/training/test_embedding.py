@@ -7,7 +7,7 @@ import torch
 from nearkin.data.cache import ArrayImages
 from nearkin.data.transforms import transform_from
 from nearkin.encoders import build_encoder
-from nearkin.training.embedding import embed_images
+from nearkin.training.embedding import embed_images, images_at_a_time
 
 IMAGES = ArrayImages(np.random.default_rng(0).integers(0, 256, (7, 16, 16, 3), dtype=np.uint8))
 TRANSFORM = transform_from("mild", size=16)
@@ -27,6 +27,15 @@ def test_all_images_in_order_whatever_the_size_of_batches(encoder):
     torch.testing.assert_close(parts, whole)
     rows = np.array([6, 0, 6], dtype=np.int64)
     torch.testing.assert_close(embed_images(encoder, IMAGES, TRANSFORM, rows=rows, workers=1), whole[[6, 0, 6]])
+
+
+def test_on_a_cpu_large_images_are_embedded_a_few_at_a_time(encoder):
+    images = ArrayImages(np.zeros((20, 400, 400, 3), dtype=np.uint8))
+    done = []
+    embed_images(encoder, images, transform_from("mild", size=400), workers=1, progress=done.append)
+    assert done == [10, 20]
+    assert images_at_a_time(10_000, torch.device("cpu")) == 1
+    assert images_at_a_time(400, torch.device("cuda")) == 256
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -33,6 +33,9 @@ LATER: Mapping[str, Any] = {
 }
 """Keys that came after recipes had names by their hash, with the defaults that leave it as it was."""
 
+BEFORE: Mapping[str, Any] = {"training.evaluation_batch_size": 256}
+"""Keys whose default is None by now, with the number that it was: the same to a hash and to a run that goes on."""
+
 LOCATIONS = ("data.source", "encoder.weights")
 """Keys that say where something lies. It may have moved since a run began, which its content then has to show."""
 
@@ -62,7 +65,9 @@ def located(recipe: Recipe) -> Recipe:
 def deciding(recipe: Recipe, *, besides: Iterable[str] = ()) -> dict[str, Any]:
     """What decides a run, as ``section.key: value`` with absolute paths; ``besides`` leaves out further keys."""
     ignored = {*INDIFFERENT, *besides}
-    return {key: value for key, value in flat(located(recipe).as_mapping()).items() if key not in ignored}
+    known = flat(located(recipe).as_mapping())
+    known |= {key: value for key, value in BEFORE.items() if known[key] is None}
+    return {key: value for key, value in known.items() if key not in ignored}
 
 
 def fingerprint(recipe: Recipe, *, besides: Iterable[str] = ()) -> str:

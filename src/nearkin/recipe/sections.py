@@ -96,7 +96,8 @@ class TrainingSection:
     """Epochs between evaluations."""
     evaluate_every_steps: int | None = None
     """Steps between evaluations; replaces ``evaluate_every``."""
-    evaluation_batch_size: int = 256
+    evaluation_batch_size: int | None = None
+    """Images that are embedded at a time; default: 256, on a CPU no more pixels than 32 of 224 × 224 have."""
     checkpoint_minutes: float = 5.0
     """A checkpoint is written at every evaluation, and at least this often."""
     tensorboard: bool = False

@@ -16,6 +16,7 @@ from nearkin.encoders import Encoder, build_encoder
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
+from nearkin.training.allocator import keep_freed_memory
 from nearkin.training.device import autocast_dtype, pick_device
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
@@ -31,6 +32,7 @@ def build_state(
     """
     training = recipe.training
     device = pick_device(training.device)
+    keep_freed_memory(device)
     dtype = autocast_dtype(training.precision, device)
     method_class = methods.catalogue()[recipe.method.name]
     protocol = Protocol(recipe.protocol, data.table, splits=splits, score_test=score_test)

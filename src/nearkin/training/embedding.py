@@ -13,7 +13,21 @@ from nearkin.data.cache import Images
 from nearkin.data.loader import evaluation_batches
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
+from nearkin.training.allocator import keep_freed_memory
 from nearkin.training.device import autocast
+
+AT_A_TIME, PIXELS_ON_CPU = 256, 32 * 224**2
+
+
+def images_at_a_time(side: int, device: torch.device) -> int:
+    """How many images of ``side`` × ``side`` pixels are best embedded together.
+
+    On a CPU more than some megapixels gain nothing, and their feature maps leave the caches and take gigabytes.
+
+    >>> images_at_a_time(224, torch.device("cpu")), images_at_a_time(48, torch.device("cpu"))
+    (32, 256)
+    """
+    return min(AT_A_TIME, max(1, PIXELS_ON_CPU // side**2)) if device.type == "cpu" else AT_A_TIME
 
 
 def embed_images(
@@ -22,7 +36,7 @@ def embed_images(
     transform: Transform,
     *,
     rows: NDArray[np.int64] | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     workers: int | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
@@ -31,9 +45,11 @@ def embed_images(
     """Embed ``rows`` of ``images`` (default: all) in order: float32 ``[N, dim]`` on ``device``.
 
     The encoder is put into evaluation mode and back into the mode it was in. ``progress`` is told after each batch
-    how many images are done.
+    how many images are done. Without ``batch_size`` it is :func:`images_at_a_time`.
     """
     device = device or next(encoder.parameters()).device
+    keep_freed_memory(device)
+    batch_size = batch_size or images_at_a_time(transform.size, device)
     was_training = encoder.training
     encoder.eval()
     count = len(images) if rows is None else len(rows)

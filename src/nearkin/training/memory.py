@@ -18,6 +18,7 @@ from torch.func import functional_call
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
 from nearkin.training.device import autocast
+from nearkin.training.embedding import images_at_a_time
 from nearkin.training.micro_batch import has_batch_statistics
 from nearkin.training.state import TrainingState
 
@@ -62,7 +63,8 @@ def check_memory(state: TrainingState) -> None:
     what = f"a training step on {batch} images" + (f" ({held} at a time)" if held < batch else "")
     _refuse_if_above(free, per_pixel, held, what, size, _smaller_step(state, held < batch), besides=copies)
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
-    images = min(training.evaluation_batch_size, max((len(part.query) for part in parts), default=0))
+    at_a_time = training.evaluation_batch_size or images_at_a_time(size, state.device)
+    images = min(at_a_time, max((len(part.query) for part in parts), default=0))
     what, remedy = f"scoring {images} images at a time", f"lower training.evaluation_batch_size ({images}; {{fits}}) or"
     _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, size, remedy)
 
