@@ -3,10 +3,10 @@
     python benchmarks/photos.py                       # 64 images of 224 pixels, EfficientNet-lite0, three rounds
     python benchmarks/photos.py --json photos.json    # keep the figures
 
-Variants: nearkin as it is; with the system's allocator as it comes; with plain layers (batch-norm, ReLU6 and convolution
-one after the other, as the same network is in plain torch); and with both. Every figure is a process of its own, since
-neither an allocator's settings nor a peak can be taken back, and rounds of all variants alternate. Shown are the median
-time of a step by the clock, processor time, which other work on the machine moves less, and the largest peak.
+Variants: nearkin as it is; with the system's allocator as it comes; with plain layers (convolution, batch-norm and
+ReLU6 one after the other, as the same network is in plain torch); and with both. Every figure is a process of its own,
+since neither an allocator's settings nor a peak can be taken back, and rounds of all variants alternate. Shown are the
+median time of a step by the clock, processor time, which other work on the machine moves less, and the largest peak.
 """
 
 from __future__ import annotations

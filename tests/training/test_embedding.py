@@ -32,7 +32,7 @@ def test_all_images_in_order_whatever_the_size_of_batches(encoder):
 def test_on_a_cpu_large_images_are_embedded_a_few_at_a_time(encoder):
     images = ArrayImages(np.zeros((20, 400, 400, 3), dtype=np.uint8))
     done = []
-    embed_images(encoder, images, transform_from("mild", size=400), workers=1, progress=done.append)
+    embed_images(encoder, images, transform_from("mild", size=400, resize=400), workers=1, progress=done.append)
     assert done == [10, 20]
     assert images_at_a_time(10_000, torch.device("cpu")) == 1
     assert images_at_a_time(400, torch.device("cuda")) == 256
