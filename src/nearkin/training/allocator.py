@@ -1,7 +1,7 @@
 """Freed memory is kept for the next step, where the system's allocator would hand it back each time.
 
 A step on a CPU takes and frees gigabytes of feature maps. The allocator of glibc asks the kernel for every large one
-anew, and the kernel clears each of its pages: half of the time of a training step and of an evaluation on two cores.
+anew, and the kernel clears each of its pages: a third of the processor time of a training step.
 """
 
 from __future__ import annotations
