@@ -148,7 +148,7 @@ class _Batch:
         """From the derivatives for the parts of a loss to those for embeddings and proxies, block by block.
 
         ``others [N]`` are the samples' log-sum-exps. A loss over samples needs none: its own terms are added up on the
-        way, and with the spread of the proxies times ``tau`` they are the first results.
+        way, and with the spread of the proxies times ``tau`` they are the first results, for the classes here.
         """
         dim, factor = self.unit.shape[1], self.loss.negatives.scale * for_others
         if others is not None:
@@ -179,8 +179,7 @@ class _Batch:
         along = torch.linalg.vecdot(for_embeddings, self.unit)[:, None]
         for_embeddings.addcmul_(self.unit, along, value=-1.0).div_(self.norms)
         self._add_own_(for_own, for_embeddings, for_vectors)
-        shards = self.loss.shards
-        return shards.sum(terms), shards.sum(spread), for_embeddings if needed[0] else None, for_vectors
+        return terms, spread, for_embeddings if needed[0] else None, for_vectors
 
     def _add_own_(self, for_own: Tensor, for_embeddings: Tensor, for_vectors: Tensor | None) -> None:
         with torch.enable_grad():
@@ -222,8 +221,8 @@ class _ByBlocks(torch.autograd.Function):
             # A sum over classes enters linearly: its derivative is known before it is.
             value, for_own, for_others = _value_and_gradient(loss, parts._replace(others=own.new_zeros(())))
             terms, spread, *ctx.handed_over = batch.gradients(weights, None, for_own, for_others, tau, 1.0, needed)
-            value = value + for_others * terms
-            others = None
+            value = value + for_others * loss.shards.sum(terms)
+            others, spread = None, loss.shards.sum(spread)
         else:
             others, spread = batch.others(weights, tau)
             parts = parts._replace(others=others)
