@@ -15,7 +15,7 @@ from nearkin.losses._blocks import block_size, is_large
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._shards import ALL_HERE, Shards
 from nearkin.losses._variational import VariationalBank
-from nearkin.numerics import NORM_FLOOR, at_least_float32, l2_normalise
+from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 
 __all__ = ["VariationalProxyAnchor", "newton_update"]
 
@@ -215,7 +215,7 @@ def newton_update(
     check_embeddings(embeddings, dim=mu.shape[-1])
     total = mu.shape[0] if shards.classes is None else shards.classes
     check_labels(labels, embeddings.shape[0], num_classes=total)
-    with torch.no_grad(), torch.autocast(mu.device.type, enabled=False):
+    with torch.no_grad(), full_precision(mu.device.type):
         several = mu.ndim == 3 and mu.shape[1] > 1
         # A last row of zeros has similarity 0 to every proxy: its exponential is the 1 in 1 + Σ.
         u = F.pad(l2_normalise(at_least_float32(embeddings)).to(mu.dtype), (0, 0, 0, 1))
