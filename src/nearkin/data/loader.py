@@ -1,15 +1,16 @@
-"""From rows to batches of pixels, prepared by threads while the last batch is being learned from.
+"""From rows to batches of pixels, prepared while the last batch is being learned from.
 
-Pillow resamples outside the interpreter lock, so threads suffice: nothing is pickled, the decoded images are shared,
-and Ctrl-C works. The random numbers of an image depend on (seed, batch, place in the batch) alone: neither the number
-of threads nor an interruption changes what a batch looks like.
+Pillow resamples outside the interpreter lock, so on a CPU threads suffice: nothing is pickled, the decoded images are
+shared, and Ctrl-C works. Where the images are on the device that trains, only what is random is drawn here. The random
+numbers of an image depend on (seed, batch, place in the batch) alone: neither the number of threads, nor where crops
+are made, nor an interruption changes which part of an image a batch shows.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.cache import Images, in_order, usable_cores
-from nearkin.data.transforms import Transform
+from nearkin.data.device_images import DeviceImages
+from nearkin.data.resampling import to_device
+from nearkin.data.transforms import Box, Transform
 from nearkin.samplers import BatchSampler
 
 
@@ -40,12 +43,20 @@ def default_workers() -> int:
     return min(4, usable_cores())
 
 
+def image_rng(seed: int, number: int, place: int) -> np.random.Generator:
+    """The random numbers of the image at ``place`` in batch ``number``."""
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, place, number, 0]))
+
+
 class TrainingLoader:
-    """Endless batches for a sampler, with ``sampler_state`` always that of the last batch handed out."""
+    """Endless batches for a sampler, with ``sampler_state`` always that of the last batch handed out.
+
+    Batches of :class:`~nearkin.data.device_images.DeviceImages` are on their device, others on the host.
+    """
 
     def __init__(
         self,
-        images: Images,
+        images: Images | DeviceImages,
         labels: NDArray[np.int64],
         transform: Transform,
         sampler: BatchSampler,
@@ -56,7 +67,7 @@ class TrainingLoader:
         pin_memory: bool = False,
     ) -> None:
         self.images = images
-        self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+        self.labels = np.ascontiguousarray(labels, dtype=np.int64)
         self.transform = transform
         self.sampler = sampler
         self.seed = seed
@@ -64,7 +75,9 @@ class TrainingLoader:
         self.sampler_state: dict[str, Any] = sampler.state_dict()
         self._next_number = first_batch
         self._workers = default_workers() if workers is None else workers
-        self._pool = ThreadPoolExecutor(max(1, self._workers), thread_name_prefix="nearkin-loader")
+        # Drawing boxes is Python's own work, of which more threads do not do more.
+        threads = 1 if isinstance(images, DeviceImages) else max(1, self._workers)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="nearkin-loader")
 
     def __enter__(self) -> TrainingLoader:
         return self
@@ -73,31 +86,54 @@ class TrainingLoader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __iter__(self) -> Iterator[Batch]:
-        waiting: deque[tuple[Batch, dict[str, Any], list[Future[None]]]] = deque()
+        waiting: deque[tuple[Callable[[], Batch], dict[str, Any]]] = deque()
         while True:
             while len(waiting) <= self.sampler.lookahead:
-                waiting.append(self._begin())
-            batch, state, pending = waiting.popleft()
-            for future in pending:
-                future.result()
+                rows = self.sampler.next_batch()
+                number, self._next_number = self._next_number, self._next_number + 1
+                waiting.append((self._begin(number, rows), self.sampler.state_dict()))
+            finish, state = waiting.popleft()
+            batch = finish()
             self.sampler_state = state
             yield batch
 
-    def _begin(self) -> tuple[Batch, dict[str, Any], list[Future[None]]]:
-        """The next batch, whose pixels are there when the futures are done, and the sampler's state after it."""
-        rows = self.sampler.next_batch()
-        number, self._next_number = self._next_number, self._next_number + 1
-        size = self.transform.size
+    def _begin(self, number: int, rows: NDArray[np.int64]) -> Callable[[], Batch]:
+        """Have a batch prepared; the result waits until it is there."""
+        if isinstance(self.images, DeviceImages):
+            return self._on_device(self.images, number, rows)
+        images, size = self.images, self.transform.size
         pixels = torch.empty(len(rows), size, size, 3, dtype=torch.uint8, pin_memory=self.pin_memory)
         target = pixels.numpy()
 
         def prepare(places: range) -> None:
             for place in places:
-                rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, place, number, 0]))
-                target[place] = self.transform.train(self.images[int(rows[place])], rng)
+                rng = image_rng(self.seed, number, place)
+                target[place] = self.transform.train(images[int(rows[place])], rng)
 
         pending = [self._pool.submit(prepare, part) for part in _parts(len(rows), self._workers)]
-        return Batch(number, rows, pixels, self.labels[torch.from_numpy(rows)]), self.sampler.state_dict(), pending
+
+        def finish() -> Batch:
+            for future in pending:
+                future.result()
+            return Batch(number, rows, pixels, torch.from_numpy(self.labels[rows]))
+
+        return finish
+
+    def _on_device(self, images: DeviceImages, number: int, rows: NDArray[np.int64]) -> Callable[[], Batch]:
+        def draw() -> tuple[list[Box], list[bool]]:
+            drawn = [
+                self.transform.draw(height, width, image_rng(self.seed, number, place))
+                for place, (height, width) in enumerate(images.shapes[rows].tolist())
+            ]
+            return [box for box, _ in drawn], [mirrored for _, mirrored in drawn]
+
+        drawn = self._pool.submit(draw)
+
+        def finish() -> Batch:
+            crops = images.crops(rows, *drawn.result(), self.transform.size)
+            return Batch(number, rows, crops, to_device(torch.from_numpy(self.labels[rows]), images.device))
+
+        return finish
 
 
 def evaluation_batches(

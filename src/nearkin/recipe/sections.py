@@ -22,7 +22,9 @@ class DataSection:
     """Overrides the side of the crop."""
     crop_scale: tuple[float, float] | None = None
     """Overrides the smallest and largest share of the area that a training crop covers."""
-    cache: Literal["disk", "memory"] = "disk"
+    cache: Literal["auto", "disk", "memory", "device"] = "auto"
+    """Where decoded images are kept: on ``disk``, in ``memory`` and not on disk, or on disk and for training on the GPU
+    (``device``), which then makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
     shorter_side: int = 256
     """Decoded images are kept with this shorter side."""
     unreadable_tolerance: float = 0.01

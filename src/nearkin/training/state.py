@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearkin.data.cache import OpenedImages
+from nearkin.data.device_images import DeviceImages
+from nearkin.data.kept_crops import KeptCrops
 from nearkin.data.loader import Batch, TrainingLoader
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
@@ -23,7 +25,7 @@ from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
-from nearkin.training.embedding import embed_images
+from nearkin.training.embedding import embed_images, images_at_a_time
 from nearkin.training.optimisation import Scheduler
 from nearkin.training.run_time import RunTime
 
@@ -77,6 +79,9 @@ class TrainingState:
     recent_losses: list[float] = field(default_factory=list)
     loader: TrainingLoader | None = None
     watch: Watch | None = None
+    on_device: DeviceImages | None = None
+    """The training images on the device, where there was room for them."""
+    kept_crops: KeptCrops | None = None
 
     @property
     def table(self) -> ImageTable:
@@ -120,8 +125,18 @@ class TrainingState:
         every = self.evaluation_interval
         return -(-self.total_steps // every) - (self.step - 1) // every
 
+    @property
+    def evaluated_at_a_time(self) -> int:
+        """Images that go through the encoder together in an evaluation."""
+        return self.recipe.training.evaluation_batch_size or images_at_a_time(self.transform.size, self.device)
+
     def embed(
-        self, rows: NDArray[np.int64], *, encoder: Encoder | None = None, progress: Callable[[int], None] | None = None
+        self,
+        rows: NDArray[np.int64],
+        *,
+        encoder: Encoder | None = None,
+        progress: Callable[[int], None] | None = None,
+        crops: Iterable[Tensor] | None = None,
     ) -> Tensor:
         """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device."""
         return embed_images(
@@ -129,11 +144,12 @@ class TrainingState:
             self.data.images,
             self.transform,
             rows=rows,
-            batch_size=self.recipe.training.evaluation_batch_size,
+            batch_size=self.evaluated_at_a_time,
             workers=self.recipe.data.workers,
             device=self.device,
             dtype=self.dtype,
             progress=progress,
+            crops=crops,
         )
 
     def score(self, part: EvaluationSet, *, final: bool = False, baseline: bool = False) -> dict[str, float]:
@@ -149,10 +165,12 @@ class TrainingState:
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
             watch, total = self.watch, len(rows)
+            kept = self.kept_crops
+            crops = None if kept is None else kept.batches(rows, batch_size=self.evaluated_at_a_time)
             if watch is None:
-                return self.embed(rows, encoder=encoder)
+                return self.embed(rows, encoder=encoder, crops=crops)
             watch(what, 0, total)
-            return self.embed(rows, encoder=encoder, progress=lambda done: watch(what, done, total))
+            return self.embed(rows, encoder=encoder, progress=lambda done: watch(what, done, total), crops=crops)
 
         with self.time.on("evaluations"):
             scores = self.protocol.score(part, embed, distance=encoder.distance, final=final)
@@ -196,10 +214,17 @@ class TrainingSet:
 
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
         """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device."""
-        return self._state.embed(self._rows[rows])
+        state = self._state
+        if state.on_device is None:
+            return state.embed(self._rows[rows])
+        at_a_time = state.evaluated_at_a_time
+        crops = state.on_device.evaluation_batches(rows, state.transform, batch_size=at_a_time)
+        return state.embed(self._rows[rows], crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
+        if self._state.on_device is not None:
+            return self._state.on_device.evaluation_crops(rows, self._state.transform)
         crops = [self._state.transform.evaluate(self[row]) for row in rows.tolist()]
         return torch.from_numpy(np.stack(crops)).to(self._state.device)
 
