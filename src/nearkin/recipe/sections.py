@@ -92,6 +92,9 @@ class TrainingSection:
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
     """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
     keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
+    compile: Literal["auto", "none", "graphs"] = "auto"
+    """On a CUDA device the network's passes as ``graphs``, which spares the host their launching and takes memory;
+    ``auto``: for batches of up to 64."""
     device: str = "auto"
     seed: int = 0
     evaluate_every: int = 1

@@ -26,6 +26,7 @@ from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.training.embedding import embed_images, images_at_a_time
+from nearkin.training.graphs import SMALL_BATCH, GraphedEncoder
 from nearkin.training.optimisation import Scheduler
 from nearkin.training.run_time import RunTime
 
@@ -95,6 +96,14 @@ class TrainingState:
     def pieces(self, images: Tensor) -> Sequence[Tensor]:
         """A batch as it goes through the network: in pieces of ``training.micro_batch`` images, or as one."""
         return torch.split(images, self.recipe.training.micro_batch or len(images))
+
+    @cached_property
+    def encode(self) -> Encoder | GraphedEncoder:
+        """The encoder for a training batch, by CUDA graphs where ``training.compile`` says so."""
+        training = self.recipe.training
+        small = training.batch_size <= SMALL_BATCH
+        graphs = training.compile == "graphs" or (training.compile == "auto" and small)
+        return GraphedEncoder(self.encoder, self.device, self.dtype) if graphs else self.encoder
 
     @property
     def total_steps(self) -> int:
