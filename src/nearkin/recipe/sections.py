@@ -30,7 +30,8 @@ class DataSection:
     unreadable_tolerance: float = 0.01
     """A larger share of unreadable files stops the run before training."""
     workers: int | None = None
-    """Threads that decode images and prepare batches; default: every core to decode, up to four for batches."""
+    """Threads that decode images and prepare batches; default: every core to decode, up to four for batches. For a GPU
+    without the images on it batches are prepared by processes; default: every core but one."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     with (
         StopRequest() as stop,
         TrainingLoader(
-            state.train_set if state.on_device is None else state.on_device,
+            state.train_set.selected if state.on_device is None else state.on_device,
             state.labels,
             state.transform,
             state.sampler,
@@ -51,6 +51,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
             first_batch=state.step,
             workers=state.recipe.data.workers,
             pin_memory=state.device.type == "cuda",
+            device=state.device if state.device.type == "cuda" else None,
         ) as loader,
     ):
         state.loader = loader

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nearkin.data.cache import OpenedImages
+from nearkin.data.cache import OpenedImages, SelectedImages
 from nearkin.data.device_images import DeviceImages
 from nearkin.data.kept_crops import KeptCrops
 from nearkin.data.loader import Batch, TrainingLoader
@@ -216,6 +216,11 @@ class TrainingSet:
 
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
         return self._state.data.images[int(self._rows[row])]
+
+    @property
+    def selected(self) -> SelectedImages:
+        """The images by themselves, as another process can have them."""
+        return SelectedImages(self._state.data.images, self._rows)
 
     def ids(self, rows: NDArray[np.int64]) -> list[str]:
         """What the images are called."""
