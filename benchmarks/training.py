@@ -85,8 +85,6 @@ def gpu_setting(folder: Path, batch: int, cache: str) -> Setting:
     recipe = Recipe.load(
         "cub/proxy_anchor",
         [
-            "encoder.backbone=resnet50",
-            "encoder.weights=null",
             "training.precision=bf16",
             "training.warmup_epochs=0",
             "training.epochs=1000",

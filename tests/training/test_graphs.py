@@ -22,13 +22,22 @@ def test_on_a_cpu_it_is_the_encoder():
 
 
 @pytest.mark.parametrize(
-    "compile, batch_size, graphed",
-    [("auto", 64, True), ("auto", 65, False), ("graphs", 180, True), ("none", 8, False)],
+    "compile, room, graphed",
+    [("auto", True, True), ("auto", False, False), ("graphs", False, True), ("none", True, False)],
 )
-def test_small_batches_are_graphed_unasked(state_for, compile, batch_size, graphed):
-    state = state_for(f"training.compile={compile}", f"training.batch_size={batch_size}")
+def test_graphs_are_made_unasked_where_there_is_room(state_for, compile, room, graphed):
+    state = state_for(f"training.compile={compile}")
+    state.room_for_graphs = room
     assert isinstance(state.encode, GraphedEncoder) == graphed
     assert graphed or state.encode is state.encoder
+
+
+def test_networks_of_other_packages_are_graphed_when_asked_for(state_for):
+    for choice, graphed in (("auto", False), ("graphs", True)):
+        state = state_for(f"training.compile={choice}")
+        state.recipe = state.recipe.but({"encoder.backbone": "timm:anything"})
+        state.room_for_graphs = True
+        assert isinstance(state.encode, GraphedEncoder) == graphed
 
 
 @pytest.mark.gpu

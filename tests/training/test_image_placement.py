@@ -41,6 +41,14 @@ def test_images_go_to_the_gpu_where_there_is_ample_room(on_a_gpu):
         state = on_a_gpu(2 * GIGABYTE)
     assert state.on_device.pixels.nbytes == 32 * 40 * 40 * 3
     assert state.kept_crops.budget == GIGABYTE // 8
+    assert not state.room_for_graphs
+
+
+def test_graphs_need_the_memory_of_a_step_once_more(on_a_gpu, recwarn):
+    needed, images = int(1.5 * GIGABYTE), 32 * 40 * 40 * 3
+    room = -(-4 * (needed + images) // 3)  # a quarter is for evaluation crops
+    assert on_a_gpu(needed + room + 1).room_for_graphs
+    assert not on_a_gpu(needed + room - 8).room_for_graphs
 
 
 def test_images_stay_with_the_loader_where_they_would_take_much(on_a_gpu):

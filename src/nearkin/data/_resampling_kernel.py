@@ -19,7 +19,8 @@ def weighted_means(pixels: Tensor, start: Tensor, width: Tensor, places: Tensor,
     _, size, most = places.shape
     crops = torch.empty(batch, size, size, 3, dtype=torch.uint8, device=pixels.device)
     grid = (triton.cdiv(size * size, _BLOCK), batch)
-    _kernel[grid](pixels, start, width, places, weights, crops, batch, size, most, BITS, _BLOCK)
+    with torch.cuda.device_of(pixels):  # Triton launches on whatever device is the present one
+        _kernel[grid](pixels, start, width, places, weights, crops, batch, size, most, BITS, _BLOCK)
     return crops
 
 

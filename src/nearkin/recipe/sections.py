@@ -95,7 +95,7 @@ class TrainingSection:
     keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
     compile: Literal["auto", "none", "graphs"] = "auto"
     """On a CUDA device the network's passes as ``graphs``, which spares the host their launching and takes memory;
-    ``auto``: for batches of up to 64."""
+    ``auto``: where there is ample, and not for networks of other packages."""
     device: str = "auto"
     seed: int = 0
     evaluate_every: int = 1

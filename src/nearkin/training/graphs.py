@@ -1,7 +1,7 @@
 """The encoder's forward and backward pass as CUDA graphs: launched whole instead of kernel by kernel.
 
-At small batches the host takes longer to launch the kernels of a deep network than the GPU to compute them. A graph
-holds on to the memory of its feature maps, so it is used where it helps.
+The host takes about as long to launch the kernels of a deep network as a fast GPU to compute them, and at small batches
+longer. A graph holds on to the memory of its feature maps, so it needs room.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from nearkin.encoders import Encoder
 from nearkin.notices import notice
-
-SMALL_BATCH = 64
-"""Images up to which the host is what a step waits for, so that graphs are worth their memory."""
 
 
 class GraphedEncoder:

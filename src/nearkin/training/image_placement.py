@@ -29,12 +29,14 @@ def place_images(state: TrainingState) -> None:
     if device.type != "cuda":
         if cache == "device":
             raise RecipeError(f"data.cache=device keeps images on a CUDA device, not on {device}: use data.cache=auto")
-        _keep_crops(state, int(SPARE * free))
+        state.kept_crops = _crops(state, int(SPARE * free))
         return
-    room = max(0, free - int(CAUTION * _needed(state)))
+    needed = CAUTION * _needed(state)
+    room = max(0, free - int(needed))
     state.on_device = None if cache in ("disk", "memory") else _on_device(state, room)
     taken = 0 if state.on_device is None else state.on_device.pixels.nbytes
-    _keep_crops(state, min(int(AMPLE * room), room - taken))
+    state.kept_crops = _crops(state, min(int(AMPLE * room), room - taken))
+    state.room_for_graphs = room - taken - state.kept_crops.budget >= needed
 
 
 def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
@@ -63,10 +65,9 @@ def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
     return None
 
 
-def _keep_crops(state: TrainingState, budget: int) -> None:
-    state.kept_crops = KeptCrops(
-        state.data.images, state.transform, state.device, budget=budget, workers=state.recipe.data.workers
-    )
+def _crops(state: TrainingState, budget: int) -> KeptCrops:
+    workers = state.recipe.data.workers
+    return KeptCrops(state.data.images, state.transform, state.device, budget=budget, workers=workers)
 
 
 def _needed(state: TrainingState) -> float:
@@ -77,5 +78,6 @@ def _needed(state: TrainingState) -> float:
     kept = 0.0
     if footprint is not None:
         scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time
-        kept = max(footprint.kept * min(training.batch_size, len(state.labels)), scored) * size**2
+        batch = min(training.batch_size, training.micro_batch or training.batch_size, len(state.labels))
+        kept = max(footprint.kept * batch, scored) * size**2
     return kept + COPIES[training.optimiser] * weights

@@ -26,7 +26,7 @@ from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.training.embedding import embed_images, images_at_a_time
-from nearkin.training.graphs import SMALL_BATCH, GraphedEncoder
+from nearkin.training.graphs import GraphedEncoder
 from nearkin.training.optimisation import Scheduler
 from nearkin.training.run_time import RunTime
 
@@ -83,6 +83,8 @@ class TrainingState:
     on_device: DeviceImages | None = None
     """The training images on the device, where there was room for them."""
     kept_crops: KeptCrops | None = None
+    room_for_graphs: bool = False
+    """Whether the device has memory for a step's feature maps twice."""
 
     @property
     def table(self) -> ImageTable:
@@ -99,10 +101,13 @@ class TrainingState:
 
     @cached_property
     def encode(self) -> Encoder | GraphedEncoder:
-        """The encoder for a training batch, by CUDA graphs where ``training.compile`` says so."""
-        training = self.recipe.training
-        small = training.batch_size <= SMALL_BATCH
-        graphs = training.compile == "graphs" or (training.compile == "auto" and small)
+        """The encoder for a training batch, by CUDA graphs where ``training.compile`` says so.
+
+        Networks from elsewhere are asked for first: what they draw outside of torch would stay the same in a graph.
+        """
+        choice = self.recipe.training.compile
+        unasked = self.room_for_graphs and ":" not in self.recipe.encoder.backbone
+        graphs = choice == "graphs" or (choice == "auto" and unasked)
         return GraphedEncoder(self.encoder, self.device, self.dtype) if graphs else self.encoder
 
     @property
