@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from nearkin.data import crop_processes
 from nearkin.data.cache import ArrayImages, SelectedImages
 from nearkin.data.crop_processes import are_shareable
 from nearkin.data.loader import TrainingLoader
@@ -50,6 +51,16 @@ def test_only_packs_are_shared_between_processes(packed):
     assert not are_shareable(ArrayImages(np.zeros((2, 8, 8), np.uint8)))
     with loader(ArrayImages(np.zeros((20, 8, 8), np.uint8)), device="cpu") as threads:
         assert threads._processes is None
+
+
+def test_the_cores_are_shared_by_the_loops_of_a_machine(monkeypatch):
+    monkeypatch.setattr(crop_processes, "usable_cores", lambda: 16)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert crop_processes.default_processes() == 15
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert crop_processes.default_processes() == 1
+    monkeypatch.setattr(crop_processes, "usable_cores", lambda: 1)
+    assert crop_processes.default_processes() == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

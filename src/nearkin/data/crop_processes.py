@@ -40,8 +40,9 @@ def are_shareable(images: Images) -> bool:
 
 
 def default_processes() -> int:
-    """All cores but the one that drives the GPU."""
-    return max(1, usable_cores() - 1)
+    """All cores but the one that drives the GPU; a share of them, where torchrun has started several on this machine."""
+    loops = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, usable_cores() // loops - 1)
 
 
 class CropProcesses:
