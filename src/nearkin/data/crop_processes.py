@@ -40,7 +40,7 @@ def are_shareable(images: Images) -> bool:
 
 
 def default_processes() -> int:
-    """All cores but the one that drives the GPU; a share of them, where torchrun has started several on this machine."""
+    """All cores but the one that drives the GPU; of a share of them, where torchrun has started several loops here."""
     loops = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, usable_cores() // loops - 1)
 
