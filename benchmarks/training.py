@@ -46,6 +46,13 @@ from nearkin.training.loop import fit
 from nearkin.training.state import TrainingState
 
 IMAGES, CLASSES = 1800, 100
+STEPS_ONLY = [
+    "training.warmup_epochs=0",
+    "training.epochs=1000",
+    "training.evaluate_every_steps=1000000",
+    "training.checkpoint_minutes=1000",
+    "protocol.name=everything",
+]
 NOT_COUNTED = 8  # steps: more than a loader prepares beforehand
 
 
@@ -76,21 +83,16 @@ class Setting:
     recipe: Recipe
     data: Callable[[], OpenedImages]
 
-    def state(self, *overrides: str) -> TrainingState:
-        recipe = self.recipe.but(dict(override.split("=") for override in overrides))
-        return build_state(recipe, self.data())
+    def state(self) -> TrainingState:
+        return build_state(self.recipe, self.data())
 
 
 def gpu_setting(folder: Path, batch: int, cache: str) -> Setting:
     recipe = Recipe.load(
         "cub/proxy_anchor",
         [
+            *STEPS_ONLY,
             "training.precision=bf16",
-            "training.warmup_epochs=0",
-            "training.epochs=1000",
-            "training.checkpoint_minutes=1000",
-            "training.memory_check=false",
-            "protocol.name=everything",
             "training.device=cuda",
             f"training.batch_size={batch}",
             f"data.cache={cache}",
@@ -100,9 +102,7 @@ def gpu_setting(folder: Path, batch: int, cache: str) -> Setting:
 
 
 def cpu_setting() -> Setting:
-    overrides = ["protocol.name=everything", "training.device=cpu", "training.epochs=1000"]
-    overrides += ["training.checkpoint_minutes=1000", "training.warmup_epochs=0"]
-    recipe = Recipe.load("glyphs/demo", overrides)
+    recipe = Recipe.load("glyphs/demo", [*STEPS_ONLY, "training.device=cpu"])
     data = open_data(recipe.data)
     return Setting(recipe, lambda: data)
 
