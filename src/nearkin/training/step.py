@@ -55,7 +55,7 @@ def encode(state: TrainingState, images: Tensor) -> Tensor:
     pieces = state.pieces(images)
     if len(pieces) == 1:
         with autocast(state.device, state.dtype):
-            return state.encode(images)  # type: ignore[no-any-return]
+            return state.encode(images)
     if state.step < state.warmup_steps:  # of a backbone that rests nothing is kept anyway
         return torch.cat([plainly(piece) for piece in pieces])
     return embed_in_pieces(plainly, pieces, [weight for weight in state.weights if weight.requires_grad])
