@@ -30,7 +30,7 @@ def shapes_of(images: Images) -> NDArray[np.int64]:
 class DeviceImages:
     """Images of different shapes, one after another in one tensor on ``device``.
 
-    Crops are at most one level of 256 from those that Pillow makes of the same boxes, and mostly the same
+    Crops are those that Pillow makes of the same boxes, but for single levels of 256 in tall images
     (:mod:`nearkin.data.resampling`).
 
     >>> images = DeviceImages(np.full((3, 8, 9, 3), 7, np.uint8), torch.device("cpu"))
