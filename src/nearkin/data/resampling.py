@@ -2,8 +2,8 @@
 
 A pixel of the result is a mean of the source pixels under a triangle as wide as the reduction. Columns are scaled
 first and rows second, with weights of 22 bits, and what comes out of each is rounded to eight. Pillow adds up the same
-whole numbers, so the results are the same; but from version 13 on it begins with the rows of tall images, and there
-the rounding in between makes a difference of one level in a quarter of the values of noise, and of two at the very most.
+whole numbers, so the results are the same; but its version 13 begins with the rows of tall images, and there the
+rounding in between makes a difference of one level in a quarter of the values of noise (two at the very most).
 """
 
 from __future__ import annotations
