@@ -17,7 +17,7 @@ LEVELS = (
     ("errors", "suggest", "numerics", "inputs", "catalogue", "notices"),
     ("recipe", "disk", "training.allocator", "training.device", "training.run_time"),
     ("data", "samplers", "encoders", "proxies"),
-    ("recipe.identity", "losses", "evaluation", "training.embedding", "training.optimisation"),
+    ("recipe.identity", "losses", "evaluation", "training.embedding", "training.graphs", "training.optimisation"),
     ("training.state", "runs.scores", "runs.environment", "runs.folder"),
     ("methods",),
     ("recipe.rules", "recipe.reading"),

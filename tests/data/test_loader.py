@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from nearkin.data.cache import ArrayImages
+from nearkin.data.device_images import DeviceImages
 from nearkin.data.loader import TrainingLoader, evaluation_batches
 from nearkin.data.transforms import transform_from
 from nearkin.samplers import RandomSampler
@@ -12,11 +13,10 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (20, 24, 30, 3), dtype=np.uin
 LABELS = np.arange(20) % 5
 
 
-def loader(*, workers=2, seed=0, first_batch=0, sampler=None):
+def loader(*, workers=2, seed=0, first_batch=0, sampler=None, device=None, transform=TRANSFORM):
     sampler = sampler or RandomSampler(20, batch_size=6, seed=1)
-    return TrainingLoader(
-        ArrayImages(PIXELS), LABELS, TRANSFORM, sampler, seed=seed, first_batch=first_batch, workers=workers
-    )
+    images = ArrayImages(PIXELS) if device is None else DeviceImages(ArrayImages(PIXELS), torch.device(device))
+    return TrainingLoader(images, LABELS, transform, sampler, seed=seed, first_batch=first_batch, workers=workers)
 
 
 def take(source, count):
@@ -44,9 +44,26 @@ def test_pixels_depend_on_seed_batch_and_place_alone():
     assert not torch.equal(one[0].images[0], one[0].images[1])
 
 
-def test_a_loader_begun_later_gives_the_same_batches():
-    whole = take(loader(), 8)
-    source = loader()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("crop", ["random-resized", "random", "centre", "none"])
+@pytest.mark.parametrize("squash", [False, True])
+def test_images_on_the_device_have_the_same_boxes_and_flips(device, crop, squash):
+    transform = transform_from("mild", size=16, train_crop=crop, squash=squash)
+    for a, b in zip(
+        take(loader(transform=transform), 4), take(loader(transform=transform, device=device), 4), strict=True
+    ):
+        assert (a.number, a.rows.tolist()) == (b.number, b.rows.tolist())
+        assert b.images.device.type == b.labels.device.type == device
+        assert torch.equal(a.labels, b.labels.cpu())
+        assert b.images.dtype == torch.uint8
+        # Of noise, another box or flip would be some 80 off on average.
+        assert (a.images.int() - b.images.cpu().int()).abs().max() <= 2
+
+
+@pytest.mark.parametrize("device", [None, "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_loader_begun_later_gives_the_same_batches(device):
+    whole = take(loader(device=device), 8)
+    source = loader(device=device)
     with source:
         batches = iter(source)
         for _ in range(3):
@@ -55,17 +72,18 @@ def test_a_loader_begun_later_gives_the_same_batches():
         assert source.sampler.state_dict() != state
     sampler = RandomSampler(20, batch_size=6, seed=1)
     sampler.load_state_dict(state)
-    for a, b in zip(whole[3:], take(loader(first_batch=3, sampler=sampler), 5), strict=True):
+    for a, b in zip(whole[3:], take(loader(first_batch=3, sampler=sampler, device=device), 5), strict=True):
         assert a.rows.tolist() == b.rows.tolist()
         assert torch.equal(a.images, b.images)
 
 
-def test_a_sampler_that_looks_at_training_is_not_asked_ahead():
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_sampler_that_looks_at_training_is_not_asked_ahead(device):
     class Careful(RandomSampler):
         lookahead = 0
 
     sampler = Careful(20, batch_size=6, seed=1)
-    source = loader(sampler=sampler)
+    source = loader(sampler=sampler, device=device)
     with source:
         next(iter(source))
         assert sampler.drawn == 1

@@ -1,15 +1,16 @@
-"""From rows to batches of pixels, prepared by threads while the last batch is being learned from.
+"""From rows to batches of pixels, prepared while the last batch is being learned from.
 
-Pillow resamples outside the interpreter lock, so threads suffice: nothing is pickled, the decoded images are shared,
-and Ctrl-C works. The random numbers of an image depend on (seed, batch, place in the batch) alone: neither the number
-of threads nor an interruption changes what a batch looks like.
+Pillow resamples outside the interpreter lock, so on a CPU threads suffice: nothing is pickled, the decoded images are
+shared, and Ctrl-C works. A GPU that is fed by threads waits for the interpreter, so there processes make the crops, or
+the device itself where the images are on it. The random numbers of an image depend on (seed, batch, place in the batch)
+alone: neither who makes the crops, nor the number of workers, nor an interruption changes what a batch shows.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -20,7 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.cache import Images, in_order, usable_cores
-from nearkin.data.transforms import Transform
+from nearkin.data.crop_processes import CropProcesses, are_shareable
+from nearkin.data.device_images import DeviceImages
+from nearkin.data.resampling import to_device
+from nearkin.data.transforms import Box, Transform, image_rng
 from nearkin.samplers import BatchSampler
 
 
@@ -41,11 +45,15 @@ def default_workers() -> int:
 
 
 class TrainingLoader:
-    """Endless batches for a sampler, with ``sampler_state`` always that of the last batch handed out."""
+    """Endless batches for a sampler, with ``sampler_state`` always that of the last batch handed out.
+
+    Batches of :class:`~nearkin.data.device_images.DeviceImages` are on their device, and those for a ``device`` too;
+    others are on the host. For a ``device`` processes make the crops, if the images are such as processes can share.
+    """
 
     def __init__(
         self,
-        images: Images,
+        images: Images | DeviceImages,
         labels: NDArray[np.int64],
         transform: Transform,
         sampler: BatchSampler,
@@ -54,9 +62,10 @@ class TrainingLoader:
         first_batch: int = 0,
         workers: int | None = None,
         pin_memory: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         self.images = images
-        self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+        self.labels = np.ascontiguousarray(labels, dtype=np.int64)
         self.transform = transform
         self.sampler = sampler
         self.seed = seed
@@ -64,40 +73,80 @@ class TrainingLoader:
         self.sampler_state: dict[str, Any] = sampler.state_dict()
         self._next_number = first_batch
         self._workers = default_workers() if workers is None else workers
-        self._pool = ThreadPoolExecutor(max(1, self._workers), thread_name_prefix="nearkin-loader")
+        self._processes: CropProcesses | None = None
+        if device is not None and not isinstance(images, DeviceImages) and are_shareable(images):
+            ahead = sampler.lookahead + 1
+            self._processes = CropProcesses(images, transform, seed, device, workers=workers, ahead=ahead)
+        # Drawing boxes is Python's own work, of which more threads do not do more; so is waiting for processes.
+        alone = isinstance(images, DeviceImages) or self._processes is not None
+        self._pool = ThreadPoolExecutor(1 if alone else max(1, self._workers), thread_name_prefix="nearkin-loader")
 
     def __enter__(self) -> TrainingLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        waiting: deque[tuple[Batch, dict[str, Any], list[Future[None]]]] = deque()
+        waiting: deque[tuple[Callable[[], Batch], dict[str, Any]]] = deque()
         while True:
             while len(waiting) <= self.sampler.lookahead:
-                waiting.append(self._begin())
-            batch, state, pending = waiting.popleft()
-            for future in pending:
-                future.result()
+                rows = self.sampler.next_batch()
+                number, self._next_number = self._next_number, self._next_number + 1
+                waiting.append((self._begin(number, rows), self.sampler.state_dict()))
+            finish, state = waiting.popleft()
+            batch = finish()
             self.sampler_state = state
             yield batch
 
-    def _begin(self) -> tuple[Batch, dict[str, Any], list[Future[None]]]:
-        """The next batch, whose pixels are there when the futures are done, and the sampler's state after it."""
-        rows = self.sampler.next_batch()
-        number, self._next_number = self._next_number, self._next_number + 1
+    def _begin(self, number: int, rows: NDArray[np.int64]) -> Callable[[], Batch]:
+        """Have a batch prepared; the result waits until it is there."""
+        places = range(len(rows))
+        labels = torch.from_numpy(self.labels[rows])
+        if isinstance(self.images, DeviceImages):
+            crops = self._cut(self.images, number, rows, places)
+            labels = to_device(labels, self.images.device)
+        elif self._processes is not None:
+            crops = self._processes.begin(number, rows, places, self._pool)
+        else:
+            crops = self._cropped(self.images, number, rows, places)
+        return lambda: Batch(number, rows, crops(), labels)
+
+    def _cropped(self, images: Images, number: int, rows: NDArray[np.int64], places: range) -> Callable[[], Tensor]:
+        """By threads, in the host's memory."""
         size = self.transform.size
-        pixels = torch.empty(len(rows), size, size, 3, dtype=torch.uint8, pin_memory=self.pin_memory)
+        pixels = torch.empty(len(places), size, size, 3, dtype=torch.uint8, pin_memory=self.pin_memory)
         target = pixels.numpy()
 
-        def prepare(places: range) -> None:
-            for place in places:
-                rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, place, number, 0]))
-                target[place] = self.transform.train(self.images[int(rows[place])], rng)
+        def prepare(part: range) -> None:
+            for place in places[part.start : part.stop]:
+                rng = image_rng(self.seed, number, place)
+                target[place - places.start] = self.transform.train(images[int(rows[place])], rng)
 
-        pending = [self._pool.submit(prepare, part) for part in _parts(len(rows), self._workers)]
-        return Batch(number, rows, pixels, self.labels[torch.from_numpy(rows)]), self.sampler.state_dict(), pending
+        pending = [self._pool.submit(prepare, part) for part in _parts(len(places), self._workers)]
+
+        def finish() -> Tensor:
+            for future in pending:
+                future.result()
+            return pixels
+
+        return finish
+
+    def _cut(self, images: DeviceImages, number: int, rows: NDArray[np.int64], places: range) -> Callable[[], Tensor]:
+        """On the device that the images are on; what is random is drawn meanwhile."""
+        own = rows[places.start : places.stop]
+
+        def draw() -> tuple[list[Box], list[bool]]:
+            drawn = [
+                self.transform.draw(height, width, image_rng(self.seed, number, place))
+                for place, (height, width) in zip(places, images.shapes[own].tolist(), strict=True)
+            ]
+            return [box for box, _ in drawn], [mirrored for _, mirrored in drawn]
+
+        drawn = self._pool.submit(draw)
+        return lambda: images.crops(own, *drawn.result(), self.transform.size)
 
 
 def evaluation_batches(

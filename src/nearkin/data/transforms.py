@@ -17,6 +17,7 @@ from nearkin.suggest import did_you_mean
 
 TrainCrop = Literal["random-resized", "random", "centre", "none"]
 Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in an image, in pixels."""
 
 _TRIES = 10
 
@@ -59,16 +60,24 @@ class Transform:
 
     def train(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
         """A training crop; everything random about it is drawn from ``rng``."""
-        height, width = _check(image)
-        pixels = self._resample(image, self._train_box(height, width, rng))
-        if self.flip and rng.random() < self.flip:
-            pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return np.array(pixels)
+        box, mirrored = self.draw(*_check(image), rng)
+        pixels = self._resample(image, box)
+        return np.array(pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else pixels)
 
     def evaluate(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The evaluation crop."""
-        height, width = _check(image)
-        return np.array(self._resample(image, self._centre_box(height, width)))
+        return np.array(self._resample(image, self.centre_box(*_check(image))))
+
+    def draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[Box, bool]:
+        """All that is random about a training crop: what is cut out of the image, and whether it is mirrored."""
+        box = self._train_box(height, width, rng)
+        return box, bool(self.flip and rng.random() < self.flip)
+
+    def centre_box(self, height: int, width: int) -> Box:
+        """What the evaluation crop shows of an image."""
+        frame = self._frame(height, width)
+        top, left = (round((side - self.size) / 2) for side in frame)
+        return _in_image((top, left, self.size, self.size), frame, (height, width))
 
     def describe(self) -> str:
         """One line for people.
@@ -96,7 +105,7 @@ centre 227; bilinear'
         if self.train_crop == "none":
             return 0.0, 0.0, float(width), float(height)
         if self.train_crop == "centre":
-            return self._centre_box(height, width)
+            return self.centre_box(height, width)
         if self.train_crop == "random":
             frame = self._frame(height, width)
             top, left = (int(rng.integers(side - self.size + 1)) for side in frame)
@@ -104,17 +113,21 @@ centre 227; bilinear'
         frame = (self.resize, self.resize) if self.squash else (height, width)
         return _in_image(random_box(*frame, rng, scale=self.scale, ratio=self.ratio), frame, (height, width))
 
-    def _centre_box(self, height: int, width: int) -> Box:
-        frame = self._frame(height, width)
-        top, left = (round((side - self.size) / 2) for side in frame)
-        return _in_image((top, left, self.size, self.size), frame, (height, width))
-
     def _frame(self, height: int, width: int) -> tuple[int, int]:
         return (self.resize, self.resize) if self.squash else resized_shape(height, width, self.resize)
 
     def _resample(self, image: NDArray[np.uint8], box: Box) -> Image.Image:
         # Crop and scaling in one operation: no large frame is ever made, and pixels are rounded once.
         return Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+
+
+def image_rng(seed: int, batch: int, place: int) -> np.random.Generator:
+    """The random numbers of the image at ``place`` in a batch, whoever prepares it.
+
+    >>> image_rng(0, 7, 3).random() == image_rng(0, 7, 3).random() != image_rng(0, 7, 4).random()
+    True
+    """
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, place, batch, 0]))
 
 
 def random_box(

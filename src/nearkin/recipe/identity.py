@@ -18,6 +18,7 @@ INDIFFERENT = (
     "training.tensorboard",
     "training.memory_check",
     "training.micro_batch",
+    "training.compile",
     "data.root",
     "data.workers",
     "data.cache",

@@ -22,13 +22,16 @@ class DataSection:
     """Overrides the side of the crop."""
     crop_scale: tuple[float, float] | None = None
     """Overrides the smallest and largest share of the area that a training crop covers."""
-    cache: Literal["disk", "memory"] = "disk"
+    cache: Literal["auto", "disk", "memory", "device"] = "auto"
+    """Where decoded images are kept: on ``disk``, in ``memory`` and not on disk, or on disk and for training on the GPU
+    (``device``), which then makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
     shorter_side: int = 256
     """Decoded images are kept with this shorter side."""
     unreadable_tolerance: float = 0.01
     """A larger share of unreadable files stops the run before training."""
     workers: int | None = None
-    """Threads that decode images and prepare batches; default: every core to decode, up to four for batches."""
+    """Threads that decode images and prepare batches; default: every core to decode, up to four for batches. For a GPU
+    without the images on it batches are prepared by processes; default: every core but one."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ class TrainingSection:
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
     """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
     keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
+    compile: Literal["auto", "none", "graphs"] = "auto"
+    """On a CUDA device the network's passes as ``graphs``, which spares the host their launching and takes memory;
+    ``auto``: where there is ample, and not for networks of other packages."""
     device: str = "auto"
     seed: int = 0
     evaluate_every: int = 1

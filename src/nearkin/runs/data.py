@@ -39,7 +39,7 @@ def open_data(
     """Read the table that a recipe names and decode its images once."""
     return open_images(
         read_source(section.source, root=section.root, kinds=section.kinds) if table is None else table,
-        cache_dir=cache_root() / "decoded" if section.cache == "disk" else None,
+        cache_dir=None if section.cache == "memory" else cache_root() / "decoded",
         shorter_side=section.shorter_side,
         tolerance=section.unreadable_tolerance,
         workers=section.workers,
@@ -53,7 +53,7 @@ def report_on(recipe: Recipe, data: OpenedImages, protocol: Protocol | None = No
         parts = parts_of(protocol or Protocol(recipe.protocol, data.table))
     except DataError:  # too few classes: what was left out may be why
         parts = {}
-    kept = recipe.data.cache == "disk" and not data.table.in_memory
+    kept = recipe.data.cache != "memory" and not data.table.in_memory
     return describe_data(
         data,
         parts,

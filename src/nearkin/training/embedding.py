@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -41,11 +41,13 @@ def embed_images(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
     progress: Callable[[int], None] | None = None,
+    crops: Iterable[Tensor] | None = None,
 ) -> Tensor:
     """Embed ``rows`` of ``images`` (default: all) in order: float32 ``[N, dim]`` on ``device``.
 
     The encoder is put into evaluation mode and back into the mode it was in. ``progress`` is told after each batch
-    how many images are done. Without ``batch_size`` it is :func:`images_at_a_time`.
+    how many images are done. Without ``batch_size`` it is :func:`images_at_a_time`. ``crops`` are those of the rows, in
+    batches, for whoever has them already.
     """
     device = device or next(encoder.parameters()).device
     keep_freed_memory(device)
@@ -57,7 +59,9 @@ def embed_images(
     done = 0
     try:
         with torch.inference_mode(), autocast(device, dtype):
-            for pixels in evaluation_batches(images, transform, batch_size=batch_size, workers=workers, rows=rows):
+            if crops is None:
+                crops = evaluation_batches(images, transform, batch_size=batch_size, workers=workers, rows=rows)
+            for pixels in crops:
                 embeddings[done : done + len(pixels)] = encoder(pixels.to(device, non_blocking=True))
                 done += len(pixels)
                 if progress is not None:

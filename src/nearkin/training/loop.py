@@ -17,6 +17,7 @@ from nearkin.errors import InterruptedRunError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.health import HealthCheck
+from nearkin.training.image_placement import place_images
 from nearkin.training.interrupt import StopRequest
 from nearkin.training.state import Evaluation, Observer, TrainingState
 from nearkin.training.step import train_step
@@ -31,6 +32,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     written = time.monotonic()
     state.time.begin()
     state.watch = getattr(observer, "on_scoring", None)
+    place_images(state)
 
     if state.step == 0 and not state.history:
         evaluate(state, folder, observer)
@@ -41,7 +43,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     with (
         StopRequest() as stop,
         TrainingLoader(
-            state.train_set,
+            state.train_set.selected if state.on_device is None else state.on_device,
             state.labels,
             state.transform,
             state.sampler,
@@ -49,6 +51,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
             first_batch=state.step,
             workers=state.recipe.data.workers,
             pin_memory=state.device.type == "cuda",
+            device=state.device if state.device.type == "cuda" else None,
         ) as loader,
     ):
         state.loader = loader

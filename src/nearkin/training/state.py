@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nearkin.data.cache import OpenedImages
+from nearkin.data.cache import OpenedImages, SelectedImages
+from nearkin.data.device_images import DeviceImages
+from nearkin.data.kept_crops import KeptCrops
 from nearkin.data.loader import Batch, TrainingLoader
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
@@ -23,7 +25,8 @@ from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
-from nearkin.training.embedding import embed_images
+from nearkin.training.embedding import embed_images, images_at_a_time
+from nearkin.training.graphs import GraphedEncoder
 from nearkin.training.optimisation import Scheduler
 from nearkin.training.run_time import RunTime
 
@@ -77,6 +80,11 @@ class TrainingState:
     recent_losses: list[float] = field(default_factory=list)
     loader: TrainingLoader | None = None
     watch: Watch | None = None
+    on_device: DeviceImages | None = None
+    """The training images on the device, where there was room for them."""
+    kept_crops: KeptCrops | None = None
+    room_for_graphs: bool = False
+    """Whether the device has memory for a step's feature maps twice."""
 
     @property
     def table(self) -> ImageTable:
@@ -90,6 +98,17 @@ class TrainingState:
     def pieces(self, images: Tensor) -> Sequence[Tensor]:
         """A batch as it goes through the network: in pieces of ``training.micro_batch`` images, or as one."""
         return torch.split(images, self.recipe.training.micro_batch or len(images))
+
+    @cached_property
+    def encode(self) -> Encoder | GraphedEncoder:
+        """The encoder for a training batch, by CUDA graphs where ``training.compile`` says so.
+
+        Networks from elsewhere are asked for first: what they draw outside of torch would stay the same in a graph.
+        """
+        choice = self.recipe.training.compile
+        unasked = self.room_for_graphs and ":" not in self.recipe.encoder.backbone
+        graphs = choice == "graphs" or (choice == "auto" and unasked)
+        return GraphedEncoder(self.encoder, self.device, self.dtype) if graphs else self.encoder
 
     @property
     def total_steps(self) -> int:
@@ -120,8 +139,18 @@ class TrainingState:
         every = self.evaluation_interval
         return -(-self.total_steps // every) - (self.step - 1) // every
 
+    @property
+    def evaluated_at_a_time(self) -> int:
+        """Images that go through the encoder together in an evaluation."""
+        return self.recipe.training.evaluation_batch_size or images_at_a_time(self.transform.size, self.device)
+
     def embed(
-        self, rows: NDArray[np.int64], *, encoder: Encoder | None = None, progress: Callable[[int], None] | None = None
+        self,
+        rows: NDArray[np.int64],
+        *,
+        encoder: Encoder | None = None,
+        progress: Callable[[int], None] | None = None,
+        crops: Iterable[Tensor] | None = None,
     ) -> Tensor:
         """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device."""
         return embed_images(
@@ -129,11 +158,12 @@ class TrainingState:
             self.data.images,
             self.transform,
             rows=rows,
-            batch_size=self.recipe.training.evaluation_batch_size,
+            batch_size=self.evaluated_at_a_time,
             workers=self.recipe.data.workers,
             device=self.device,
             dtype=self.dtype,
             progress=progress,
+            crops=crops,
         )
 
     def score(self, part: EvaluationSet, *, final: bool = False, baseline: bool = False) -> dict[str, float]:
@@ -149,10 +179,12 @@ class TrainingState:
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
             watch, total = self.watch, len(rows)
+            kept = self.kept_crops
+            crops = None if kept is None else kept.batches(rows, batch_size=self.evaluated_at_a_time)
             if watch is None:
-                return self.embed(rows, encoder=encoder)
+                return self.embed(rows, encoder=encoder, crops=crops)
             watch(what, 0, total)
-            return self.embed(rows, encoder=encoder, progress=lambda done: watch(what, done, total))
+            return self.embed(rows, encoder=encoder, progress=lambda done: watch(what, done, total), crops=crops)
 
         with self.time.on("evaluations"):
             scores = self.protocol.score(part, embed, distance=encoder.distance, final=final)
@@ -190,16 +222,28 @@ class TrainingSet:
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
         return self._state.data.images[int(self._rows[row])]
 
+    @property
+    def selected(self) -> SelectedImages:
+        """The images by themselves, as another process can have them."""
+        return SelectedImages(self._state.data.images, self._rows)
+
     def ids(self, rows: NDArray[np.int64]) -> list[str]:
         """What the images are called."""
         return [self._state.table.ids[row] for row in self._rows[rows].tolist()]
 
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
         """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device."""
-        return self._state.embed(self._rows[rows])
+        state = self._state
+        if state.on_device is None:
+            return state.embed(self._rows[rows])
+        at_a_time = state.evaluated_at_a_time
+        crops = state.on_device.evaluation_batches(rows, state.transform, batch_size=at_a_time)
+        return state.embed(self._rows[rows], crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
+        if self._state.on_device is not None:
+            return self._state.on_device.evaluation_crops(rows, self._state.transform)
         crops = [self._state.transform.evaluate(self[row]) for row in rows.tolist()]
         return torch.from_numpy(np.stack(crops)).to(self._state.device)
 

@@ -54,7 +54,8 @@ def encode(state: TrainingState, images: Tensor) -> Tensor:
 
     pieces = state.pieces(images)
     if len(pieces) == 1:
-        return plainly(images)
+        with autocast(state.device, state.dtype):
+            return state.encode(images)
     if state.step < state.warmup_steps:  # of a backbone that rests nothing is kept anyway
         return torch.cat([plainly(piece) for piece in pieces])
     return embed_in_pieces(plainly, pieces, [weight for weight in state.weights if weight.requires_grad])
