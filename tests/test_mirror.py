@@ -22,10 +22,13 @@ ELSEWHERE = {
     "evaluation/products": ["evaluation/test_places.py"],
     "evaluation/scores/_score": ["evaluation/scores/test_catalogue.py"],
     "evaluation/scores/inter_class_distance": ["evaluation/scores/test_covering_radius.py"],
+    "encoders/synchronised": ["training/test_distributed.py"],
     "losses/_class_block": ["losses/test__blocks.py"],
     "losses/_fused": ["losses/test__kernels.py"],
+    "losses/_gathered": ["training/test_distributed.py"],
     "losses/_shards": ["losses/test__blocks.py"],
     "losses/_triton": ["losses/test__kernels.py"],
+    "ranks": ["training/test_distributed.py"],
     "report/page/_parts": ["report/test_page.py"],
     "report/page/charts": ["report/test_page.py"],
     "report/page/pictures": ["report/test_page.py"],
@@ -49,6 +52,7 @@ ELSEWHERE = {
     "samplers/random": ["samplers/test_samplers.py", "contracts/test_samplers.py"],
     "samplers/sampler": ["contracts/test_samplers.py"],
     "samplers/stream": ["samplers/test_samplers.py"],
+    "training/slices": ["training/test_distributed.py"],
     "studies/reproduce/survey": ["studies/reproduce/test_rows.py"],
 }
 

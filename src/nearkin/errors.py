@@ -2,7 +2,8 @@
 
 The command line prints the message of a :class:`NearkinError` without a traceback and exits with its code, so
 scripts can tell a typing mistake (2) from bad data or a full disk (3), a missing extra (4), a run that diverged (5), a
-folder that another process writes to (6) and a run that was interrupted and can be resumed (130).
+folder that another process writes to (6), one process of several that was lost (7) and a run that was interrupted and
+can be resumed (130).
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ class BusyError(NearkinError):
     """A folder that another process is writing to."""
 
     exit_code = 6
+
+
+class LostRankError(NearkinError):
+    """One of several processes of a run that has ended, or cannot be reached."""
+
+    exit_code = 7
 
 
 class MissingExtraError(NearkinError, ImportError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 from rich.console import Console
@@ -52,12 +55,13 @@ __all__ = [
 def main() -> None:
     """Run the command line; errors a person can put right are printed without a traceback."""
     try:
-        with notices_told_to(_say):
+        with _one_of_several(), notices_told_to(_say):
             app()
     except NearkinError as error:
         _fail(error)
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted")
+        if _speaks():
+            Console(stderr=True).print("interrupted")
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
@@ -72,5 +76,35 @@ def _say(text: str) -> None:
 
 
 def _fail(error: NearkinError) -> NoReturn:
-    error_line(str(error))
+    if _speaks():
+        error_line(str(error))
     sys.exit(error.exit_code)
+
+
+@contextlib.contextmanager
+def _one_of_several() -> Iterator[None]:
+    """Join the processes that torchrun has started, of which only the first speaks; alone, do nothing."""
+    if not _is_one_of_several():
+        yield
+        return
+    from nearkin import ranks
+
+    with ranks.joined(), contextlib.ExitStack() as silence:
+        if not ranks.is_first():
+            nowhere = silence.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            silence.enter_context(contextlib.redirect_stdout(nowhere))
+            silence.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
+
+
+def _is_one_of_several() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _speaks() -> bool:
+    """Whether it is for this process to say what went wrong: of several, for the first that fails."""
+    if not _is_one_of_several():
+        return True
+    from nearkin import ranks
+
+    return ranks.is_first_to_fail()

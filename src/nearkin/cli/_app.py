@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import nearkin
+from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
     from nearkin.report.listings import Listing
@@ -46,8 +48,8 @@ app = typer.Typer(
     "Start with [bold]nearkin train glyphs/demo[/bold] (nothing to download), or with your own photos, one folder per "
     "kind: [bold]nearkin train --data PHOTOS[/bold].",
     epilog="Exit codes: 0 done, 2 mistake on the command line or in a recipe, 3 data missing or unreadable or no place "
-    "to write, 4 an extra is not installed, 5 training diverged, 6 another process writes to the folder, 130 "
-    "interrupted (continue with --resume).",
+    "to write, 4 an extra is not installed, 5 training diverged, 6 another process writes to the folder, 7 "
+    "one process of several was lost, 130 interrupted (continue with --resume).",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -77,13 +79,22 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+TOGETHER = ("train", "evaluate", "embed")
+"""Commands that several processes, started by torchrun, carry out together."""
+
+
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """What goes for every command."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and context.invoked_subcommand not in TOGETHER:
+        raise RecipeError(
+            f"torchrun is for nearkin {', '.join(TOGETHER)}: start nearkin {context.invoked_subcommand} without it"
+        )
 
 
 def announcer(progress: Console, *, as_json: bool = False) -> Announce:

@@ -76,6 +76,7 @@ def train(
     The run folder gets the resolved recipe, checkpoints, every evaluation as CSV, the final scores as JSON and a
     picture of nearest neighbours; that of a final model a model card.
     """
+    from nearkin.ranks import is_first
     from nearkin.report import draw_neighbours
     from nearkin.report.run_table import run_table, verdict
     from nearkin.runs.default_folders import default_folder
@@ -107,7 +108,8 @@ def train(
         recipe = recipe_from(arguments, data, progress, root=data_root, device=device, kinds=kinds)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
-            observer = Observers(bar, TensorBoardObserver(folder)) if recipe.training.tensorboard else bar
+            drawn_too = recipe.training.tensorboard and is_first()
+            observer = Observers(bar, TensorBoardObserver(folder)) if drawn_too else bar
             scores = run(
                 recipe,
                 folder,
@@ -117,7 +119,7 @@ def train(
                 progress=bar.decoding,
                 announce=announce,
             )
-            if picture:
+            if picture and is_first():
                 bar.doing("drawing neighbours")
                 drawn = draw_neighbours(folder)
     if as_json:

@@ -3,7 +3,8 @@
 Pillow resamples outside the interpreter lock, so on a CPU threads suffice: nothing is pickled, the decoded images are
 shared, and Ctrl-C works. A GPU that is fed by threads waits for the interpreter, so there processes make the crops, or
 the device itself where the images are on it. The random numbers of an image depend on (seed, batch, place in the batch)
-alone: neither who makes the crops, nor the number of workers, nor an interruption changes what a batch shows.
+alone: neither who makes the crops, nor the number of workers, nor an interruption changes what a batch shows, nor that
+several ranks make a share of it each.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from nearkin.data.crop_processes import CropProcesses, are_shareable
 from nearkin.data.device_images import DeviceImages
 from nearkin.data.resampling import to_device
 from nearkin.data.transforms import Box, Transform, image_rng
+from nearkin.ranks import on_this_machine, share_of
 from nearkin.samplers import BatchSampler
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``rows`` of the training table, their pixels ``[B, H, W, 3]`` (uint8) and labels ``[B]``."""
+    """``rows`` of the training table, their labels ``[B]`` and pixels ``[B, H, W, 3]`` (uint8).
+
+    Of several processes each has the pixels of its own share of the rows (:func:`nearkin.ranks.share_of`).
+    """
 
     number: int
     rows: NDArray[np.int64]
@@ -40,8 +45,8 @@ class Batch:
 
 def default_workers() -> int:
     """Four threads, or fewer cores: beyond that they wait for the interpreter (16 cores: 2,700 images/s with four
-    threads, 2,000 with sixteen)."""
-    return min(4, usable_cores())
+    threads, 2,000 with sixteen). Processes on one machine share its cores."""
+    return max(1, min(4, usable_cores() // on_this_machine()))
 
 
 class TrainingLoader:
@@ -103,7 +108,7 @@ class TrainingLoader:
 
     def _begin(self, number: int, rows: NDArray[np.int64]) -> Callable[[], Batch]:
         """Have a batch prepared; the result waits until it is there."""
-        places = range(len(rows))
+        places = share_of(len(rows))
         labels = torch.from_numpy(self.labels[rows])
         if isinstance(self.images, DeviceImages):
             crops = self._cut(self.images, number, rows, places)

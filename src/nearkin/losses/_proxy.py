@@ -7,13 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from nearkin import ranks
 from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
 from nearkin.losses._blocks import Parts, by_blocks, is_large
 from nearkin.losses._class_block import Negatives
 from nearkin.losses._class_similarity import ClassSimilarity, class_similarity, proxy_spread
 from nearkin.losses._closed_form import closed_form
+from nearkin.losses._gathered import with_all_similarities
 from nearkin.losses._informative import ClassWeights, InformativeSampleWeights, SampleWeights
-from nearkin.losses._shards import ALL_HERE, Shards
+from nearkin.losses._shards import ALL_HERE, OfRanks, Shards
 from nearkin.notices import notice
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
@@ -81,6 +83,8 @@ class ProxyLoss(nn.Module):
         check_choice("softmax", "max", "mean", class_similarity=class_similarity)
         check_positive(gamma=gamma)
         self.bank = ProxyBank(num_classes, proxies_per_class, dim)
+        if ranks.world() > 1:
+            self.shards = OfRanks(self.bank.own.start, num_classes)
         self.class_similarity: ClassSimilarity = class_similarity
         self.gamma = gamma
         self.tau = tau
@@ -134,7 +138,11 @@ class ProxyLoss(nn.Module):
             embeddings, vectors = self._same_dtype(embeddings, vectors)
             large, spread_out = is_large(embeddings, vectors), self.shards is not ALL_HERE
             if self.has_parts and (large or spread_out):
-                return by_blocks(embeddings, vectors, labels, self, tau=tau)
+                return by_blocks(ranks.with_summed_gradient(embeddings), vectors, labels, self, tau=tau)
+            if spread_out and ranks.world() > 1:
+                if self.has_closed_form:
+                    return with_all_similarities(embeddings, vectors, labels, self, self.bank, tau=tau)
+                return self.by_autograd(embeddings, vectors, labels)
             if spread_out:
                 raise ValueError(
                     f"{type(self).__name__} cannot be spread over processes: write from_parts and negatives"
@@ -147,12 +155,12 @@ class ProxyLoss(nn.Module):
 
     def by_autograd(self, embeddings: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
         """The loss step by step, as the formulas have it: what the closed form must agree with."""
-        unit = l2_normalise(embeddings)
+        unit = l2_normalise(ranks.with_summed_gradient(embeddings))
         similarities = self._class_similarities(unit, vectors)
         weights = self.weigh(unit.detach(), similarities.detach(), labels)
         value = self.from_similarities(similarities, labels, weights)
         if self.tau and self.bank.per_class > 1:
-            value = value + proxy_spread(vectors, tau=self.tau)
+            value = value + ranks.sum_of_parts(proxy_spread(vectors, tau=self.tau * self.bank.share))
         return value
 
     def weigh(self, unit: Tensor, similarities: Tensor, labels: Tensor) -> SampleWeights | None:
@@ -180,7 +188,7 @@ class ProxyLoss(nn.Module):
         """Similarity of every sample to every class, ``[N, num_classes]``, differentiable."""
         with full_precision(embeddings.device.type):
             embeddings, vectors = self._same_dtype(embeddings, self.bank.vectors)
-            return self._class_similarities(l2_normalise(embeddings), vectors)
+            return self._class_similarities(l2_normalise(ranks.with_summed_gradient(embeddings)), vectors)
 
     @torch.no_grad()
     def own_similarities(self, unit: Tensor, labels: Tensor | None) -> Tensor:
@@ -191,13 +199,15 @@ class ProxyLoss(nn.Module):
         vectors = at_least_float32(self.bank.vectors).to(unit.dtype)
         norms = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
         if labels is None:
-            by_proxy = torch.linalg.vecdot(unit[:, None], vectors)
+            by_proxy = torch.linalg.vecdot(unit[self.bank.own.start : self.bank.own.stop, None], vectors)
         else:
-            rows, held = self.shards.rows(labels, self.bank.classes)
+            rows, held = self.shards.rows(labels, len(vectors))
             by_proxy = torch.stack([(unit * vectors[rows, k]).sum(1) for k in range(self.bank.per_class)], 1)
             norms = norms[rows]
         own = class_similarity(by_proxy.div_(norms)[:, None], self.class_similarity, gamma=self.gamma).squeeze(1)
-        return own if labels is None else self.shards.sum(torch.where(held, own, 0.0))
+        if labels is None:
+            return ranks.gather_rows(own, self.bank.classes)
+        return self.shards.sum(torch.where(held, own, 0.0))
 
     @torch.no_grad()
     def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
@@ -213,8 +223,9 @@ class ProxyLoss(nn.Module):
             self.weighting.begin_epoch(epoch)
 
     def _class_similarities(self, unit: Tensor, vectors: Tensor) -> Tensor:
-        by_proxy = unit @ l2_normalise(vectors.flatten(0, 1)).T
-        return class_similarity(by_proxy.view(-1, *vectors.shape[:2]), self.class_similarity, gamma=self.gamma)
+        by_proxy = (unit @ l2_normalise(vectors.flatten(0, 1)).T).view(-1, *vectors.shape[:2])
+        similarities = class_similarity(by_proxy, self.class_similarity, gamma=self.gamma)
+        return ranks.gather_columns(similarities, self.bank.classes)
 
     def _too_large(self, embeddings: Tensor, vectors: Tensor) -> str:
         samples, proxies = embeddings.shape[0], vectors.shape[0] * vectors.shape[1]

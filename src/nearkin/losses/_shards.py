@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from nearkin import ranks
+
 
 @dataclass(frozen=True)
 class Shards:
@@ -39,3 +41,13 @@ class Shards:
 
 
 ALL_HERE = Shards()
+
+
+class OfRanks(Shards):
+    """Classes that are spread over the processes of a run."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        return ranks.sum_of_parts(x)
+
+    def log_sum_exp(self, x: Tensor) -> Tensor:
+        return ranks.gather_rows(x[None], ranks.world()).logsumexp(0)

@@ -79,9 +79,9 @@ class VariationalBank(ProxyBank):
         Where other classes are with other processes their numbers are drawn too, so that the stream is the same.
         """
         like, first = self.vectors, shards.first
-        shape = (self.classes if shards.classes is None else shards.classes, *like.shape[1:])
+        shape = (len(like) if shards.classes is None else shards.classes, *like.shape[1:])
         noise = torch.randn(shape, generator=self._generator_here(), dtype=like.dtype, device=like.device)
-        return noise[first : first + self.classes]
+        return noise[first : first + len(like)]
 
     def draw(self, shards: Shards = ALL_HERE) -> Tensor:
         """One sample of every proxy, ``μ + σ∘ε``, with gradients to μ and σ where the bank is trainable."""

@@ -18,6 +18,7 @@ from nearkin.inputs import check_at_least
 from nearkin.methods._pull import ProximalPull
 from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank, greedy_k_center
+from nearkin.ranks import gather_rows, share_of
 from nearkin.recipe import Recipe
 from nearkin.samplers.stream import generator
 from nearkin.training.state import Event, Method, TrainingState
@@ -148,9 +149,11 @@ class Ccp(Method):
         if not self._feeds_references or self.problem == 0:
             return super().loss(state, embeddings, labels, batch)
         if self.anchors == "samples":
-            references = state.encoder(state.train_set.pixels(self._anchor_rows.ravel()))
+            rows = self._anchor_rows.ravel()
+            own = share_of(len(rows))
+            references = gather_rows(state.encoder(state.train_set.pixels(rows[own.start : own.stop])), len(rows))
         else:
-            references = self.bank.vectors.flatten(0, 1)
+            references = self.bank.whole().flatten(0, 1)
         owners = (
             torch.arange(self.bank.classes, device=labels.device)[:, None].expand(-1, self.bank.per_class).flatten()
         )
@@ -213,7 +216,7 @@ class Ccp(Method):
         chosen = pool.gather(1, picks.unsqueeze(2).expand(-1, -1, pool.shape[2]))
         if not self._feeds_references:
             # They are compared by angle: their length only decides how far a step turns them, and stays as it is.
-            length = bank.vectors.norm(dim=2, keepdim=True)
+            length = bank.whole().norm(dim=2, keepdim=True)
             chosen = chosen * length.where(length > 0, 1)
         bank.restart(chosen)
         self._anchor_rows = np.take_along_axis(rows, picks.cpu().numpy(), axis=1)
@@ -224,7 +227,7 @@ class Ccp(Method):
         """The proxies the sub-problem ended with, as points of the embedding space."""
         if self.anchors == "samples":
             return state.train_set.embed(self._anchor_rows.ravel()).view(*self._anchor_rows.shape, -1)
-        return normalise(bank.vectors.detach(), state.encoder.normalisation)
+        return normalise(bank.whole().detach(), state.encoder.normalisation)
 
     def _draw_pool(
         self, labels: NDArray[np.int64], classes: int, seed: int

@@ -13,6 +13,7 @@ from nearkin.data.loader import Batch
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
 from nearkin.losses.momentum_proxy_anchor import follow
+from nearkin.ranks import gather_rows
 from nearkin.recipe import Recipe
 from nearkin.training.device import autocast
 from nearkin.training.state import Method, TrainingState
@@ -48,6 +49,7 @@ class Momentum(Method):
         follower, pieces = self._following(state), state.pieces(batch.images.to(state.device, non_blocking=True))
         with torch.no_grad(), autocast(state.device, state.dtype):
             keys = torch.cat([follower(piece) for piece in pieces])
+        keys = gather_rows(keys, len(batch.rows))
         value: Tensor = state.objective(embeddings, labels, keys=keys)
         return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
@@ -12,6 +13,7 @@ from nearkin.errors import RecipeError
 from nearkin.inputs import check_at_least, check_positive
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.losses.vcpa import newton_update
+from nearkin.ranks import gather_rows, sum_of_parts
 from nearkin.recipe import Recipe
 from nearkin.training.state import Method, TrainingState
 
@@ -63,7 +65,8 @@ class ProxyUpdates(Method):
         if self._optimiser is None:
             self._optimiser = torch.optim.AdamW(_objective(state).bank.parameters(), weight_decay=training.weight_decay)
             if self._saved is not None:
-                self._optimiser.load_state_dict(self._saved)
+                own = _objective(state).bank.own
+                self._optimiser.load_state_dict(_moments(self._saved, lambda whole: whole[own.start : own.stop]))
                 self._saved = None
         rate = next(group["lr"] for group in state.optimiser.param_groups if group["name"] == "proxies")
         for group in self._optimiser.param_groups:
@@ -88,15 +91,29 @@ class ProxyUpdates(Method):
                 tau=self.damping,
                 alpha=objective.alpha,
                 margin=objective.margin,
+                shards=objective.shards,
             )
-        objective.bank.restart(proxies)
+        with torch.no_grad():
+            objective.bank.vectors.copy_(proxies)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimiser": self._saved if self._optimiser is None else self._optimiser.state_dict()}
+        if self._optimiser is None:
+            return {"optimiser": self._saved}
+        classes = int(sum_of_parts(torch.tensor(len(self._optimiser.param_groups[0]["params"][0]))))
+        return {"optimiser": _moments(self._optimiser.state_dict(), lambda own: gather_rows(own, classes))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # The proxies are seen at the first step; until then the moments wait.
         self._optimiser, self._saved = None, state["optimiser"]
+
+
+def _moments(saved: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """An optimiser's state with what it keeps for every class changed: all ranks' put together, or one's own taken."""
+    state = {
+        number: {key: change(value) if value.ndim else value for key, value in kept.items()}
+        for number, kept in saved["state"].items()
+    }
+    return {**saved, "state": state}
 
 
 def _objective(state: TrainingState) -> ProxyAnchor:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from nearkin.errors import RecipeError
+from nearkin.ranks import gather_rows, share_of, world
+
+_ROWS_AT_ONCE = 4096
 
 
 class ProxyBank(nn.Module):
@@ -14,6 +20,9 @@ class ProxyBank(nn.Module):
     ``vectors`` is a float32 Parameter ``[classes, per_class, dim]``, drawn Kaiming-normal with fan-out as in the
     official Proxy-Anchor code: std ``sqrt(2 / (classes · per_class))``. Losses use the normalised vectors, so only
     the directions matter at first; the length decides how fast a proxy turns under a given learning rate.
+
+    Of several processes each has the proxies of its own share of the classes, and its ``vectors`` are those; they are
+    drawn as if there were one.
 
     >>> ProxyBank(10, 2, 4).vectors.shape
     torch.Size([10, 2, 4])
@@ -24,11 +33,14 @@ class ProxyBank(nn.Module):
         for name, value in (("num_classes", classes), ("proxies_per_class", per_class), ("dim", dim)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.vectors = nn.Parameter(torch.randn(classes, per_class, dim) * math.sqrt(2.0 / (classes * per_class)))
-
-    @property
-    def classes(self) -> int:
-        return self.vectors.shape[0]
+        self.classes = classes
+        self.own = share_of(classes)
+        """The classes whose proxies are here."""
+        if not self.own:
+            raise RecipeError(f"{classes} classes cannot be shared out to {world()} processes: start fewer")
+        shape = (classes, per_class, dim)
+        drawn = torch.randn(shape) if world() == 1 else _rows_of_normal(self.own, *shape)
+        self.vectors = nn.Parameter(drawn * math.sqrt(2.0 / (classes * per_class)))
 
     @property
     def per_class(self) -> int:
@@ -38,10 +50,42 @@ class ProxyBank(nn.Module):
     def dim(self) -> int:
         return self.vectors.shape[2]
 
+    @property
+    def share(self) -> float:
+        """The share of all classes whose proxies are here."""
+        return len(self.own) / self.classes
+
+    def whole(self) -> Tensor:
+        """The vectors of all classes, with gradients to those that are here."""
+        return gather_rows(self.vectors, self.classes)
+
     @torch.no_grad()
     def restart(self, vectors: Tensor) -> None:
         """Begin anew from ``vectors [classes, per_class, dim]``."""
-        self.vectors.copy_(vectors)
+        self.vectors.copy_(vectors[self.own.start : self.own.stop])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """What one process has saved has all classes, of which this rank takes its own."""
+        for name, tensor in (*self._parameters.items(), *self._buffers.items()):
+            saved = state_dict.get(prefix + name)
+            if tensor is not None and saved is not None and len(saved) == self.classes:
+                state_dict[prefix + name] = saved[self.own.start : self.own.stop]
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
         return f"classes={self.classes}, per_class={self.per_class}, dim={self.dim}"
+
+
+def _rows_of_normal(rows: range, classes: int, *shape: int) -> Tensor:
+    """The ``rows`` of ``torch.randn(classes, *shape)``, without holding the others.
+
+    Torch draws sixteen numbers at a time, so blocks of sixteen rows give the same numbers as all of them at once; what
+    is left over goes with the last block.
+    """
+    block = 16 * _ROWS_AT_ONCE
+    starts = list(range(0, max(1, classes - block + 1), block))
+    kept = []
+    for start, end in zip(starts, [*starts[1:], classes], strict=True):
+        drawn = torch.randn(end - start, *shape)
+        kept.append(drawn[max(rows.start - start, 0) : max(rows.stop - start, 0)].clone())
+    return torch.cat(kept)

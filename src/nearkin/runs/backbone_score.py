@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.data.folder import Kinds
 from nearkin.data.source import is_benchmark
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
@@ -19,7 +20,7 @@ from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.scores import Evaluated
 from nearkin.training.build import encoder_from, transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
-from nearkin.training.embedding import embed_images
+from nearkin.training.embedding import embed_images, embedded_by_all
 
 
 def evaluate_backbone(
@@ -58,9 +59,22 @@ def evaluate_backbone(
     changes += [] if data_root is None else [f"data.root={json.dumps(str(data_root))}"]
     changes += [] if kinds is None else [f"data.kinds={kinds}"]
     recipe = Recipe.load("own_photos/pretrained", [*changes, *overrides])
+    with ranks.joined():
+        return _score(recipe, data, device, progress, watch, announce)
+
+
+def _score(
+    recipe: Recipe,
+    data: str,
+    device: str | None,
+    progress: Progress | None,
+    watch: Callable[[str, int, int], None] | None,
+    announce: Announce | None,
+) -> Evaluated:
+    backbone = recipe.encoder.backbone
     where = pick_device(device or recipe.training.device)
     encoder = encoder_from(recipe.encoder).to(where)
-    opened = open_data(recipe.data, progress=progress)
+    opened = ranks.first_on_each_machine(lambda: open_data(recipe.data, progress=progress))
     table, transform = opened.table, transform_of(recipe.data)
     protocol = Protocol(recipe.protocol, table)
     part = EvaluationSet(np.arange(len(table), dtype=np.int64))
@@ -72,23 +86,28 @@ def evaluate_backbone(
     def embed(rows: NDArray[np.int64]) -> Tensor:
         if watch is not None:
             watch("scoring the backbone", 0, len(rows))
-        return embed_images(
-            encoder,
-            opened.images,
-            transform,
-            rows=rows,
-            batch_size=recipe.training.evaluation_batch_size,
-            workers=recipe.data.workers,
-            device=where,
-            dtype=autocast_dtype(recipe.training.precision, where),
-            progress=None if watch is None else lambda done: watch("scoring the backbone", done, len(rows)),
+        return embedded_by_all(
+            lambda own, told: embed_images(
+                encoder,
+                opened.images,
+                transform,
+                rows=own,
+                batch_size=recipe.training.evaluation_batch_size,
+                workers=recipe.data.workers,
+                device=where,
+                dtype=autocast_dtype(recipe.training.precision, where),
+                progress=told,
+            ),
+            rows,
+            None if watch is None else lambda done: watch("scoring the backbone", done, len(rows)),
         )
 
     with float32_products(recipe.training.precision):
         scores = protocol.score(part, embed, distance=encoder.distance, final=True)
+    scores = ranks.from_first(lambda: scores)
     return Evaluated(
         backbone=backbone,
-        weights=str(encoder.weights_report or ("its own" if brings_its_own else "none, random numbers")),
+        weights=str(encoder.weights_report or ("its own" if ":" in backbone else "none, random numbers")),
         data=table.name,
         images=len(part.query),
         classes=len(np.unique(table.labels[part.query])),

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin import ranks
 from nearkin.data.folder import Kinds, folder_images, nearest_folder
 from nearkin.data.formats import is_image_file
 from nearkin.data.images import UnreadableImageError
@@ -62,14 +63,19 @@ def embed_files(
         progress: told how many images are decoded, and of how many.
     """
     target = Path(output).expanduser()
-    check_output(target)
-    run = load_run(path, which=which, device=device)
-    table = images_of(sources, kinds=run.recipe.data.kinds)
-    opened = open_data(replace(run.recipe.data, unreadable_tolerance=1.0), table=table, progress=progress)
-    check_room(target.parent, len(opened.table) * run.encoder.dim * _BYTES_PER_VALUE[target.suffix], target.name)
-    embeddings = run.embed(opened.images).cpu().numpy()
-    write_atomically(target, (_npz if target.suffix == ".npz" else _csv)(opened.table, embeddings))
-    return EmbeddedFiles(opened.table.ids, run.encoder.dim, tuple(opened.unreadable), table.left_out)
+    with ranks.joined():
+        ranks.from_first(lambda: check_output(target))
+        run = load_run(path, which=which, device=device)
+        table = images_of(sources, kinds=run.recipe.data.kinds)
+        section = replace(run.recipe.data, unreadable_tolerance=1.0)
+        opened = ranks.first_on_each_machine(lambda: open_data(section, table=table, progress=progress))
+        needed = len(opened.table) * run.encoder.dim * _BYTES_PER_VALUE[target.suffix]
+        ranks.from_first(lambda: check_room(target.parent, needed, target.name))
+        rows = np.arange(len(opened.table), dtype=np.int64)
+        embeddings = run.embed_together(opened.images, rows).cpu().numpy()
+        if ranks.is_first():
+            write_atomically(target, (_npz if target.suffix == ".npz" else _csv)(opened.table, embeddings))
+        return EmbeddedFiles(opened.table.ids, run.encoder.dim, tuple(opened.unreadable), table.left_out)
 
 
 def images_of(sources: str | Path | Sequence[str | Path], *, kinds: Kinds | None = None) -> ImageTable:

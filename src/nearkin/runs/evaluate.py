@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nearkin import ranks
 from nearkin.data.cache import OpenedImages
 from nearkin.data.folder import Kinds
 from nearkin.data.source import is_benchmark
@@ -41,14 +42,31 @@ def evaluate_run(
     ``trained_on`` counts them; ``announce`` is told before they are scored what was understood of them, and ``kinds``
     says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`).
     """
+    with ranks.joined():
+        return _evaluate_run(path, data, data_root, kinds, which, device, progress, announce)
+
+
+def _evaluate_run(
+    path: str | Path,
+    data: str | None,
+    data_root: str | Path | None,
+    kinds: Kinds | None,
+    which: str,
+    device: str | None,
+    progress: Progress | None,
+    announce: Announce | None,
+) -> Evaluated:
     run = load_run(path, which=which, device=device)
     if data is None:
-        own = open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
+        own = ranks.first_on_each_machine(
+            lambda: open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
+        )
         opened, protocol = own.images, own.protocol
         part = protocol.test
     else:
         section = replace(run.recipe.data, source=data, kinds=kinds or run.recipe.data.kinds)
-        opened = open_data(section if data_root is None else replace(section, root=str(data_root)), progress=progress)
+        section = section if data_root is None else replace(section, root=str(data_root))
+        opened = ranks.first_on_each_machine(lambda: open_data(section, progress=progress))
         if any(opened.table.has_split(name) for name in ("test", "query")):
             protocol = Protocol(_with_test_split(run.recipe.protocol), opened.table)
             part = protocol.test
@@ -63,8 +81,9 @@ def evaluate_run(
         if announce is not None:
             announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
         trained_on = _trained_on(run.folder, opened, part)
-    embed = partial(run.embed, opened.images)
+    embed = partial(run.embed_together, opened.images)
     scores = protocol.score(part, embed, distance=run.encoder.distance, final=True)
+    scores = ranks.from_first(lambda: scores)
     rows = part.query
     return Evaluated(
         run=str(path),

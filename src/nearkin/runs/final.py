@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nearkin.disk import write_atomically
 from nearkin.errors import RecipeError
+from nearkin.ranks import is_first
 from nearkin.recipe import Recipe
 from nearkin.runs.data import Progress
 from nearkin.runs.data_report import Announce
@@ -50,8 +51,9 @@ def train_final(
         raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
     own = run(recipe, folder, observer, resume=resume, overwrite=overwrite, progress=progress, announce=announce)
     own = replace(own, final_of=FinalOf(str(path), _note(str(path), scores), scores))
-    write_atomically(folder.card_file, model_card(folder, recipe, own, folder.environment()).encode())
-    folder.write_scores(own)
+    if is_first():
+        write_atomically(folder.card_file, model_card(folder, recipe, own, folder.environment()).encode())
+        folder.write_scores(own)
     return own
 
 

@@ -16,6 +16,7 @@ from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.notices import notice
+from nearkin.ranks import is_first
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences, located
 from nearkin.runs.environment import Environment
@@ -32,6 +33,7 @@ WRITTEN = (
     "MODEL_CARD.md",
     "checkpoints/last.pt",
     "checkpoints/best-[0-9]*.pt",
+    "checkpoints/*-classes-*.safetensors",
     "tensorboard/events.out.tfevents.*",
     "neighbours.png",
     "report.html",
@@ -96,15 +98,17 @@ class RunFolder:
     def begin(self, recipe: Recipe) -> RunFolder:
         """Write the recipe, with absolute paths: a run can be used from any working directory."""
         make_folder(self.checkpoints)
-        write_atomically(self.recipe_file, located(recipe).to_yaml().encode())
+        _write(self.recipe_file, located(recipe).to_yaml().encode())
         return self
 
     def clear(self) -> None:
         """Remove what an earlier run left, and nothing else that lies in the folder."""
+        self._split = None
+        if not is_first():
+            return
         for pattern in WRITTEN:
             for file in self.path.glob(pattern):
                 file.unlink(missing_ok=True)
-        self._split = None
 
     def recipe(self) -> Recipe:
         """The recipe that the run was begun with."""
@@ -144,7 +148,7 @@ class RunFolder:
         return moved
 
     def write_split(self, split: StoredSplit) -> None:
-        write_atomically(self.split_file, split.to_csv())
+        _write(self.split_file, split.to_csv())
         self._split = split
 
     @property
@@ -164,7 +168,7 @@ class RunFolder:
             ) from error
 
     def write_environment(self, record: Environment) -> None:
-        write_atomically(self.environment_file, json.dumps(dict(record), indent=2, ensure_ascii=False).encode())
+        _write(self.environment_file, json.dumps(dict(record), indent=2, ensure_ascii=False).encode())
 
     @property
     def images(self) -> tuple[str, str] | None:
@@ -183,12 +187,12 @@ class RunFolder:
         writer = csv.DictWriter(text, columns)
         writer.writeheader()
         writer.writerows(history)
-        write_atomically(self.evaluations_file, text.getvalue().encode())
+        _write(self.evaluations_file, text.getvalue().encode())
 
     def write_events(self, events: Sequence[Event]) -> None:
         """What the method did and when, such as CCP's new sub-problems; nothing for a method without events."""
         if events:
-            write_atomically(self.events_file, json.dumps(events).encode())
+            _write(self.events_file, json.dumps(events).encode())
 
     def events(self) -> list[Event]:
         return self._read(self.events_file, lambda text: _whole(json.loads(text), list), [])
@@ -204,7 +208,7 @@ class RunFolder:
         return self._read(self.evaluations_file, _evaluations, [])
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
-        write_atomically(self.scores_file, json.dumps(dict(scores), indent=2, ensure_ascii=False).encode())
+        _write(self.scores_file, json.dumps(dict(scores), indent=2, ensure_ascii=False).encode())
 
     def scores(self) -> Scores:
         if not self.is_finished:
@@ -250,6 +254,12 @@ class RunFolder:
             else:
                 remedy = "begin anew with --overwrite"
             raise DataError(f"{file} cannot be read ({error}): {remedy}") from error
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Of several ranks the first writes."""
+    if is_first():
+        write_atomically(file, content)
 
 
 def _reason(error: Exception) -> str:

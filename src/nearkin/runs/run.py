@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.data.cache import OpenedImages
 from nearkin.disk import check_room, remove_leftovers
 from nearkin.errors import RecipeError
@@ -28,6 +31,7 @@ from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
 from nearkin.training.memory import check_memory
+from nearkin.training.slices import banks_in
 from nearkin.training.state import Observer, Silent, TrainingState
 
 
@@ -51,30 +55,52 @@ def run(
     not looked at, as is right where several runs are compared to choose between them; the protocol must then choose
     the epoch without them. ``announce`` is told before anything is trained what was understood of the data.
 
+    Processes that torchrun has started train together, in a folder that all of their machines see. Where it has started
+    them anew, after one was lost, they go on from the last checkpoint by themselves.
+
     Raises:
         RecipeError: for a recipe that cannot be followed, or that is not the one the folder was begun with.
         DataError: where images are missing, unreadable, or too few; or a file of the folder is damaged.
         OutputError: where the folder cannot be written to, or has no room for the checkpoints.
         BusyError: while another process writes to the folder.
         InterruptedRunError: after Ctrl-C or SIGTERM; ``resume`` goes on.
+        LostRankError: where one of several processes has ended.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     recipe = located(recipe)
     admit(recipe)
     if folder.path.exists() and not folder.path.is_dir():
         raise RecipeError(f"{folder.path} is a file: give a folder for the run with -o")
-    done = resume and folder.is_finished and not _to_repair(folder)
-    if done and not _admit_folder(recipe, folder, resume=resume, overwrite=overwrite):
-        return folder.scores()  # before anything is written: a finished run may lie where nothing can be
-    with sole_writer_of(folder.path):
-        moved = _admit_folder(recipe, folder, resume=resume, overwrite=overwrite)
-        for place in (folder.path, folder.checkpoints):
-            remove_leftovers(place)
+    with ranks.joined(), contextlib.ExitStack() as held:
+        again = ranks.from_first(lambda: ranks.was_restarted() and folder.is_begun)
+        resume, overwrite = resume or again, overwrite and not again
+
+        def finished() -> Scores | None:
+            """The scores of a run that is not to be touched any more."""
+            return folder.scores() if resume and folder.is_finished and not _to_repair(folder) else None
+
+        def admitted() -> list[str]:
+            held.enter_context(sole_writer_of(folder.path))
+            moved = _admit_folder(recipe, folder, resume=resume, overwrite=overwrite)
+            for place in (folder.path, folder.checkpoints):
+                remove_leftovers(place)
+            return moved
+
+        def untouched() -> Scores | None:
+            done = finished()
+            if done is not None and _admit_folder(recipe, folder, resume=resume, overwrite=overwrite):
+                return None
+            return done
+
+        # Before anything is written: a finished run may lie where nothing can be.
+        if (scores := ranks.from_first(untouched)) is not None:
+            return scores
+        moved = ranks.from_first(admitted)
         lost: dict[str, int] = {}
-        if resume and (folder.is_finished or folder.last_checkpoint.exists()):
-            data = _own_images(recipe, folder, moved, progress=progress)
-            if folder.is_finished and not _to_repair(folder):
-                return folder.scores()
+        if ranks.from_first(lambda: resume and (folder.is_finished or folder.last_checkpoint.exists())):
+            data = ranks.first_on_each_machine(lambda: _own_images(recipe, folder, moved, progress=progress))
+            if (scores := ranks.from_first(finished)) is not None:
+                return scores
             if announce is not None:
                 announce(report_on(recipe, data.images, data.protocol))
             state = _continued(recipe, folder, data, score_test=score_test)
@@ -83,12 +109,13 @@ def run(
         else:
             if resume and folder.environment_file.exists():
                 notice(f"{folder.path} has no checkpoint yet: the run begins at its first step")
-            opened = open_data(recipe.data, progress=progress)
+            opened = ranks.first_on_each_machine(lambda: open_data(recipe.data, progress=progress))
             if announce is not None:
                 announce(report_on(recipe, opened))
             state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
+        _check_shared(folder)
         with float32_products(recipe.training.precision):
-            fit(state, folder, Silent() if observer is None else observer)
+            fit(state, folder, Silent() if observer is None or not ranks.is_first() else observer)
             scores = _final_scores(state, folder, lost)
         folder.write_scores(scores)
         return scores
@@ -167,6 +194,22 @@ def _admit_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite:
     return []
 
 
+def _check_shared(folder: RunFolder, seconds: float = 10.0) -> None:
+    """Refuse a folder that only some of the machines see: each rank writes the proxies of its own classes there."""
+    if ranks.world() == 1:
+        return
+    written = ranks.from_first(lambda: int(folder.recipe_file.stat().st_mtime))
+    until = time.monotonic() + seconds
+    # What another machine has just written may take a moment to be seen.
+    while not folder.recipe_file.exists() or int(folder.recipe_file.stat().st_mtime) != written:
+        if time.monotonic() > until:
+            raise RecipeError(
+                f"{folder.path} of the first process is not there for process {ranks.rank()}: give a folder with -o "
+                f"that all machines share"
+            )
+        time.sleep(0.1)
+
+
 def _to_repair(folder: RunFolder) -> bool:
     """Whether something is damaged that the last checkpoint can write anew."""
     return folder.last_checkpoint.exists() and bool(folder.damaged() or not checkpoint.is_encoder_whole(folder))
@@ -181,9 +224,11 @@ def _check_room(state: TrainingState, folder: RunFolder) -> None:
 
     weights, encoder = size(state.encoder, state.objective), size(state.encoder)
     learned = sum(p.nbytes for group in state.optimiser.param_groups for p in group["params"])
+    elsewhere = (ranks.world() - 1) * size(*banks_in(state.objective, state.learned))  # by the other ranks
+    weights, learned = weights + elsewhere, learned + elsewhere
     moments = 2 if state.recipe.training.optimiser in ("adam", "adamw") else 1
     last = weights + moments * learned
-    there = sum(file.stat().st_size for file in folder.checkpoints.glob("*.pt"))
+    there = sum(file.stat().st_size for kind in ("*.pt", "*.safetensors") for file in folder.checkpoints.glob(kind))
     check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - there), "the checkpoints")
 
 

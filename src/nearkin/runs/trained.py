@@ -21,7 +21,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.build import encoder_from, transform_of
 from nearkin.training.device import autocast_dtype, float32_products, pick_device
-from nearkin.training.embedding import embed_images
+from nearkin.training.embedding import embed_images, embedded_by_all
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class TrainedRun:
                 device=self.device,
                 dtype=self.dtype,
             )
+
+    def embed_together(self, images: Images, rows: NDArray[np.int64]) -> Tensor:
+        """As :meth:`embed`, by all processes that torchrun has started: each embeds a share, and all get all of it."""
+        return embedded_by_all(lambda part, _: self.embed(images, part), rows)
 
 
 def load_run(path: str | Path, *, which: str = "best", device: str | None = None) -> TrainedRun:

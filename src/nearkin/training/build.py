@@ -13,7 +13,9 @@ from nearkin import losses, methods
 from nearkin.data.cache import OpenedImages
 from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
+from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.evaluation.protocol import Protocol
+from nearkin.ranks import world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training.allocator import keep_freed_memory
@@ -54,6 +56,8 @@ def build_state(
     modules = [objective] if learned is None else [objective, learned]
     for module in (encoder, *modules):
         module.to(device)
+    if world() > 1:
+        synchronise_batch_norm(encoder)
     optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
     default: BatchSampler
     if training.sampler == "balanced":
@@ -72,14 +76,24 @@ def build_state(
         method=method,
         optimiser=optimiser,
         scheduler=build_scheduler(optimiser, training),
-        scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
+        scaler=_scaler(device, dtype),
         device=device,
         dtype=dtype,
         sampler=default,
         labels=labels,
+        learned=learned,
     )
     state.sampler = state.method.sampler(default, state)
     return state
+
+
+def _scaler(device: torch.device, dtype: torch.dtype | None) -> torch.amp.GradScaler:
+    """For half precision; among several ranks, one that passes over a step on all of them if one of them must."""
+    if world() == 1 or dtype != torch.float16:
+        return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return ShardedGradScaler(device.type)
 
 
 def build_objective(

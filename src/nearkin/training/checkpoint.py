@@ -14,12 +14,14 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from nearkin import ranks
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, NearkinError
 from nearkin.notices import notice
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences
 from nearkin.runs.folder import RunFolder
+from nearkin.training import slices
 from nearkin.training.state import Evaluation, TrainingState
 
 FORMAT = 1
@@ -44,20 +46,30 @@ class Checkpoint(TypedDict):
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint to be looked at."""
-    return cast(Checkpoint, _read(path))
+    content = _read(path)
+    slices.put_back(content, path)
+    return cast(Checkpoint, content)
 
 
 def save_last(state: TrainingState, folder: RunFolder) -> None:
-    """Write ``checkpoints/last.pt``, then drop best weights that have been superseded."""
+    """Write ``checkpoints/last.pt``, then drop best weights, and slices of classes, that have been superseded.
+
+    Of several ranks all must call it; a checkpoint counts from the moment that the first has written ``last.pt``.
+    """
     values = {name: getattr(state, name) for name in _VALUES}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     values["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
     sampler, seconds = state.loader_state(), state.time.state_dict()
-    _write(folder.last_checkpoint, state, folder, _PARTS, sampler=sampler, seconds=seconds, **values)
+    needed = _write(folder.last_checkpoint, state, folder, _PARTS, sampler=sampler, seconds=seconds, **values)
     folder.write_events(state.method.events)
-    for file in folder.checkpoints.glob("best-*.pt"):
-        if state.best is None or file != best_file(folder, int(state.best["step"])):
-            file.unlink()
+    if ranks.is_first():
+        best = None if state.best is None else best_file(folder, int(state.best["step"]))
+        for pattern in ("best-*.pt", "*-classes-*.safetensors"):
+            for file in folder.checkpoints.glob(pattern):
+                of_best = best is not None and file.name.startswith(best.stem)
+                if not of_best and file.name not in needed:
+                    file.unlink()
+    ranks.wait_for_all()
 
 
 def save_best(state: TrainingState, folder: RunFolder) -> None:
@@ -70,7 +82,9 @@ def load_last(state: TrainingState, folder: RunFolder) -> None:
     # Early versions did not write all of it: a run is not ended, its baseline had a random head, and there was one sum
     # of seconds beside the steps' share.
     content: dict[str, Any] = {"ended": False, "baseline": "random head"} | _read_own(folder.last_checkpoint, folder)
+    slices.put_back(content, folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
+        slices.own_moments(content["optimiser"], state.optimiser)
         for name in (*_PARTS, "sampler"):
             getattr(state, name).load_state_dict(content[name])
         for name in ("step", *_VALUES):
@@ -88,6 +102,7 @@ def load_best(state: TrainingState, folder: RunFolder) -> None:
     if state.best is not None:
         file = best_file(folder, int(state.best["step"]))
         content = _read_own(file, folder)
+        slices.put_back(content, file)
         with _fitting(file):
             state.encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
@@ -98,7 +113,8 @@ def check_best(state: TrainingState, folder: RunFolder) -> None:
     if state.best is None or state.protocol.selects_on == "last":
         return
     try:
-        _read_own(best_file(folder, int(state.best["step"])), folder)
+        file = best_file(folder, int(state.best["step"]))
+        slices.put_back(_read_own(file, folder), file)
     except DataError as error:
         raise DataError(
             f"{error}. These are the best weights so far; {folder.last_checkpoint.name} is whole, and can be used with "
@@ -134,6 +150,8 @@ def is_encoder_whole(folder: RunFolder) -> bool:
 
 def save_encoder(state: TrainingState, folder: RunFolder) -> None:
     """Write the encoder alone, as safetensors: what embedding and search load."""
+    if not ranks.is_first():
+        return
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.encoder.state_dict().items()}
     known = json.dumps(_run_of(state, folder))
     write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
@@ -170,12 +188,20 @@ def best_file(folder: RunFolder, step: int) -> Path:
     return folder.checkpoints / f"best-{step:08d}.pt"
 
 
-def _write(path: Path, state: TrainingState, folder: RunFolder, parts: Sequence[str], **others: Any) -> None:
+def _write(path: Path, state: TrainingState, folder: RunFolder, parts: Sequence[str], **others: Any) -> list[str]:
+    """Write a checkpoint; returns the names of the slices that it needs, which several ranks have written before."""
     content = {"format": FORMAT, "run": _run_of(state, folder), "step": state.step, **others}
     content |= {name: getattr(state, name).state_dict() for name in parts}
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    write_atomically(path, buffer.getvalue())
+    needed: list[str] = []
+    banks = slices.banks_in(state.objective, state.learned)
+    if ranks.world() > 1 and banks:
+        content, taken = slices.take_out(content, banks, state.optimiser)
+        content["slices"] = needed = slices.write_slice(path, state.step, taken, banks[0].classes)
+    if ranks.is_first():
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        write_atomically(path, buffer.getvalue())
+    return needed
 
 
 def _read(path: Path) -> dict[str, Any]:

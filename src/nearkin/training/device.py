@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from nearkin import ranks
 from nearkin.errors import RecipeError
 from nearkin.numerics import tf32
 
@@ -18,15 +19,18 @@ from nearkin.numerics import tf32
 def pick_device(name: str = "auto") -> torch.device:
     """The named device, or the best there is: CUDA, then Apple's MPS, then the CPU.
 
+    Of several processes on a machine each takes a GPU of its own, unless one is named by its number.
+
     >>> pick_device("cpu")
     device(type='cpu')
     """
     # Says that torch's own backward thread has just made itself at home on the GPU; nothing a person could act on.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    several = ranks.world() > 1
+    if name == "auto" and torch.cuda.is_available():
+        name = "cuda"
+    elif name == "auto":
+        return torch.device("mps" if torch.backends.mps.is_available() and not several else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -34,6 +38,16 @@ def pick_device(name: str = "auto") -> torch.device:
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(device.type, False):
         raise RecipeError(f"device {name!r} is not available here: use training.device=auto or cpu")
+    if several and device.type == "mps":
+        raise RecipeError("several processes cannot share device 'mps': use training.device=cpu, or one process")
+    if several and device.type == "cuda":
+        if device.index is None and ranks.local_rank() >= torch.cuda.device_count():
+            raise RecipeError(
+                f"there are {torch.cuda.device_count()} GPUs on this machine and more processes: start torchrun with "
+                f"--nproc-per-node={torch.cuda.device_count()}, or name one for all with training.device=cuda:0"
+            )
+        device = torch.device("cuda", ranks.local_rank() if device.index is None else device.index)
+        torch.cuda.set_device(device)
     return device
 
 
@@ -74,11 +88,12 @@ def float32_products(precision: str) -> AbstractContextManager[object]:
 
 
 def describe_hardware(device: torch.device) -> str:
-    """One line for tables: the GPU's name, or the processor with its cores."""
+    """One line for tables: the GPU's name, or the processor with its cores; of several processes, how many."""
+    several = "" if ranks.world() == 1 else f"{ranks.world()} processes, each: "
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return several + torch.cuda.get_device_name(device)
     cores = os.cpu_count() or 1
-    return f"{device.type.upper()}, {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"
+    return f"{several}{device.type.upper()}, {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"
 
 
 def peak_process_memory() -> int:

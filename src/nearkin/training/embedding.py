@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.data.cache import Images
 from nearkin.data.loader import evaluation_batches
 from nearkin.data.transforms import Transform
@@ -17,6 +18,9 @@ from nearkin.training.allocator import keep_freed_memory
 from nearkin.training.device import autocast
 
 AT_A_TIME, PIXELS_ON_CPU = 256, 32 * 224**2
+
+Embed = Callable[[NDArray[np.int64], Callable[[int], None] | None], Tensor]
+"""Embeds rows, and says after each batch how many are done."""
 
 
 def images_at_a_time(side: int, device: torch.device) -> int:
@@ -28,6 +32,20 @@ def images_at_a_time(side: int, device: torch.device) -> int:
     (32, 256)
     """
     return min(AT_A_TIME, max(1, PIXELS_ON_CPU // side**2)) if device.type == "cpu" else AT_A_TIME
+
+
+def embedded_by_all(embed: Embed, rows: NDArray[np.int64], progress: Callable[[int], None] | None = None) -> Tensor:
+    """Embeddings of all ``rows`` on every rank, where each has embedded a share of them; alone, ``embed(rows)``.
+
+    >>> embedded_by_all(lambda rows, told: torch.from_numpy(rows)[:, None], np.array([3, 5]))
+    tensor([[3],
+            [5]])
+    """
+    own = ranks.share_of(len(rows))
+    told = None if progress is None else lambda done: progress(min(done * ranks.world(), len(rows)))
+    embeddings = embed(rows[own.start : own.stop], told)
+    ranks.wait_for_all()  # machines may be differently fast
+    return ranks.gather_rows(embeddings, len(rows))
 
 
 def embed_images(

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nearkin.data.loader import TrainingLoader
 from nearkin.errors import InterruptedRunError
+from nearkin.ranks import Agreement
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.health import HealthCheck
@@ -39,7 +40,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
         if state.protocol.test is not None and state.untrained is None:
             state.untrained = state.score(state.protocol.test, baseline=True)
         state.method.start(state)
-    health = HealthCheck(state)
+    health, agreement = HealthCheck(state), Agreement()
     with (
         StopRequest() as stop,
         TrainingLoader(
@@ -65,7 +66,11 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
             if epoch_ended and not isinstance(state.scheduler, ReduceLROnPlateau):
                 state.scheduler.step()
             due = state.step == state.total_steps or state.step % state.evaluation_interval == 0
-            if due or stop.requested or time.monotonic() - written > 60 * training.checkpoint_minutes:
+            overdue = time.monotonic() - written > 60 * training.checkpoint_minutes
+            if overdue:
+                written = time.monotonic()
+            stopping, overdue = agreement.on(stop.requested, overdue)
+            if due or stopping or overdue:
                 with state.time.on("steps"):
                     health.settle()
                 if due:
@@ -73,7 +78,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
                 with state.time.on("checkpoints"):
                     checkpoint.save_last(state, folder)
                 written = time.monotonic()
-            if stop.requested and state.step < state.total_steps and not state.ended:
+            if stopping and state.step < state.total_steps and not state.ended:
                 raise InterruptedRunError(
                     f"interrupted after step {state.step} of {state.total_steps}; everything is in {folder.path}. "
                     f"Continue with the same command and --resume"

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
+from nearkin.ranks import on_this_machine, share_of
 from nearkin.training.device import autocast
 from nearkin.training.embedding import images_at_a_time
 from nearkin.training.micro_batch import has_batch_statistics
@@ -50,10 +51,12 @@ def check_memory(state: TrainingState) -> None:
     free = free_memory(state.device) if training.memory_check else None
     if free is None or not state.total_steps:
         return
+    if state.device.type == "cpu":
+        free //= on_this_machine()
     footprint = measure(state.encoder, size, state.device, state.dtype)
     if footprint is None:
         return
-    batch = min(training.batch_size, len(state.labels))
+    batch = len(share_of(min(training.batch_size, len(state.labels)), of=0))
     held = min(batch, training.micro_batch or batch)
     weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
     trains_backbone = state.total_steps > state.warmup_steps

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 from nearkin.encoders import Encoder
 from nearkin.evaluation.protocol import refuse_test_scores
 from nearkin.proxies import ProxyBank
+from nearkin.ranks import add_up_, is_first, sum_of_parts, world
 from nearkin.recipe import Recipe, TrainingSection
 
 Scheduler = lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau
@@ -79,7 +80,38 @@ def clip_gradients(optimiser: torch.optim.Optimizer, training: TrainingSection) 
     if training.clip == "value":
         nn.utils.clip_grad_value_(parameters, training.clip_at)
     elif training.clip == "norm":
-        nn.utils.clip_grad_norm_(parameters, training.clip_at)
+        if world() == 1:
+            nn.utils.clip_grad_norm_(parameters, training.clip_at)
+        else:
+            nn.utils.clip_grads_with_norm_(parameters, training.clip_at, _norm_over_ranks(optimiser))
+
+
+def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
+    """Make the gradients of several ranks those of one process that has the whole batch.
+
+    Of the encoder's each rank has the part of its images, and they are summed. What the objective learns beside its
+    proxies has the whole gradient everywhere, and takes the first rank's, so that no rounding sets ranks apart; a
+    rank's proxies are its own.
+    """
+    if world() == 1:
+        return
+    gradients = []
+    for group in optimiser.param_groups:
+        own = [p.grad for p in group["params"] if p.grad is not None] if group["name"] != "proxies" else []
+        if group["name"] == "objective" and not is_first():
+            torch._foreach_zero_(own)
+        gradients += own
+    add_up_(gradients)
+
+
+def _norm_over_ranks(optimiser: torch.optim.Optimizer) -> torch.Tensor:
+    """The norm of all gradients, of which the proxies' are spread over the ranks."""
+    squares = []
+    for shared in (True, False):
+        groups = [group for group in optimiser.param_groups if (group["name"] == "proxies") is shared]
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        squares.append(nn.utils.get_total_norm(gradients).square())
+    return (sum_of_parts(squares[0]) + squares[1]).sqrt()
 
 
 def gradient_norms(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nearkin import ranks
 from nearkin.data.cache import OpenedImages, SelectedImages
 from nearkin.data.device_images import DeviceImages
 from nearkin.data.kept_crops import KeptCrops
@@ -21,11 +22,12 @@ from nearkin.data.loader import Batch, TrainingLoader
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
+from nearkin.encoders.synchronised import is_synchronised
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
-from nearkin.training.embedding import embed_images, images_at_a_time
+from nearkin.training.embedding import embed_images, embedded_by_all, images_at_a_time
 from nearkin.training.graphs import GraphedEncoder
 from nearkin.training.optimisation import Scheduler
 from nearkin.training.run_time import RunTime
@@ -67,6 +69,8 @@ class TrainingState:
     sampler: BatchSampler
     labels: NDArray[np.int64]
     """Labels of the training images, renumbered 0, 1, …, in the order of :attr:`train_set`."""
+    learned: nn.Module | None = None
+    """What the method learns beside encoder and objective."""
     step: int = 0
     untrained: dict[str, float] | None = None
     """Scores of the test classes before the first step, by the baseline."""
@@ -107,7 +111,8 @@ class TrainingState:
         """
         choice = self.recipe.training.compile
         unasked = self.room_for_graphs and ":" not in self.recipe.encoder.backbone
-        graphs = choice == "graphs" or (choice == "auto" and unasked)
+        # What goes between ranks within the network cannot be part of a graph.
+        graphs = (choice == "graphs" or (choice == "auto" and unasked)) and not is_synchronised(self.encoder)
         return GraphedEncoder(self.encoder, self.device, self.dtype) if graphs else self.encoder
 
     @property
@@ -150,20 +155,29 @@ class TrainingState:
         *,
         encoder: Encoder | None = None,
         progress: Callable[[int], None] | None = None,
-        crops: Iterable[Tensor] | None = None,
+        crops: Callable[[range], Iterable[Tensor]] | None = None,
     ) -> Tensor:
-        """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device."""
-        return embed_images(
-            encoder or self.encoder,
-            self.data.images,
-            self.transform,
-            rows=rows,
-            batch_size=self.evaluated_at_a_time,
-            workers=self.recipe.data.workers,
-            device=self.device,
-            dtype=self.dtype,
-            progress=progress,
-            crops=crops,
+        """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device.
+
+        Of several processes each embeds a share of the rows, and all get all of them. ``crops`` gives those of some
+        places among the rows, in batches, for whoever has them already.
+        """
+        own = ranks.share_of(len(rows))
+        return embedded_by_all(
+            lambda part, told: embed_images(
+                encoder or self.encoder,
+                self.data.images,
+                self.transform,
+                rows=part,
+                batch_size=self.evaluated_at_a_time,
+                workers=self.recipe.data.workers,
+                device=self.device,
+                dtype=self.dtype,
+                progress=told,
+                crops=None if crops is None else crops(own),
+            ),
+            rows,
+            progress,
         )
 
     def score(self, part: EvaluationSet, *, final: bool = False, baseline: bool = False) -> dict[str, float]:
@@ -179,15 +193,19 @@ class TrainingState:
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
             watch, total = self.watch, len(rows)
-            kept = self.kept_crops
-            crops = None if kept is None else kept.batches(rows, batch_size=self.evaluated_at_a_time)
+            kept, at_a_time = self.kept_crops, self.evaluated_at_a_time
+            crops = None
+            if kept is not None:
+                crops = lambda own: kept.batches(rows[own.start : own.stop], batch_size=at_a_time)  # noqa: E731
             if watch is None:
                 return self.embed(rows, encoder=encoder, crops=crops)
             watch(what, 0, total)
             return self.embed(rows, encoder=encoder, progress=lambda done: watch(what, done, total), crops=crops)
 
         with self.time.on("evaluations"):
+            # Whatever the ranks make of the same embeddings, they go on with the first one's scores.
             scores = self.protocol.score(part, embed, distance=encoder.distance, final=final)
+            scores = ranks.from_first(lambda: scores)
         self.time.images_scored += len(part.rows)
         return scores
 
@@ -236,16 +254,22 @@ class TrainingSet:
         state = self._state
         if state.on_device is None:
             return state.embed(self._rows[rows])
-        at_a_time = state.evaluated_at_a_time
-        crops = state.on_device.evaluation_batches(rows, state.transform, batch_size=at_a_time)
+        placed, at_a_time = state.on_device, state.evaluated_at_a_time
+
+        def crops(own: range) -> Iterable[Tensor]:
+            return placed.evaluation_batches(rows[own.start : own.stop], state.transform, batch_size=at_a_time)
+
         return state.embed(self._rows[rows], crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
         if self._state.on_device is not None:
             return self._state.on_device.evaluation_crops(rows, self._state.transform)
-        crops = [self._state.transform.evaluate(self[row]) for row in rows.tolist()]
-        return torch.from_numpy(np.stack(crops)).to(self._state.device)
+        size = self._state.transform.size
+        crops = np.empty((len(rows), size, size, 3), dtype=np.uint8)
+        for place, row in enumerate(rows.tolist()):
+            crops[place] = self._state.transform.evaluate(self[row])
+        return torch.from_numpy(crops).to(self._state.device)
 
 
 class Method:

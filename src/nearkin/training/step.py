@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from nearkin.data.loader import Batch
+from nearkin.ranks import gather_rows
 from nearkin.training.device import autocast
 from nearkin.training.health import HealthCheck
 from nearkin.training.micro_batch import embed_in_pieces
-from nearkin.training.optimisation import clip_gradients
+from nearkin.training.optimisation import add_up_gradients, clip_gradients
 from nearkin.training.state import TrainingState
 
 
@@ -25,7 +26,7 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
         state.objective.train()
     images = batch.images.to(state.device, non_blocking=True)
     labels = batch.labels.to(state.device, non_blocking=True)
-    embeddings = encode(state, images)
+    embeddings = gather_rows(encode(state, images), len(batch.rows))
     try:
         loss = state.method.loss(state, embeddings, labels, batch)
     except ValueError:
@@ -34,6 +35,7 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
         health.diverged(batch, f"the embeddings are not finite at step {state.step}")
     state.optimiser.zero_grad(set_to_none=True)
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    add_up_gradients(state.optimiser)
     state.scaler.unscale_(state.optimiser)
     state.method.adjust_gradients(state)
     value = health.watch(batch, loss)

@@ -1,0 +1,86 @@
+"""Batch-norm over the images of all ranks, as one process with the whole batch would have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nearkin.errors import RecipeError
+from nearkin.numerics import at_least_float32, full_precision
+from nearkin.ranks import sum_within, world
+
+
+class _Synchronised:
+    """What takes the place of a batch-norm's forward pass: mean and variance are summed over the ranks, with gradients.
+
+    A rank may have another number of images than the others, or none. Torch's own runs on GPUs only.
+    """
+
+    def forward(self: _BatchNorm, x: Tensor) -> Tensor:  # type: ignore[misc]
+        if world() == 1 or not (self.training or self.running_mean is None):
+            return super().forward(x)  # type: ignore[misc, no-any-return]
+        with full_precision(x.device.type):
+            wide = at_least_float32(x)
+            others = [0, *range(2, x.ndim)]
+            shape = [1, -1] + [1] * (x.ndim - 2)
+            size = x.new_full((1,), x.numel() // x.shape[1], dtype=wide.dtype)
+            sums = sum_within(torch.cat([wide.sum(others), size]))
+            count = sums[-1].detach()
+            mean = sums[:-1] / count
+            centred = wide - mean.view(shape)
+            variance = sum_within(centred.square().sum(others)) / count
+            _remember(self, mean, variance, count)
+            y = centred * (variance + self.eps).rsqrt().view(shape)
+            if self.affine:
+                y = y * self.weight.view(shape) + self.bias.view(shape)
+            return y.to(x.dtype)
+
+
+class _Synchronised1d(_Synchronised, nn.BatchNorm1d):
+    pass
+
+
+class _Synchronised2d(_Synchronised, nn.BatchNorm2d):
+    pass
+
+
+_KINDS: dict[type[nn.Module], Any] = {nn.BatchNorm1d: _Synchronised1d, nn.BatchNorm2d: _Synchronised2d}
+
+
+def is_synchronised(network: nn.Module) -> bool:
+    """Whether batch-norms of a network look at the images of other ranks."""
+    return any(isinstance(module, _Synchronised) for module in network.modules())
+
+
+@torch.no_grad()
+def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    """Let the running statistics follow, as torch's batch-norm does."""
+    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
+        return
+    norm.num_batches_tracked.add_(1)
+    kept = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), kept)
+    unbiased = variance * (count / (count - 1))
+    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), kept)
+
+
+def synchronise_batch_norm(network: nn.Module) -> None:
+    """Let the batch-norms of a network that is in training mode see the images of all ranks; those at rest stay.
+
+    >>> network = nn.Sequential(nn.BatchNorm2d(3))
+    >>> synchronise_batch_norm(network)
+    >>> isinstance(network[0], nn.BatchNorm2d), list(network.state_dict())[0]
+    (True, '0.weight')
+    """
+    for name, module in network.named_modules():
+        if not isinstance(module, _BatchNorm) or not module.training:
+            continue
+        if type(module) not in _KINDS:
+            raise RecipeError(
+                f"several processes cannot share the batch-norm {name} of this backbone ({type(module).__name__}): set "
+                f"encoder.freeze_batch_norm=true, or train in one process"
+            )
+        module.__class__ = _KINDS[type(module)]

@@ -1,0 +1,318 @@
+"""The processes of one run, as torchrun starts them, and what passes between them.
+
+A process by itself joins nobody: then every function here gives back what it got. Among several, what comes after a
+gathering is computed alike on every rank, so its gradient is already the whole one; only where ranks compute different
+parts of a whole are gradients summed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from nearkin.errors import LostRankError
+
+PATIENCE = timedelta(days=1)
+"""For what one rank does while the others wait, such as decoding images or writing a checkpoint."""
+MEETING = timedelta(minutes=10)
+"""For all processes to be started."""
+STEP_TIMEOUT = timedelta(seconds=60)
+"""For what all ranks come to at about the same time. A process that ends closes its connections, which the others
+notice at once; this is for a machine that is gone without a word."""
+BUCKET = 1 << 23
+"""Numbers that are summed over the ranks in one go."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class _World:
+    rank: int
+    size: int
+    groups: dict[str, Any] = field(default_factory=dict)
+    """By the kind of device that tensors are on."""
+
+
+_joined: _World | None = None
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
+    """Within, this process is one of those that torchrun started together, if it was; within itself it does nothing.
+
+    A process group that the caller has made before is used, and left as it is.
+
+    >>> with joined():
+    ...     rank(), world()
+    (0, 1)
+    """
+    global _joined
+    if _joined is not None or (started_together() == 1 and not dist.is_initialized()):
+        yield
+        return
+    made = not dist.is_initialized()
+    if made:
+        with _peers():
+            store, number, size = next(iter(rendezvous("env://", timeout=MEETING)))
+            # A store may live through a restart, with the addresses of processes that are gone.
+            store = PrefixStore(f"nearkin/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            # Gloo whatever the devices: objects and waiting go through it, and tensors through a group of their own.
+            dist.init_process_group("gloo", store=store, rank=number, world_size=size, timeout=PATIENCE)
+    _joined = _World(dist.get_rank(), dist.get_world_size())
+    try:
+        yield
+        wait_for_all()
+        if made:
+            dist.destroy_process_group()
+    finally:
+        _joined = None
+
+
+def started_together() -> int:
+    """How many processes torchrun has started, or 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def was_restarted() -> bool:
+    """Whether torchrun has started the processes again after one of them was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def world() -> int:
+    """How many processes there are."""
+    return 1 if _joined is None else _joined.size
+
+
+def rank() -> int:
+    """Which of them this one is, counted from 0."""
+    return 0 if _joined is None else _joined.rank
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes files and speaks to people."""
+    return rank() == 0
+
+
+def local_rank() -> int:
+    """Which of the processes on this machine this one is, counted from 0."""
+    return 0 if _joined is None else int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def on_this_machine() -> int:
+    """How many of the processes share this machine's cores and memory."""
+    return 1 if _joined is None else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def share_of(count: int, *, of: int | None = None) -> range:
+    """The places of ``count`` that are this rank's (or those of rank ``of``): contiguous, the first ranks one more.
+
+    >>> share_of(5)
+    range(0, 5)
+    """
+    each, more = divmod(count, world())
+    number = rank() if of is None else of
+    start = number * each + min(number, more)
+    return range(start, start + each + (number < more))
+
+
+def gather_rows(rows: Tensor, count: int) -> Tensor:
+    """All ``count`` rows in order, from the ranks' shares of them (:func:`share_of`).
+
+    What follows is computed alike on every rank, so that a rank's rows take their part of its own gradient.
+    """
+    return rows if world() == 1 else _Gathered.apply(rows, count)  # type: ignore[no-untyped-call]
+
+
+def gather_columns(columns: Tensor, count: int) -> Tensor:
+    """As :func:`gather_rows`, for shares of the columns of a matrix."""
+    return columns if world() == 1 else gather_rows(columns.T, count).T.contiguous()
+
+
+def with_summed_gradient(x: Tensor) -> Tensor:
+    """``x``, the same on every rank and used by each for another part of the whole: its gradient is the parts' sum."""
+    return x if world() == 1 else _SummedGradient.apply(x)  # type: ignore[no-untyped-call]
+
+
+def sum_of_parts(part: Tensor) -> Tensor:
+    """The sum over the ranks, which all of them go on with alike: every part takes the whole gradient."""
+    return part if world() == 1 else _SumOfParts.apply(part)  # type: ignore[no-untyped-call]
+
+
+def sum_within(part: Tensor) -> Tensor:
+    """The sum over the ranks, with which each goes on in another way: every part takes the sum of the gradients."""
+    return with_summed_gradient(sum_of_parts(part))
+
+
+def add_up_(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors of one kind by their sums over the ranks."""
+    if world() == 1:
+        return
+    waiting, numbers = [], 0
+    for number, tensor in enumerate(tensors):
+        waiting.append(tensor)
+        numbers += tensor.numel()
+        if numbers >= BUCKET or number == len(tensors) - 1:
+            flat = torch.cat([each.flatten() for each in waiting])
+            _all_reduce(flat)
+            parts = torch.split(flat, [each.numel() for each in waiting])
+            for each, summed in zip(waiting, parts, strict=True):
+                each.copy_(summed.view_as(each))
+            waiting, numbers = [], 0
+
+
+def from_first(compute: Callable[[], T]) -> T:
+    """What the first rank computes, on all of them; an error is raised on all of them too."""
+    if world() == 1:
+        return compute()
+    outcome: list[Any] = [None, None]
+    if is_first():
+        try:
+            outcome = [compute(), None]
+        except Exception as error:
+            outcome = [None, error]
+    with _peers():
+        dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    result: T = outcome[0]
+    return result
+
+
+def first_on_each_machine(compute: Callable[[], T]) -> T:
+    """``compute`` everywhere, but on every machine by one rank before the others: they find what it has left."""
+    if world() == 1:
+        return compute()
+    if local_rank() == 0:
+        result = compute()
+    wait_for_all()
+    return result if local_rank() == 0 else compute()
+
+
+def wait_for_all() -> None:
+    """Go on when every rank has come here, however long that takes."""
+    if world() > 1:
+        with _peers():
+            dist.barrier()
+
+
+def is_first_to_fail() -> bool:
+    """Whether no other rank has asked this before: the one that has something to say about why all of them end."""
+    if not dist.is_initialized():
+        return started_together() == 1 or os.environ.get("RANK", "0") == "0"
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return bool(store.add("nearkin/failed", 1) == 1)
+    except RuntimeError:  # whoever kept the store is gone, and has said why
+        return False
+
+
+class Agreement:
+    """Wishes of any rank that all follow at the same time: known after the next step, so that nobody waits for it."""
+
+    def __init__(self) -> None:
+        self._pending: tuple[Tensor, Any] | None = None
+
+    def on(self, *wishes: bool) -> list[bool]:
+        """Which of the wishes that were given at the last call some rank had; alone, those of this call."""
+        if world() == 1:
+            return list(wishes)
+        with _peers():
+            known = [False] * len(wishes)
+            if self._pending is not None:
+                self._pending[1].wait()
+                known = [value > 0 for value in self._pending[0].tolist()]
+            wanted = torch.tensor([float(wish) for wish in wishes])
+            self._pending = (wanted, dist.all_reduce(wanted, group=_group(wanted), async_op=True))
+        return known
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, count: int) -> Tensor:
+        ctx.own = share_of(count)
+        if len(rows) != len(ctx.own):
+            raise ValueError(f"rank {rank()} has {len(ctx.own)} of {count} rows, got {len(rows)}")
+        # Shares differ by one row at most; collectives want them of one size.
+        most = len(share_of(count, of=0))
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: len(rows)] = rows.detach()
+        pieces = [torch.empty_like(padded) for _ in range(world())]
+        with _peers():
+            dist.all_gather(pieces, padded, group=_group(rows))
+        return torch.cat([piece[: len(share_of(count, of=number))] for number, piece in enumerate(pieces)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient[ctx.own.start : ctx.own.stop], None
+
+
+class _SummedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        summed = gradient.clone(memory_format=torch.contiguous_format)
+        _all_reduce(summed)
+        return summed
+
+
+class _SumOfParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        summed = part.detach().clone(memory_format=torch.contiguous_format)
+        _all_reduce(summed)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _all_reduce(tensor: Tensor) -> None:
+    with _peers():
+        dist.all_reduce(tensor, group=_group(tensor))
+
+
+def _group(tensor: Tensor) -> Any:
+    """The process group for tensors where this one is, made when the ranks first need it."""
+    assert _joined is not None
+    kind = tensor.device.type
+    if kind not in _joined.groups:
+        backend = "gloo"
+        if kind == "cuda":
+            places: list[Any] = [None] * _joined.size
+            dist.all_gather_object(places, (socket.gethostname(), tensor.device.index))
+            # NCCL wants a GPU for each rank; ranks that share one, as in a test, go through the host.
+            backend = "nccl" if len(set(places)) == _joined.size else "gloo"
+        _joined.groups[kind] = dist.new_group(backend=backend, timeout=STEP_TIMEOUT)
+    return _joined.groups[kind]
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    """Where another rank does not answer, one line says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise LostRankError(
+            f"another process of this run has ended or does not answer ({reason}). If it has said nothing itself it "
+            f"was killed, perhaps for want of memory. torchrun --max-restarts=3 goes on by itself from the last "
+            f"checkpoint; otherwise use the same command with --resume"
+        ) from error

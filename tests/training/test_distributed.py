@@ -1,0 +1,295 @@
+"""Several processes come to what one comes to: gradients, courses of runs, checkpoints; on gloo, for real.
+
+What they need of their own lies in nearkin.ranks, nearkin.encoders.synchronised, nearkin.losses._gathered and
+nearkin.training.slices.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from nearkin import ranks
+from nearkin.errors import DataError
+from nearkin.runs.folder import RunFolder
+from nearkin.training import checkpoint, slices
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("together", HERE / "together.py")
+together = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(together)
+
+NAMES = [(world, name) for world in (2, 3) for name in together.cases(world, Path())]
+RESHAPED = ("adamw", "vcpa", "ccp", "ccp-own", "updates")
+CONTINUED = ("plain", "ccp", "updates")
+WORLDS = (2, 3)
+TOLERANCE = {"64": 1e-10, "32": 1e-5, "run": 3e-4, "cli": 1e-6}
+"""Of gradients beside one process with the whole batch, in their precision; of weights after six steps in float32."""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process comes to, each case when it is first asked for."""
+    folder, known = tmp_path_factory.mktemp("alone"), {}
+
+    def found(name):
+        if name not in known:
+            known[name] = together.cases(1, folder)[name]()
+        return known[name]
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A folder of runs that one process has begun."""
+    folder = tmp_path_factory.mktemp("begun")
+    for course in sorted({*RESHAPED, *CONTINUED}):
+        together.course_of_a_run(course, folder / course, to_step=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def in_processes(tmp_path_factory, begun):
+    """What every rank comes to, by how many there are; and the folder of runs that two and then three took over."""
+    work, continued = tmp_path_factory.mktemp("together"), {}
+    shutil.copytree(begun, work / "reshaped")
+    for world in WORLDS:
+        shutil.copytree(begun, work / f"continued-{world}")
+        continued[world] = [[f"reshaped {each}", each, str(work / "reshaped" / each), 3, 3] for each in RESHAPED]
+        for each in CONTINUED:
+            continued[world].append([f"continued {each}", each, str(work / f"continued-{world}" / each), 3, 6])
+    return together.carried_out(work, continued), work
+
+
+@pytest.mark.parametrize("world, name", NAMES)
+def test_several_processes_come_to_what_one_comes_to(name, world, alone, in_processes):
+    expected, found = alone(name), in_processes[0][world]
+    tolerance = TOLERANCE.get(name[-2:] if name.startswith("loss") else name[:3], 1e-12)
+    for of_rank in found:
+        assert set(of_rank[name]) == set(expected)
+        for key, value in expected.items():
+            assert_close(of_rank[name][key], value, tolerance, f"{name}: {key}")
+
+
+@pytest.mark.parametrize("world, name", [(world, name) for world, name in NAMES if name.startswith("run")])
+def test_what_ranks_keep_beside_their_own_classes_is_the_same_on_each(name, world, in_processes):
+    first, *others = (of_rank[name] for of_rank in in_processes[0][world])
+    assert all(torch.equal(value, other[key]) for other in others for key, value in first.items())
+
+
+@pytest.mark.parametrize("course", RESHAPED)
+def test_a_checkpoint_goes_from_one_process_to_two_to_three_and_back_unchanged(course, begun, in_processes):
+    place = in_processes[1] / "reshaped" / course
+    files = sorted(file.name.partition("classes-")[2] for file in (place / "checkpoints").glob("last-*.safetensors"))
+    assert [file[:17] for file in files] == ["00000000-00000002", "00000002-00000004", "00000004-00000006"]
+    before = checkpoint.read_checkpoint(begun / course / "checkpoints" / "last.pt")
+    after = checkpoint.read_checkpoint(place / "checkpoints" / "last.pt")
+    for part in ("encoder", "objective", "method", "optimiser", "sampler", "history"):
+        assert_same(after[part], before[part], part)
+    state = together.state_of(together.recipe_of(course))
+    checkpoint.load_last(state, RunFolder(place))
+    assert_same(state.optimiser.state_dict()["state"], before["optimiser"]["state"], "optimiser")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("course", CONTINUED)
+def test_a_run_that_one_process_began_is_continued_by_several(course, world, alone, in_processes):
+    for of_rank in in_processes[0][world]:
+        for key, value in alone(f"run {course}").items():
+            assert_close(of_rank[f"continued {course}"][key], value, TOLERANCE["run"], key)
+
+
+def test_slices_without_a_checkpoint_that_names_them_do_not_count(tmp_path, in_processes):
+    place = tmp_path / "run"
+    shutil.copytree(in_processes[1] / "reshaped" / "adamw", place)
+    folder = RunFolder(place)
+    later = slices.slice_file(folder.last_checkpoint, 9, range(2))
+    later.write_bytes(b"half of a sli")
+    state = together.state_of(together.recipe_of("adamw"))
+    checkpoint.load_last(state, folder)
+    assert state.step == 3
+    checkpoint.save_last(state, folder)
+    assert not list(folder.checkpoints.glob("last-*.safetensors")), "one process writes one file"
+    checkpoint.load_last(together.state_of(together.recipe_of("adamw")), folder)
+
+
+def test_a_slice_that_is_missing_or_cut_short_is_named(tmp_path, in_processes):
+    place = tmp_path / "run"
+    shutil.copytree(in_processes[1] / "reshaped" / "adamw", place)
+    folder = RunFolder(place)
+    last = sorted(folder.checkpoints.glob("last-*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:100])
+    state = together.state_of(together.recipe_of("adamw"))
+    with pytest.raises(DataError, match=f"{last.name} cannot be read"):
+        checkpoint.load_last(state, folder)
+    last.unlink()
+    with pytest.raises(DataError, match=f"{last.name} is missing"):
+        checkpoint.load_last(state, folder)
+
+
+def test_alone_nothing_is_gathered_summed_or_waited_for():
+    x = torch.ones(2, 3, requires_grad=True)
+    assert ranks.gather_rows(x, 2) is ranks.gather_columns(x, 3) is ranks.sum_within(x) is x
+    ranks.wait_for_all()
+    assert ranks.is_first_to_fail()
+    assert ranks.Agreement().on(True, False) == [True, False]
+
+
+ARGUMENTS = (
+    *("data.transform=mild", "data.image_size=16", "data.workers=1", "encoder.backbone=small", "encoder.dim=8"),
+    *("encoder.weights=null", "encoder.options={width: 4}", "objective.name=proxy_anchor", "training.device=cpu"),
+    *("training.batch_size=7", "training.epochs=3", "training.evaluate_every_steps=4", "training.memory_check=false"),
+    *("protocol.name=conventional", "protocol.test_share=0.34"),
+)
+KILLING = """
+import os, signal
+from nearkin.cli import main
+from nearkin.training import loop
+
+step = loop.train_step
+
+def step_or_die(state, *others):
+    if state.step == 6 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(state, *others)
+
+loop.train_step = step_or_die
+main()
+"""
+
+
+def torchrun(options, *arguments, script=("-m", "nearkin")):
+    """Start torchrun; without a place to meet, its processes are all that there are."""
+    if "--nnodes=2" not in options:
+        options = ["--master-addr=127.0.0.1", f"--master-port={together.free_port()}", *options]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *script, *arguments]
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(*processes):
+    """What every process has written, once all have ended."""
+    try:
+        return [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Six kinds of eight images."""
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for number in range(6):
+        (folder / f"kind {number}").mkdir()
+        for index in range(8):
+            pixels = rng.normal(60 + 25 * number, 40, (20, 20, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"kind {number}" / f"{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images, tmp_path_factory):
+    """A run of two machines, which are this one twice, with a process on each."""
+    folder, port = tmp_path_factory.mktemp("runs") / "undisturbed", together.free_port()
+    meeting = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    train = ["train", "--data", images, *ARGUMENTS, "-o", folder, "--no-picture"]
+    nodes = [torchrun([*meeting, f"--node-rank={number}"], *train) for number in range(2)]
+    (said, errors), (other, other_errors) = ended(*nodes)
+    assert [node.returncode for node in nodes] == [0, 0], errors + other_errors
+    assert "Run folder" in said
+    assert not other, "only the first process speaks"
+    return RunFolder(folder)
+
+
+def test_two_machines_train_what_one_process_trains(undisturbed, images, tmp_path, nearkin):
+    folder = tmp_path / "alone"
+    assert nearkin("train", "--data", images, *ARGUMENTS, "-o", folder, "--no-picture")[0] == 0
+    rows, expected = (each.evaluations() for each in (undisturbed, RunFolder(folder)))
+    assert [row["step"] for row in rows] == [row["step"] for row in expected]
+    assert rows[1]["loss"] == pytest.approx(expected[1]["loss"], rel=1e-3)
+    scores = undisturbed.scores()
+    assert scores.test is not None
+    assert scores.untrained == pytest.approx(RunFolder(folder).scores().untrained)
+    assert nearkin("evaluate", undisturbed.path, "--json")[0] == 0
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_comes_again_and_the_run_ends_as_if_nothing_had_been(undisturbed, images, tmp_path):
+    script, folder = tmp_path / "killing.py", tmp_path / "run"
+    script.write_text(KILLING)
+    train = ["train", "--data", images, *ARGUMENTS, "-o", folder, "--no-picture"]
+    process = torchrun(["--nproc-per-node=2", "--max-restarts=1"], *train, script=[script])
+    _, errors = ended(process)[0]
+    assert process.returncode == 0, errors
+    assert "exitcode: -9" in errors
+    assert errors.count("another process of this run has ended") <= 1
+    again = RunFolder(folder)
+    found, expected = (safetensors.torch.load_file(each.encoder_file) for each in (again, undisturbed))
+    assert_same(found, expected, "encoder")
+    found, expected = (checkpoint.read_checkpoint(each.last_checkpoint) for each in (again, undisturbed))
+    assert_same(found["objective"], expected["objective"], "objective")
+    assert_same(found["optimiser"], expected["optimiser"], "optimiser")
+    assert again.scores().test == undisturbed.scores().test
+
+
+@pytest.mark.slow
+def test_processes_embed_evaluate_and_fail_together(undisturbed, images, tmp_path, nearkin):
+    runs = {
+        "embed": ["embed", undisturbed.path, images, "-o", tmp_path / "together.npz"],
+        "evaluate": ["evaluate", undisturbed.path, "--json"],
+        "misspelt": ["train", "--data", images, "training.epoch=1", "-o", tmp_path / "none"],
+        "not together": ["recipes"],
+    }
+    said = {name: ended(torchrun(["--nproc-per-node=2"], *arguments))[0] for name, arguments in runs.items()}
+    assert nearkin("embed", undisturbed.path, images, "-o", tmp_path / "alone.npz")[0] == 0
+    found, expected = (np.load(tmp_path / f"{name}.npz") for name in ("together", "alone"))
+    assert (found["ids"] == expected["ids"]).all()
+    assert np.allclose(found["embeddings"], expected["embeddings"], atol=1e-5)
+    found, expected = (json.loads(text) for text in (said["evaluate"][0], nearkin(*runs["evaluate"])[1]))
+    assert found["scores"] == pytest.approx(expected["scores"])
+    assert said["misspelt"][1].count("unknown key 'training.epoch'") == 1
+    assert said["not together"][1].count("start nearkin recipes without it") == 1
+
+
+@pytest.mark.gpu
+def test_two_processes_train_on_a_gpu_what_one_trains(images, tmp_path, nearkin):
+    """Where there is one GPU they share it, through gloo; of several each has its own, through NCCL."""
+    device = "cuda" if torch.cuda.device_count() > 1 else "cuda:0"
+    settings = [*ARGUMENTS, f"training.device={device}", "training.precision=float32", "training.max_steps=8"]
+    train = ["train", "--data", images, *settings, "--no-picture"]
+    process = torchrun(["--nproc-per-node=2"], *train, "-o", tmp_path / "together")
+    _, errors = ended(process)[0]
+    assert process.returncode == 0, errors
+    assert nearkin(*train, "-o", tmp_path / "alone")[0] == 0
+    rows, expected = (RunFolder(tmp_path / name).evaluations() for name in ("together", "alone"))
+    assert [row["step"] for row in rows] == [row["step"] for row in expected] == [0, 4, 8]
+    assert rows[1]["loss"] == pytest.approx(expected[1]["loss"], rel=1e-2)
+
+
+def assert_close(found, expected, tolerance, what):
+    assert found.shape == expected.shape, what
+    scale = max(1.0, expected.double().abs().max().item()) if expected.numel() else 1.0
+    assert torch.allclose(found.double(), expected.double(), rtol=0, atol=tolerance * scale), what
+
+
+def assert_same(found, expected, what):
+    """Bit for bit, through dictionaries and lists."""
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), what
+    elif isinstance(expected, dict | list | tuple):
+        assert len(found) == len(expected), what
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            assert_same(found[key], expected[key], f"{what}/{key}")
+    else:
+        assert found == expected, what
