@@ -30,8 +30,8 @@ together = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(together)
 
 NAMES = [(world, name) for world in (2, 3) for name in together.cases(world, Path())]
-RESHAPED = ("adamw", "vcpa", "ccp", "ccp-own", "updates")
-CONTINUED = ("plain", "ccp", "updates")
+RESHAPED = ("adamw", "vcpa", "ccp", "updates")
+CONTINUED = ("plain", "updates")
 WORLDS = (2, 3)
 TOLERANCE = {"64": 1e-10, "32": 1e-5, "run": 3e-4, "cli": 1e-6}
 """Of gradients beside one process with the whole batch, in their precision; of weights after six steps in float32."""
