@@ -17,6 +17,7 @@ def test_scripts_can_tell_mistakes_apart_by_the_exit_code():
         "MissingExtraError": 4,
         "TrainingError": 5,
         "BusyError": 6,
+        "LostRankError": 7,
         "InterruptedRunError": 130,
     }
 
