@@ -172,6 +172,13 @@ def add_up_(tensors: Sequence[Tensor]) -> None:
             waiting, numbers = [], 0
 
 
+def largest_of_all_(tensor: Tensor) -> None:
+    """Replace a tensor by its largest values over the ranks."""
+    if world() > 1:
+        with _peers():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=_group(tensor))
+
+
 def from_first(compute: Callable[[], T]) -> T:
     """What the first rank computes, on all of them; an error is raised on all of them too."""
     if world() == 1:

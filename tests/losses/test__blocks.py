@@ -359,7 +359,6 @@ def test_a_step_on_a_gpu_holds_little_more_than_proxies_gradient_and_state(name,
         x, y = torch.randn(samples, 256, requires_grad=True), torch.randint(loss.num_classes, (samples,))
     loss.begin_epoch(2)
     optimiser = torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True)
-    assert _blocks.is_large(x, loss.bank.vectors) == (samples > 256)
     others = torch.cuda.memory_allocated() - loss.bank.vectors.nbytes
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()

@@ -26,6 +26,7 @@ from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.errors import InterruptedRunError, RecipeError
+from nearkin.evaluation.measurement import measure
 from nearkin.losses import Contrastive, catalogue, kind, options
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
@@ -258,6 +259,17 @@ COURSES = {
 }
 
 
+def scored(distance: str, copies: int) -> dict[str, Tensor]:
+    """Retrieval scores of which every process computes a share."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(150).repeat(4)
+    x = torch.randn(150, 16, generator=generator)[labels] + 2.0 * torch.randn(600, 16, generator=generator)
+    if copies:
+        x = x[torch.arange(600) // copies]
+    scores = measure(["R@1", "R@100", "MAP@R", "nDCG@20"], x, labels, distance=distance, by_all=True)
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in scores.items()}
+
+
 def recipe_of(course: str, *overrides: str) -> Recipe:
     return Recipe.from_mapping(RECIPE, [*COURSES[course], *overrides])
 
@@ -327,6 +339,9 @@ def cases(world: int, folder: Path) -> dict[str, Callable[[], dict[str, Tensor]]
         "drawn proxies": drawn_proxies,
         "clipped": clipped,
         "known to all": what_is_known_to_all,
+        "scores": partial(scored, "cosine", 0),
+        "scores of distances": partial(scored, "euclidean", 0),
+        "scores of copies": partial(scored, "cosine", 30),
         "batch-norm of images": partial(batch_norm, 7, (2, 3)),
         "batch-norm of vectors": partial(batch_norm, 5, ()),
         "batch-norm of fewer images than ranks": partial(batch_norm, 2, (3, 2)),

@@ -19,11 +19,13 @@ def measure(
     gallery_labels: ArrayLike | None = None,
     *,
     distance: Distance = "cosine",
+    by_all: bool = False,
 ) -> dict[str, float]:
     """Scores of the catalogue by their names.
 
     Those of rankings share one search, as :func:`retrieval_scores` does it, and those of clusters one clustering by
-    angle. Clusters and the places of the embeddings are those of ``embeddings`` alone, without the gallery.
+    angle. Clusters and the places of the embeddings are those of ``embeddings`` alone, without the gallery. ``by_all``
+    says that all processes of a run call this with the same embeddings: each then does a share of the search.
 
     >>> import torch
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -33,7 +35,9 @@ def measure(
     wanted = [score_named(name) for name in dict.fromkeys(scores)]
     found: dict[str, float] = {}
     if ranked := [score for score in wanted if isinstance(score, RetrievalScore)]:
-        found |= score_rankings(embeddings, labels, gallery, gallery_labels, scores=ranked, distance=distance)
+        found |= score_rankings(
+            embeddings, labels, gallery, gallery_labels, scores=ranked, distance=distance, by_all=by_all
+        )
     placed = [score for score in wanted if isinstance(score, EmbeddingScore)]
     found |= {score.name: score.of_embeddings(embeddings, labels) for score in placed}
     if clustered := [score for score in wanted if isinstance(score, ClusteringScore)]:

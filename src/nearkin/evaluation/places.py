@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nearkin import ranks
 from nearkin.evaluation.pairs import Cosine, unit_rows
-from nearkin.evaluation.products import Product, half_pays, row_products, true_float32, workers
+from nearkin.evaluation.products import Block, Product, half_pays, row_products, true_float32, workers
 from nearkin.evaluation.selection import above, places_for_sure, positions, spread
 from nearkin.evaluation.vectors import Vectors
 
@@ -75,6 +76,7 @@ def places_of_true(
     *,
     depth: Tensor,
     first_depth: Tensor,
+    by_all: bool = False,
 ) -> Places | None:
     """Places of all references of each query's class, by cosine; None where ranking would be no slower.
 
@@ -85,6 +87,7 @@ def places_of_true(
         reference_classes: ``[N]``, likewise.
         depth: ``[Q]``, down to which place true references are to be found.
         first_depth: ``[Q]``, the same for the first of them, at least ``depth``.
+        by_all: whether all processes of a run ask for the same, and each is to do a share of the work.
     """
     together = queries is references
     counts = torch.bincount(reference_classes, minlength=int(query_classes.max()) + 1)[query_classes] - int(together)
@@ -94,7 +97,7 @@ def places_of_true(
     there = _Side.shuffled(references, reference_classes, generator)
     here = there if together else _Side.shuffled(queries, query_classes, generator)
     with true_float32():
-        return _Search(here, there).places(depth, first_depth)
+        return _Search(here, there).places(depth, first_depth, by_all=by_all)
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class _Search:
         """How far a float32 similarity may be from the true one."""
         self.metric = Cosine(queries.vectors, references.vectors)
 
-    def places(self, depth: Tensor, first_depth: Tensor) -> Places | None:
+    def places(self, depth: Tensor, first_depth: Tensor, *, by_all: bool) -> Places | None:
         queries, references = self.queries, self.references
         depths = [each.to(self.device)[queries.order] for each in (depth, first_depth)]
         true = self._true_pairs()
@@ -147,8 +150,11 @@ class _Search:
         """Above this similarity a query's references are counted."""
         thresholds = torch.empty_like(enough_of)
         block = _block(len(references.order), self.device)
+        query_starts, starts = (range(0, len(side.order), block) for side in (queries, references))
+        blocks = [(row, start) for start in starts for row in query_starts if row >= start or not self.together]
+        own = set(blocks[ranks.rank() :: ranks.world()] if by_all else blocks)
 
-        def count(place: tuple[int, int]) -> None:
+        def count(place: Block) -> None:
             begin, start = place
             if tally.compared > MOST_COMPARED * len(queries.order):
                 return
@@ -163,6 +169,8 @@ class _Search:
                 enough = torch.minimum(torch.maximum(sure[0], true.last[rows]), torch.maximum(sure[1], true.best[rows]))
                 enough_of[rows] = enough
                 thresholds[rows] = product.rounded_down(enough - product.error(enough) - self.error)
+            if place not in own:
+                return
             turned = self.together and not diagonal
             found = above(similarities, thresholds[rows], thresholds[columns] if turned else None)
             value = similarities.flatten()[found].float()
@@ -176,17 +184,21 @@ class _Search:
                 row, column, value = row[counts], column[counts], value[counts]
             tally.add(rows, row, column, value, product.error(value))
 
-        starts = range(0, len(references.order), block)
-        blocks = [
-            (row, start) for start in starts for row in range(start if self.together else 0, len(queries.order), block)
-        ]
-        # The first block of queries has its thresholds before others are held against it.
+        # Every process finds all thresholds, from the first block of references; the first block of queries has its own
+        # before others are held against it.
+        first = len(query_starts)
         count(blocks[0])
         with workers(self.device) as each_of:
-            each_of(count, blocks[1 : len(range(0, len(queries.order), block))])
-            each_of(count, blocks[len(range(0, len(queries.order), block)) :])
-        if tally.compared > MOST_COMPARED * len(queries.order):
+            each_of(count, blocks[1:first])
+            each_of(count, [place for place in blocks[first:] if place in own])
+        compared = torch.tensor([tally.compared])
+        if by_all:
+            ranks.add_up_([compared])
+        if int(compared) > MOST_COMPARED * len(queries.order):
             return None
+        if by_all:
+            ranks.add_up_([tally.falses])
+            ranks.largest_of_all_(enough_of)
         return self._settled(true, tally, enough_of, *depths)
 
     def _product(self) -> Product:
@@ -352,5 +364,5 @@ class _Tally:
 
 
 def _block(count: int, device: torch.device) -> int:
-    """Smaller for few references, of which the diagonal would else be a large part."""
-    return min(BLOCK.get(device.type, BLOCK["cpu"]), max(256, count // 8 // 256 * 256))
+    """On a CPU smaller for few references, of which the diagonal would else be a large part."""
+    return BLOCK["cuda"] if device.type == "cuda" else min(BLOCK["cpu"], max(256, count // 8 // 256 * 256))

@@ -204,7 +204,7 @@ class Protocol:
         labels = self.table.labels
         queries = embed(part.query), labels[part.query]
         gallery = () if part.gallery is None else (embed(part.gallery), labels[part.gallery])
-        return measure(names, *queries, *gallery, distance=distance)
+        return measure(names, *queries, *gallery, distance=distance, by_all=True)
 
     def _true_labels(self) -> NDArray[np.int64]:
         return self.table.take(self.train_rows).training_labels()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.evaluation.neighbours import check_distance, ranked_blocks
 from nearkin.evaluation.pairs import Distance
 from nearkin.evaluation.places import places_of_true
@@ -72,8 +73,12 @@ def score_rankings(
     *,
     scores: Sequence[RetrievalScore],
     distance: Distance = "cosine",
+    by_all: bool = False,
 ) -> dict[str, float]:
-    """What :func:`retrieval_scores` gives, for any scores: all of them from one ranking."""
+    """What :func:`retrieval_scores` gives, for any scores: all of them from one ranking.
+
+    ``by_all`` says that all processes of a run call this with the same embeddings: each then does a share of the work.
+    """
     check_distance(distance)
     if (gallery is None) != (gallery_labels is None):
         given, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
@@ -101,7 +106,8 @@ def score_rankings(
     depth, first_depth = _depths(scores, num_true, available)
     places = None
     if distance == "cosine":
-        places = places_of_true(queries, references, query_ids, reference_ids, depth=depth, first_depth=first_depth)
+        asked = {"depth": depth, "first_depth": first_depth}
+        places = places_of_true(queries, references, query_ids, reference_ids, **asked, by_all=by_all)
     values = torch.zeros(len(scores), len(queries), dtype=torch.float64)
 
     def score(rows: Tensor, hits: Tensor) -> None:
@@ -109,17 +115,22 @@ def score_rankings(
         for number, each in enumerate(scores):
             values[number, rows] = each.per_query(hits, num_true[rows])
 
-    left = counted
+    def own(rows: Tensor) -> Tensor:
+        return rows[ranks.rank() :: ranks.world()] if by_all else rows
+
+    settled = torch.zeros_like(counted) if places is None else places.settled
     if places is not None:
-        left = counted & ~places.settled
-        settled = (counted & places.settled).nonzero()[:, 0]
-        for rows in settled[first_depth[settled].argsort(stable=True)].split(4096):  # type: ignore[no-untyped-call]
+        found = (counted & settled).nonzero()[:, 0]
+        for rows in own(found[first_depth[found].argsort(stable=True)]).split(4096):  # type: ignore[no-untyped-call]
             score(rows, places.hits(rows, int(first_depth[rows].max())))
+    left = torch.zeros_like(first_depth)
+    to_rank = own((counted & ~settled).nonzero()[:, 0])
+    left[to_rank] = first_depth[to_rank]
     on_device = reference_ids.to(queries.device)
-    for block in ranked_blocks(
-        queries, references, first_depth * left, distance=distance, exclude_self=gallery is None
-    ):
+    for block in ranked_blocks(queries, references, left, distance=distance, exclude_self=gallery is None):
         score(block.rows, on_device[block.indices].cpu() == query_ids[block.rows, None])
+    if by_all:
+        ranks.add_up_([values])
     return _means(scores, values[:, counted], left_out=int((~counted).sum()))
 
 
@@ -185,16 +196,16 @@ def _by_ranks(
     recall_at: Sequence[int], precision_at: Sequence[int], map_at: Sequence[int], ndcg_at: Sequence[int]
 ) -> list[RetrievalScore]:
     """The scores that the keywords of :func:`retrieval_scores` ask for, and P@R and MAP@R."""
-    ranks = {"recall_at": recall_at, "precision_at": precision_at, "map_at": map_at, "ndcg_at": ndcg_at}
-    for name, ks in ranks.items():
+    asked = {"recall_at": recall_at, "precision_at": precision_at, "map_at": map_at, "ndcg_at": ndcg_at}
+    for name, ks in asked.items():
         if isinstance(ks, str) or not hasattr(ks, "__iter__"):
             raise ValueError(f"{name} must be a sequence of integers of at least 1, got {ks!r}")
-        ranks[name] = [as_count(k, f"each k of {name}") for k in ks]
-    scores: list[RetrievalScore] = [Recall(f"R@{k}", k) for k in ranks["recall_at"]]
+        asked[name] = [as_count(k, f"each k of {name}") for k in ks]
+    scores: list[RetrievalScore] = [Recall(f"R@{k}", k) for k in asked["recall_at"]]
     scores += [Precision("P@R"), MeanAveragePrecision("MAP@R")]
-    scores += [Precision(f"P@{k}", k) for k in ranks["precision_at"]]
-    scores += [MeanAveragePrecision(f"MAP@{k}", k) for k in ranks["map_at"]]
-    return scores + [NDCG(f"nDCG@{k}", k) for k in ranks["ndcg_at"]]
+    scores += [Precision(f"P@{k}", k) for k in asked["precision_at"]]
+    scores += [MeanAveragePrecision(f"MAP@{k}", k) for k in asked["map_at"]]
+    return scores + [NDCG(f"nDCG@{k}", k) for k in asked["ndcg_at"]]
 
 
 def _means(scores: Sequence[RetrievalScore], values: Sequence[Tensor] | Tensor, *, left_out: int) -> dict[str, float]:

@@ -26,9 +26,9 @@ from nearkin.losses._shards import Shards
 from nearkin.numerics import NORM_FLOOR, full_precision, l2_normalise
 
 PLAIN_BYTES = 2**28
-"""A loss goes by blocks where one array of its similarities ``[N, C·K]`` would be larger than this, and on a GPU than the
-proxies: beside these, their gradient and the optimiser's state it then makes the step a quarter larger, and a step by
-blocks takes 1.2 to 2 times as long there (on a CPU it takes no longer)."""
+"""A loss goes by blocks where one array of its similarities ``[N, C·K]`` would be larger than this. On a GPU, where
+blocks take 1.2 to 2 times as long, also larger than the proxies: beside these, their gradient and the optimiser's state
+a step is then a quarter larger at most."""
 BLOCK_BYTES = {"cpu": 2**22, "cuda": 2**25}
 """About how large an array of the similarities to a block is: what fits the caches, and on a GPU fills it."""
 # Stands in for the log of an empty sum: its exponential is 0, yet differences of two of them are finite.
@@ -61,15 +61,17 @@ class InParts(OverBlocks, Protocol):
     def weigh_by_class(self, unit: Tensor, own: Tensor, labels: Tensor) -> ClassWeights | None: ...
 
 
-def is_large(embeddings: Tensor, vectors: Tensor) -> bool:
+def is_large(embeddings: Tensor, vectors: Tensor, *, arrays: int = 1) -> bool:
     """Whether similarities of embeddings ``[N, D]`` to proxies ``[C, K, D]`` are to be computed block by block.
+
+    ``arrays`` of their size are held at a time otherwise.
 
     >>> [is_large(torch.empty(512, 8), torch.empty(classes, 1, 8)) for classes in (100_000, 1_000_000)]
     [False, True]
     """
     classes, per_class, _ = vectors.shape
     similarities = embeddings.shape[0] * classes * per_class * vectors.element_size()
-    return similarities > (max(PLAIN_BYTES, vectors.nbytes) if vectors.is_cuda else PLAIN_BYTES)
+    return similarities > (max(PLAIN_BYTES, vectors.nbytes // arrays) if vectors.is_cuda else PLAIN_BYTES)
 
 
 def block_size(embeddings: Tensor, vectors: Tensor) -> int:

@@ -136,7 +136,8 @@ class ProxyLoss(nn.Module):
         """The loss with proxies ``[C, K, D]``, by the way that suits their number."""
         with full_precision(embeddings.device.type):
             embeddings, vectors = self._same_dtype(embeddings, vectors)
-            large, spread_out = is_large(embeddings, vectors), self.shards is not ALL_HERE
+            large = is_large(embeddings, vectors, arrays=1 if self.weighting is None else 3)
+            spread_out = self.shards is not ALL_HERE
             if self.has_parts and (large or spread_out):
                 return by_blocks(ranks.with_summed_gradient(embeddings), vectors, labels, self, tau=tau)
             if spread_out and ranks.world() > 1:
