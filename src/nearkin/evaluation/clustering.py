@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from collections.abc import Sequence
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,10 +19,13 @@ from nearkin.evaluation.scores import ClusteringScore
 from nearkin.evaluation.scores.f1 import F1
 from nearkin.evaluation.scores.nmi import NMI
 from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels
+from nearkin.inputs import check_choice
 from nearkin.numerics import l2_normalise
 
 # Lloyd's last iterations move a handful of points and no score.
 _LEAST_GAIN = 1e-6
+# faiss does not stop by itself.
+_FAISS_ITERATIONS = 40
 
 
 def clustering_scores(
@@ -55,11 +62,21 @@ def clustering_scores(
     return {score.name: score.of_clusters(assigned, classes) for score in scores}
 
 
-def kmeans(points: ArrayLike, clusters: int, *, seed: int = 0, restarts: int = 3, max_iterations: int = 100) -> Tensor:
-    """The cluster ``0 … clusters − 1`` of every row of ``points [N, D]``, by Lloyd's algorithm from k-means++ starts.
+def kmeans(
+    points: ArrayLike,
+    clusters: int,
+    *,
+    seed: int = 0,
+    restarts: int = 3,
+    max_iterations: int = 100,
+    engine: Literal["auto", "faiss", "own"] = "auto",
+) -> Tensor:
+    """The cluster ``0 … clusters − 1`` of every row of ``points [N, D]``, by Lloyd's algorithm.
 
-    Of several restarts the one with the least sum of squared distances is kept. A cluster that loses all its points
-    starts again at the point farthest from its centre. Memory is bounded: distances are taken block by block.
+    Of several restarts the one with the least sum of squared distances is kept. ``auto`` takes faiss where it is
+    installed and there are more than 1,000 points on a CPU, for the iterations between starts by k-means++ and the
+    result. Our own iterations are in float64, a cluster that loses all its points starts again at the point farthest
+    from its centre, and distances are taken block by block.
 
     >>> kmeans(torch.tensor([[0.0], [10.0], [0.1], [10.1]]), 2).tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
     True
@@ -69,18 +86,44 @@ def kmeans(points: ArrayLike, clusters: int, *, seed: int = 0, restarts: int = 3
         raise ValueError(f"clusters must be at most the number of points, {len(vectors)}, got {clusters}")
     as_count(restarts, "restarts")
     as_count(max_iterations, "max_iterations")
+    check_choice("auto", "faiss", "own", engine=engine)
     # Only shapes matter to k-means: centring and scaling keep the squares and the sums below in range.
     largest = vectors.abs().max()
     vectors = vectors / torch.where(largest > 0, largest, 1.0)
     vectors = vectors - vectors.mean(dim=0)
+    installed = importlib.util.find_spec("faiss") is not None
+    if engine == "faiss" and not installed:
+        raise ValueError('engine "faiss" needs faiss: pip install faiss-cpu, or use engine="own"')
+    by_faiss = engine == "faiss" or (engine == "auto" and installed and _is_large(vectors))
     generator = torch.Generator().manual_seed(seed)
     best_inertia, best = float("inf"), torch.empty(0)
     for _ in range(restarts):
         centres = vectors[_spread_out(vectors, clusters, generator)]
-        inertia, assigned = _lloyd(vectors, centres, max_iterations)
+        inertia, assigned = (_faiss_lloyd if by_faiss else _lloyd)(vectors, centres, max_iterations)
         if inertia < best_inertia:
             best_inertia, best = inertia, assigned
     return best.cpu()
+
+
+def _is_large(points: Tensor) -> bool:
+    """Whether faiss, which computes in float32, has something to save."""
+    return points.device.type == "cpu" and len(points) > 1000
+
+
+def _faiss_lloyd(points: Tensor, centres: Tensor, max_iterations: int) -> tuple[float, Tensor]:
+    """What :func:`_lloyd` does, by faiss."""
+    faiss = importlib.import_module("faiss")
+    single = points.float().numpy()
+    found = faiss.Kmeans(
+        single.shape[1],
+        len(centres),
+        niter=min(max_iterations, _FAISS_ITERATIONS),
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(single),
+    )
+    found.train(single, init_centroids=centres.float().numpy())
+    gap, assigned = found.index.search(single, 1)
+    return float(gap.sum(dtype=np.float64)), torch.from_numpy(assigned[:, 0].astype(np.int64))
 
 
 def _spread_out(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ processor, threads and block, are used only where they are certain to agree with
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,8 +23,10 @@ Distance = Literal["cosine", "euclidean"]
 _TRUSTED_BITS = 44
 _UNIT = float(1 << _TRUSTED_BITS)
 _DROPPED = 52 - _TRUSTED_BITS
+# Numbers of a set whose unit rows are kept: 64 MB.
+_KEPT = 1 << 23
 # Pairs whose vectors are laid side by side at a time.
-_PAIRS = 1 << 21
+_PAIRS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Cosine:
 
     queries: Vectors
     references: Vectors
+    _kept: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    """Unit rows of small sets, which are asked for again and again."""
 
     @classmethod
     def of(cls, queries: Vectors, references: Vectors) -> Cosine:
@@ -58,9 +62,17 @@ class Cosine:
         """The definition: int64 ``[P]``, less is nearer, for pairs of row numbers ``[P]`` each."""
         parts = []
         for queries, references in _in_parts(query_rows, reference_rows, self.queries.dim):
-            cosines = tree_sum(unit_rows(self.queries.rows(queries)) * unit_rows(self.references.rows(references)))
+            cosines = tree_sum(self._units(self.queries, queries).mul_(self._units(self.references, references)))
             parts.append(cosines.mul_(-_UNIT).round_().to(torch.int64))
         return torch.cat(parts) if parts else query_rows.new_empty(0)
+
+    def _units(self, vectors: Vectors, rows: Tensor) -> Tensor:
+        if len(vectors) * vectors.dim > _KEPT:
+            return unit_rows(vectors.rows(rows))
+        kept = self._kept.get(id(vectors))
+        if kept is None:
+            kept = self._kept[id(vectors)] = unit_rows(vectors.rows(slice(None)))
+        return kept[rows]
 
     def similarity(self, values: Tensor) -> Tensor:
         """Products as users see them; adding zero turns -0.0 into 0.0."""

@@ -32,6 +32,8 @@ SAMPLE = 2048
 """References from which it is guessed how similar one at a given depth is."""
 MOST_TRUE = 128
 """True references of a query, on average, beyond which ranking is no slower."""
+MOST_TRUE_IN_HALF = 16
+"""The same, beyond which nearly every false reference is too close to some true one to be told by half precision."""
 MOST_OF_ALL = 0.25
 """Share of the references beyond which a depth leaves nothing to be saved."""
 MOST_COMPARED = 16
@@ -145,7 +147,7 @@ class _Search:
         depths = [each.to(self.device)[queries.order] for each in (depth, first_depth)]
         true = self._true_pairs()
         tally = _Tally(self, true)
-        product = self._product()
+        product = self._product(len(true.query) / len(queries.order))
         enough_of = torch.empty(len(queries.order), device=self.device)
         """Above this similarity a query's references are counted."""
         thresholds = torch.empty_like(enough_of)
@@ -201,9 +203,9 @@ class _Search:
             ranks.largest_of_all_(enough_of)
         return self._settled(true, tally, enough_of, *depths)
 
-    def _product(self) -> Product:
+    def _product(self, true_per_query: float) -> Product:
         units = self.queries.units, self.references.units
-        half = self.device.type == "cpu" and half_pays()
+        half = self.device.type == "cpu" and true_per_query <= MOST_TRUE_IN_HALF and half_pays()
         return Product.half(*units, self.error) if half else Product.single(*units, self.error)
 
     def similarities(self, query: Tensor, reference: Tensor) -> Tensor:
@@ -365,4 +367,4 @@ class _Tally:
 
 def _block(count: int, device: torch.device) -> int:
     """On a CPU smaller for few references, of which the diagonal would else be a large part."""
-    return BLOCK["cuda"] if device.type == "cuda" else min(BLOCK["cpu"], max(256, count // 8 // 256 * 256))
+    return BLOCK["cuda"] if device.type == "cuda" else min(BLOCK["cpu"], max(256, count // 4 // 256 * 256))

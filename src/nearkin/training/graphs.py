@@ -6,6 +6,7 @@ longer. A graph holds on to the memory of its feature maps, so it needs room.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,8 @@ class GraphedEncoder:
         # Passes that prepare the graphs leave no trace in running means, nor in what is random.
         buffers = [buffer.clone() for buffer in self.encoder.buffers()]
         random = torch.cuda.get_rng_state(images.device)
+        # Weights gathered gradients on another stream while the graphs were made; that is as it should be.
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         try:
             # Outside of a cast: within one, what it has cast already would be left out of the graphs.
             with torch.autocast("cuda", enabled=False):
