@@ -49,9 +49,8 @@ class Clock:
 def slow(monkeypatch):
     """A toy run on a fake clock: a step takes two seconds, the first half a minute, scoring the test classes nine.
 
-    A step of the warm-up takes a quarter of the others, and those in three pieces go through two of them once
-    more. Called again, it is another
-    sitting.
+    A step of the warm-up takes a quarter of the others, and those in three pieces go through two of them once more.
+    Called again, it is another sitting.
     """
     clock = Clock()
     save_last = checkpoint.save_last
