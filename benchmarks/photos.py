@@ -3,8 +3,9 @@
     python benchmarks/photos.py                       # 64 images of 224 pixels, EfficientNet-lite0, three rounds
     python benchmarks/photos.py --json photos.json    # keep the figures
 
-Variants: nearkin as it is; with the system's allocator as it comes; with plain layers (convolution, batch-norm and
-ReLU6 one after the other, as the same network is in plain torch); and with both. Every figure is a process of its own,
+Variants: nearkin as it is; with the whole batch in the network at once; with the system's allocator as it comes; with
+plain layers (convolution, batch-norm and ReLU6 one after the other, as the same network is in plain torch); and with
+all three, which is a plain step in plain torch. Every figure is a process of its own,
 since neither an allocator's settings nor a peak can be taken back, and rounds of all variants alternate. Shown are the
 median time of a step by the clock, processor time, which other work on the machine moves less, and the largest peak.
 """
@@ -30,8 +31,16 @@ from nearkin.encoders import build_encoder
 from nearkin.encoders.architectures import efficientnet_lite0 as lite
 from nearkin.losses import ProxyAnchor
 from nearkin.training.allocator import OFF, keep_freed_memory
+from nearkin.training.memory import fitting_piece
+from nearkin.training.micro_batch import embed_in_pieces
 
-VARIANTS = {"nearkin": (), "system allocator": ("system",), "plain layers": ("plain",), "both": ("system", "plain")}
+VARIANTS = {
+    "nearkin": (),
+    "whole batch": ("whole",),
+    "system allocator": ("system",),
+    "plain layers": ("plain",),
+    "all three": ("whole", "system", "plain"),
+}
 
 
 def make_layers_plain() -> None:
@@ -48,9 +57,10 @@ def make_layers_plain() -> None:
     lite.relu6 = F.relu6
 
 
-def measure(images: int, side: int, steps: int) -> dict[str, float]:
+def measure(images: int, side: int, steps: int, *, whole: bool) -> dict[str, float]:
     """Steps in this process, the first of them, which sets everything up, not counted."""
-    keep_freed_memory(torch.device("cpu"))
+    cpu = torch.device("cpu")
+    keep_freed_memory(cpu)
     torch.manual_seed(0)
     encoder = build_encoder(
         "efficientnet_lite0", dim=256, pooling="avg+max", freeze_batch_norm=True, channels_last=True
@@ -59,16 +69,20 @@ def measure(images: int, side: int, steps: int) -> dict[str, float]:
     optimiser = torch.optim.AdamW([*encoder.parameters(), *loss.parameters()], lr=1e-4)
     pixels = torch.randint(0, 256, (images, side, side, 3), dtype=torch.uint8)
     labels = torch.arange(images) % 100
+    piece = (None if whole else fitting_piece(encoder, images, side, cpu, None)) or images
+    weights = list(encoder.parameters())
     clock, processor = [], []
     for _ in range(steps + 1):
         began, busy = time.perf_counter(), time.process_time()
-        value = loss(encoder(pixels), labels)
+        embeddings = encoder(pixels) if piece == images else embed_in_pieces(encoder, pixels.split(piece), weights)
+        value = loss(embeddings, labels)
         optimiser.zero_grad()
         value.backward()
         optimiser.step()
         clock.append(time.perf_counter() - began)
         processor.append(time.process_time() - busy)
     return {
+        "images_at_a_time": piece,
         "ms_per_image": 1e3 * statistics.median(clock[1:]) / images,
         "cpu_ms_per_image": 1e3 * statistics.median(processor[1:]) / images,
         "peak_gb": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9,
@@ -88,9 +102,10 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     if arguments.variant:
-        if "plain" in VARIANTS[arguments.variant]:
+        parts = VARIANTS[arguments.variant]
+        if "plain" in parts:
             make_layers_plain()
-        print(json.dumps(measure(arguments.images, arguments.side, arguments.steps)))
+        print(json.dumps(measure(arguments.images, arguments.side, arguments.steps, whole="whole" in parts)))
         return
     setting = {
         "command": " ".join(sys.argv),

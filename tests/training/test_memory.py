@@ -72,6 +72,24 @@ def test_measuring_changes_nothing():
     assert all(p.grad is None for p in encoder.parameters())
 
 
+@pytest.mark.parametrize(("batch", "piece"), [(9, None), (10, None), (11, 6), (20, 10), (64, 10), (3000, 10)])
+def test_pieces_of_a_batch_on_a_cpu_are_equal_and_as_few_as_fit(monkeypatch, batch, piece):
+    monkeypatch.setattr(memory, "measure", lambda *_: memory.Footprint(kept=100, largest=1))
+    monkeypatch.setattr(memory, "PIECE_ON_CPU", 10 * 100 * 32**2)
+    frozen = build_encoder("small", dim=8, freeze_batch_norm=True)
+    assert memory.fitting_piece(frozen, batch, 32, CPU, None) == piece
+    assert memory.fitting_piece(build_encoder("small", dim=8), batch, 32, CPU, None) is None, "would be other training"
+    assert memory.fitting_piece(frozen, batch, 32, torch.device("cuda"), None) is None
+
+
+def test_an_image_that_does_not_fit_is_a_piece_and_what_cannot_be_measured_is_not_cut(monkeypatch):
+    frozen = build_encoder("small", dim=8, freeze_batch_norm=True)
+    monkeypatch.setattr(memory, "PIECE_ON_CPU", 1)
+    assert memory.fitting_piece(frozen, 5, 32, CPU, None) == 1
+    monkeypatch.setattr(memory, "measure", lambda *_: None)
+    assert memory.fitting_piece(frozen, 5, 32, CPU, None) is None
+
+
 def test_a_network_that_takes_no_such_images_is_not_judged():
     encoder = build_encoder("small", dim=8)
     encoder.backbone.forward = lambda images: torch.zeros(2, 3) @ torch.zeros(2, 3)

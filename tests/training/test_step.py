@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nearkin.errors import RecipeError, TrainingError
-from nearkin.training import step
+from nearkin.training import memory, step
 from nearkin.training.device import float32_products
 from nearkin.training.health import HealthCheck
 from nearkin.training.step import train_step
@@ -48,9 +48,22 @@ def assert_same(one, other, **tolerance):
     assert one.recent_losses == pytest.approx(other.recent_losses, rel=tolerance["rtol"])
 
 
-def test_every_piece_is_embedded_twice_first_without_gradient(stepped):
+def test_every_piece_but_the_last_is_embedded_twice_first_without_gradient(stepped):
     _, calls = stepped(FROZEN, "training.micro_batch=3", steps=1)
-    assert calls == [(3, False), (3, False), (2, False), (3, True), (3, True), (2, True)]
+    assert calls == [(3, False), (3, False), (2, True), (3, True), (3, True)]
+
+
+def test_pieces_are_chosen_where_the_recipe_does_not_say(stepped, monkeypatch):
+    plain, _ = stepped(FROZEN, "training.optimiser=sgd")
+    size = plain.transform.size
+    kept = memory.measure(plain.encoder, size, plain.device, None).kept * size**2
+    monkeypatch.setattr(memory, "PIECE_ON_CPU", 3.5 * kept)
+    ours, calls = stepped(FROZEN, "training.optimiser=sgd")
+    assert calls == 2 * [(3, False), (3, False), (2, True), (3, True), (3, True)]
+    assert_same(ours, plain, rtol=1e-3, atol=1e-5)
+    assert stepped(FROZEN, "training.micro_batch=5", steps=1)[1] == [(5, False), (3, True), (5, True)]
+    assert stepped(FROZEN, "training.micro_batch=8", steps=1)[1] == [(8, True)]
+    assert stepped(steps=1)[1] == [(8, True)], "batch-norm looks at the whole batch"
 
 
 def test_during_warm_up_once_without_gradient(stepped):

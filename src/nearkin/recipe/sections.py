@@ -68,8 +68,9 @@ class TrainingSection:
     """Ends the run there, with the schedule of all ``epochs``: what ``nearkin train --final`` sets."""
     batch_size: int = 128
     micro_batch: int | None = None
-    """Images that are in the network at a time: the step of the whole batch in the memory of so many images. It takes a
-    quarter to a third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``."""
+    """Images that are in the network at a time: the step of the whole batch in the memory of so many images. It takes
+    up to a third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``. By default
+    all of the batch, but on a CPU as many as keep about a gigabyte, where that is the same training."""
     sampler: Literal["random", "balanced"] = "random"
     images_per_class: int = 4
     """Images of one class in a balanced batch."""

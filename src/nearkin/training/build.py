@@ -15,11 +15,12 @@ from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.evaluation.protocol import Protocol
-from nearkin.ranks import world
+from nearkin.ranks import share_of, world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training.allocator import keep_freed_memory
 from nearkin.training.device import autocast_dtype, pick_device
+from nearkin.training.memory import fitting_piece
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
 from nearkin.training.state import TrainingState
@@ -66,11 +67,15 @@ def build_state(
         )
     else:
         default = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
+    transform, micro_batch = transform_of(recipe.data), training.micro_batch
+    if micro_batch is None and ":" not in recipe.encoder.backbone:  # a network from elsewhere may look at whole batches
+        batch = len(share_of(min(training.batch_size, len(labels)), of=0))
+        micro_batch = fitting_piece(encoder, batch, transform.size, device, dtype)
     state = TrainingState(
         recipe=recipe,
         data=data,
         protocol=protocol,
-        transform=transform_of(recipe.data),
+        transform=transform,
         encoder=encoder,
         objective=objective,
         method=method,
@@ -82,6 +87,7 @@ def build_state(
         sampler=default,
         labels=labels,
         learned=learned,
+        micro_batch=micro_batch,
     )
     state.sampler = state.method.sampler(default, state)
     return state

@@ -78,6 +78,6 @@ def _needed(state: TrainingState) -> float:
     kept = 0.0
     if footprint is not None:
         scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time
-        batch = min(training.batch_size, training.micro_batch or training.batch_size, len(state.labels))
+        batch = min(training.batch_size, state.micro_batch or training.batch_size, len(state.labels))
         kept = max(footprint.kept * batch, scored) * size**2
     return kept + COPIES[training.optimiser] * weights

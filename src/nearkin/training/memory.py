@@ -8,6 +8,7 @@ training steps 1.1 (small network), 1.2 (ResNet-50), 1.1 to 1.2 (EfficientNet-li
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,10 @@ HELD_AT_ONCE = 2.5
 
 COPIES = {"adamw": 3, "adam": 3, "sgd": 2}
 """What training adds for every weight: its gradient and what the optimiser remembers of it."""
+
+PIECE_ON_CPU = 1e9
+"""Bytes of feature maps that a step on a CPU keeps at a time unasked: a laptop has some gigabytes free. The same
+whatever is free just now, so that a run is the same to the bit on any day and after it was stopped."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def check_memory(state: TrainingState) -> None:
     if footprint is None:
         return
     batch = len(share_of(min(training.batch_size, len(state.labels)), of=0))
-    held = min(batch, training.micro_batch or batch)
+    held = min(batch, state.micro_batch or batch)
     weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
     trains_backbone = state.total_steps > state.warmup_steps
     # While only the head trains, a step keeps no more of the backbone than an evaluation does.
@@ -74,13 +79,32 @@ def check_memory(state: TrainingState) -> None:
 
 def _smaller_step(state: TrainingState, in_pieces: bool) -> str:
     """What to change for a smaller step: a smaller batch is another training, where smaller pieces are not."""
-    training = state.recipe.training
     if in_pieces:
-        return f"lower training.micro_batch ({training.micro_batch}; {{fits}}) or"
+        return f"lower training.micro_batch ({state.micro_batch}; {{fits}}) or"
     if not has_batch_statistics(state.encoder):
         return "set training.micro_batch (the same training in pieces; {fits}) or lower"
     pieces = "training.micro_batch instead needs encoder.freeze_batch_norm=true"
-    return f"lower training.batch_size ({training.batch_size}; {{fits}}; {pieces}) or"
+    return f"lower training.batch_size ({state.recipe.training.batch_size}; {{fits}}; {pieces}) or"
+
+
+def fitting_piece(
+    encoder: Encoder, batch: int, size: int, device: torch.device, dtype: torch.dtype | None
+) -> int | None:
+    """Images to have in the network at a time where nobody says how many; None for the whole batch.
+
+    On a CPU equal pieces of the batch, each with feature maps of :data:`PIECE_ON_CPU` at most, where that is the same
+    training: not with batch-norm that looks at the batch.
+
+    >>> from nearkin.encoders import build_encoder
+    >>> encoder = build_encoder("small", freeze_batch_norm=True)
+    >>> [fitting_piece(encoder, batch, 224, torch.device("cpu"), None) for batch in (8, 64)]
+    [None, 32]
+    """
+    if device.type != "cpu" or has_batch_statistics(encoder):
+        return None
+    footprint = measure(encoder, size, device, dtype)
+    pieces = 1 if footprint is None else math.ceil(footprint.kept * batch * size**2 / PIECE_ON_CPU)
+    return math.ceil(batch / pieces) if pieces > 1 else None
 
 
 def measure(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> Footprint | None:

@@ -3,7 +3,8 @@
 Losses of this field compare the images of a batch with each other, so that adding up the gradients of small batches is
 another training. What takes the memory is the network, not the loss: here the pieces are embedded without keeping
 anything, the loss sees all embeddings together, and on the way back each piece is embedded once more, with gradient,
-and gets its part. This takes one more forward pass, and gives the gradient of the plain step but for rounding.
+and gets its part. Only the last is kept as it is, since its part comes first. This takes most of another forward pass,
+and gives the gradient of the plain step but for rounding.
 """
 
 from __future__ import annotations
@@ -63,30 +64,30 @@ class _InPieces(torch.autograd.Function):
     def forward(ctx: Any, encode: Encode, pieces: Sequence[Tensor], *parameters: nn.Parameter) -> Tensor:
         ctx.encode, ctx.pieces, ctx.parameters = encode, pieces, parameters
         ctx.random, embedded = [], []
-        for piece in pieces:
+        for piece in pieces[:-1]:
             ctx.random.append([generator.get_state() for generator in _generators(piece.device)])
             embedded.append(encode(piece))
-        return torch.cat(embedded)
+        with torch.enable_grad():
+            ctx.last = encode(pieces[-1])
+        return torch.cat([*embedded, ctx.last.detach()])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         generators = _generators(gradient.device)
         later = [generator.get_state() for generator in generators]
-        sums: list[Tensor] = []
-        parts = torch.split(gradient, [len(piece) for piece in ctx.pieces])
-        for piece, states, part in zip(ctx.pieces, ctx.random, parts, strict=True):
+        *parts, part = torch.split(gradient, [len(piece) for piece in ctx.pieces])
+        found = torch.autograd.grad(ctx.last, ctx.parameters, part, allow_unused=True)
+        del ctx.last
+        # Copied: autograd may give two parameters one tensor, and a CUDA graph gives its own every time.
+        sums = [each.clone() for each in found if each is not None]
+        for piece, states, part in zip(ctx.pieces[:-1], ctx.random, parts, strict=True):
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
             with torch.enable_grad():
                 embeddings = ctx.encode(piece)
             found = torch.autograd.grad(embeddings, ctx.parameters, part, allow_unused=True)
-            used = [each for each in found if each is not None]
-            if sums:
-                torch._foreach_add_(sums, used)
-            else:
-                # Copied: autograd may give two parameters one tensor, and a CUDA graph gives its own every time.
-                sums = [each.clone() for each in used]
+            torch._foreach_add_(sums, [each for each in found if each is not None])
         for generator, state in zip(generators, later, strict=True):
             generator.set_state(state)
         whole = iter(sums)

@@ -71,6 +71,8 @@ class TrainingState:
     """Labels of the training images, renumbered 0, 1, …, in the order of :attr:`train_set`."""
     learned: nn.Module | None = None
     """What the method learns beside encoder and objective."""
+    micro_batch: int | None = None
+    """Images in the network at a time, where not the whole batch: what the recipe says, or else what is best here."""
     step: int = 0
     untrained: dict[str, float] | None = None
     """Scores of the test classes before the first step, by the baseline."""
@@ -100,8 +102,8 @@ class TrainingState:
         return list(self.encoder.parameters())
 
     def pieces(self, images: Tensor) -> Sequence[Tensor]:
-        """A batch as it goes through the network: in pieces of ``training.micro_batch`` images, or as one."""
-        return torch.split(images, self.recipe.training.micro_batch or len(images))
+        """A batch as it goes through the network: in pieces of :attr:`micro_batch` images, or as one."""
+        return torch.split(images, self.micro_batch or len(images))
 
     @cached_property
     def encode(self) -> Encoder | GraphedEncoder:

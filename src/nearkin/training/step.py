@@ -48,7 +48,7 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
 
 
 def encode(state: TrainingState, images: Tensor) -> Tensor:
-    """Embeddings of a batch, with gradient; in pieces where ``training.micro_batch`` says so."""
+    """Embeddings of a batch, with gradient; in pieces where the state says so."""
 
     def plainly(images: Tensor) -> Tensor:
         with autocast(state.device, state.dtype):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from nearkin.recipe import TrainingSection
+from nearkin.ranks import share_of
 from nearkin.training.state import TrainingState
 
 WARMUP_SHARE = 1 / 4
 """What a step with a frozen backbone takes of a whole one: a third by the count of operations, on a CPU 0.26."""
-
-IN_PIECES = 1 + WARMUP_SHARE
-"""What a step takes where ``training.micro_batch`` has it go forward twice (measured on a CPU: 1.23)."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Estimator:
         return self._estimate(state)
 
     def _estimate(self, state: TrainingState) -> Estimate:
-        warm, full = self._rates(state.recipe.training)
+        warm, full = self._rates(state)
         left = state.total_steps - state.step
         warm_left = min(left, max(0, state.warmup_steps - state.step))
         steps = warm_left * warm + (left - warm_left) * full
@@ -73,13 +71,15 @@ class Estimator:
         seconds = steps + state.evaluations_left * (evaluation + checkpoint) + test
         return Estimate(state.time.seconds + seconds, seconds, evaluation)
 
-    def _rates(self, training: TrainingSection) -> tuple[float, float]:
+    def _rates(self, state: TrainingState) -> tuple[float, float]:
         """Seconds of a step of the warm-up and of one after it; at least one of the two kinds was seen."""
         warm, full = (self._seconds[kind] / max(1, self._steps[kind]) for kind in (True, False))
         if self._steps[False]:
             return warm, full
-        in_pieces = training.micro_batch is not None and training.micro_batch < training.batch_size
-        return warm, warm / WARMUP_SHARE * (IN_PIECES if in_pieces else 1)
+        batch = len(share_of(state.recipe.training.batch_size, of=0))
+        pieces = math.ceil(batch / (state.micro_batch or batch))
+        # All pieces but the last go forward twice, which a step of the warm-up does once.
+        return warm, warm / WARMUP_SHARE + warm * (pieces - 1) / pieces
 
 
 def in_words(seconds: float) -> str:
