@@ -164,3 +164,11 @@ def test_places_on_cuda_are_those_of_the_cpu(monkeypatch):
     assert bool(on_cpu.settled.all())
     assert bool(on_cuda.settled.all())
     assert found_in(on_cpu, 20, 100) == found_in(on_cuda, 20, 100)
+
+
+@pytest.mark.gpu
+def test_a_memory_mapped_file_is_scored_on_the_device_that_is_asked_for(tmp_path):
+    x, labels = clusters(400, 5, 64, spread=2.0)
+    np.save(tmp_path / "x.npy", x.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert retrieval_scores(mapped, labels, device="cuda") == retrieval_scores(x, labels)

@@ -19,6 +19,7 @@ def test_a_memory_mapped_file_stays_where_it_is(tmp_path):
         warnings.simplefilter("error")
         vectors = as_vectors(mapped, "x")
         assert retrieval_scores(mapped, labels) == retrieval_scores(x, labels)
+        assert as_vectors(mapped, "x", "meta").device.type == "meta", "the work goes where it is asked for"
     assert vectors.source.data_ptr() == mapped.ctypes.data
     assert vectors.rows(torch.tensor([3, 1])).dtype == torch.float64
 

@@ -31,6 +31,7 @@ def retrieval_scores(
     map_at: Sequence[int] = (),
     ndcg_at: Sequence[int] = (),
     distance: Distance = "cosine",
+    device: torch.device | str | None = None,
 ) -> dict[str, float]:
     """Exact retrieval scores, as fractions, averaged over the queries.
 
@@ -46,7 +47,7 @@ def retrieval_scores(
     Places beyond the end of the gallery count as misses. Memory stays bounded: no N × N matrix is built.
 
     Args:
-        embeddings: ``[Q, D]``, tensor or array; the work is done on its device, in float64.
+        embeddings: ``[Q, D]``, tensor or array, which may be a memory-mapped file.
         labels: ``[Q]``, any integers.
         gallery: ``[N, D]``, the references to search, or None.
         gallery_labels: ``[N]``, needed with a gallery.
@@ -55,6 +56,7 @@ def retrieval_scores(
         map_at: the k of ``MAP@k``.
         ndcg_at: the k of ``nDCG@k``.
         distance: ``"cosine"`` or ``"euclidean"``.
+        device: where the work is done; by default where the embeddings are. The scores are the same everywhere.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
@@ -62,7 +64,7 @@ def retrieval_scores(
         {'R@1': 0.75, 'P@R': 0.75, 'MAP@R': 0.75, 'queries_without_match': 0.0}
     """
     scores = _by_ranks(recall_at, precision_at, map_at, ndcg_at)
-    return score_rankings(embeddings, labels, gallery, gallery_labels, scores=scores, distance=distance)
+    return score_rankings(embeddings, labels, gallery, gallery_labels, scores=scores, distance=distance, device=device)
 
 
 def score_rankings(
@@ -73,6 +75,7 @@ def score_rankings(
     *,
     scores: Sequence[RetrievalScore],
     distance: Distance = "cosine",
+    device: torch.device | str | None = None,
     by_all: bool = False,
 ) -> dict[str, float]:
     """What :func:`retrieval_scores` gives, for any scores: all of them from one ranking.
@@ -83,7 +86,7 @@ def score_rankings(
     if (gallery is None) != (gallery_labels is None):
         given, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
         raise ValueError(f"{missing} must be given together with {given}, got {given} alone")
-    queries = as_vectors(embeddings, "embeddings")
+    queries = as_vectors(embeddings, "embeddings", device)
     references = queries if gallery is None else as_gallery(gallery, queries)
     classes = as_labels(labels, "labels", rows=len(queries))
     reference_classes = classes
