@@ -15,17 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import nearkin.losses
-from losses import hardware
+from losses import setting
 from nearkin.encoders.architectures.resnet import resnet50
 from nearkin.losses._proxy import ProxyLoss
 
@@ -127,14 +125,8 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     device, (n, d) = arguments.device, (arguments.samples, arguments.dim)
-    setting = {
-        "command": " ".join(sys.argv),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": device,
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-    }
-    print("; ".join(f"{key} {value}" for key, value in setting.items()))
+    found_with = setting(device)
+    print("; ".join(f"{key} {value}" for key, value in found_with.items()))
     network = None
     if not arguments.no_network:
         network = medians({"network": NetworkStep(n, device)}, device, 3)["network"]
@@ -160,7 +152,7 @@ def main() -> None:
                 cells += f"{cell:>20}"
             print(f"{name:14}{classes:10}{ms['all']:10.1f}{cells}", flush=True)
             results.append(
-                {"loss": name, "samples": n, "dim": d, "classes": classes, **setting, "network": network, "ms": ms}
+                {"loss": name, "samples": n, "dim": d, "classes": classes, **found_with, "network": network, "ms": ms}
             )
             del loss, steps
     if arguments.json:

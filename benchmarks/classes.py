@@ -16,16 +16,14 @@ import argparse
 import gc
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from losses import IN_A_ROW, PROXY, SOFT_TRIPLE, hardware, pytorch_metric_learning, theirs
+from losses import IN_A_ROW, PROXY, SOFT_TRIPLE, pytorch_metric_learning, setting, theirs
 from nearkin.losses import _blocks
 
 Make = Callable[[int, int], nn.Module]
@@ -146,15 +144,10 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     device, (n, d) = arguments.device, (arguments.samples, arguments.dim)
-    setting = {
-        "command": " ".join(sys.argv),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": device,
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "peer": f"pytorch-metric-learning {'not installed' if theirs is None else pytorch_metric_learning.__version__}",
-    }
-    print("; ".join(f"{key} {value}" for key, value in setting.items()))
+    version = "not installed" if theirs is None else pytorch_metric_learning.__version__
+    peer = f"pytorch-metric-learning {version}"
+    found_with = setting(device, peer=peer)
+    print("; ".join(f"{key} {value}" for key, value in found_with.items()))
     print(f"N={n} D={d}; ms of a step, and its peak memory over proxies + gradient + optimiser state")
     ways = ("blocks", "whole", "theirs")
     print(f"{'loss':20} {'classes':>9}" + "".join(f"{way + ' ms':>11}{'memory':>8}" for way in ways))
@@ -171,7 +164,7 @@ def main() -> None:
                 )
             print(f"{name:20} {classes:9}{cells}", flush=True)
             size = {"samples": n, "dim": d, "classes": classes}
-            results.append({"loss": name, **size, **setting, **figures})
+            results.append({"loss": name, **size, **found_with, **figures})
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 

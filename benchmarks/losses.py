@@ -226,6 +226,12 @@ def parse_sizes(text: str) -> list[tuple[int, int, int]]:
     return sizes
 
 
+def setting(device: str, **more: str) -> dict[str, str]:
+    """What figures were measured with: command, date, device, hardware, torch, and whatever else matters."""
+    found = {"command": " ".join(sys.argv), "date": datetime.now(UTC).isoformat(timespec="seconds"), "device": device}
+    return found | {"hardware": hardware(device), "torch": torch.__version__, **more}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], help="one device only; default: CPU, and CUDA if present")
@@ -244,16 +250,8 @@ def main() -> None:
 
     results = []
     for device in devices:
-        when = datetime.now(UTC).isoformat(timespec="seconds")
-        setting = {
-            "command": " ".join(sys.argv),
-            "date": when,
-            "device": device,
-            "hardware": hardware(device),
-            "torch": torch.__version__,
-            "peer": peer,
-        }
-        print("; ".join(f"{key} {value}" for key, value in setting.items()), line(HEADINGS), sep="\n")
+        found_with = setting(device, peer=peer)
+        print("; ".join(f"{key} {value}" for key, value in found_with.items()), line(HEADINGS), sep="\n")
         for case in cases(device, arguments.sizes, arguments.losses):
             torch.manual_seed(0)
             makers = case.make[: 1 if theirs is None else 2]
@@ -262,7 +260,7 @@ def main() -> None:
             own, other = figures[0], figures[1] if len(figures) > 1 else None
             print(line(row(case, own, other)), flush=True)
             both = {"ours": asdict(own), "theirs": other and asdict(other)}
-            results.append({"loss": case.name, "size": case.size, **setting, **both})
+            results.append({"loss": case.name, "size": case.size, **found_with, **both})
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
