@@ -16,7 +16,7 @@ from rich.console import Console
 from nearkin.errors import InterruptedRunError
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.studies import pool
+from nearkin.studies import pool, starter
 from nearkin.studies.pool import last_words, progress_of, run_side_by_side, share_done, training_job
 
 STAND_IN = """
@@ -61,7 +61,7 @@ class Task:
 def train(tmp_path, monkeypatch):
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
-    monkeypatch.setattr(pool, "PYTHON", (sys.executable, str(script)))
+    monkeypatch.setattr(starter, "PYTHON", (sys.executable, str(script)))
     monkeypatch.setattr(pool, "POLL_SECONDS", 0.02)
 
     def call(seeds, at_once, console=None):

@@ -6,11 +6,12 @@ import signal
 import sys
 
 import pytest
+import torch
 
 from nearkin.errors import BusyError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
-from nearkin.studies import pool, study
+from nearkin.studies import pool, starter, study
 from nearkin.studies.results import results_of
 from nearkin.studies.study import chosen_names, planned_runs, run_all
 from nearkin.training.observers import ConsoleObserver
@@ -146,7 +147,7 @@ def test_mistakes_in_names_and_seeds(make_row, tmp_path):
 
 
 def test_two_at_a_time_give_the_scores_of_one_at_a_time(make_row, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # as here, for the same last bits
     rows = [make_row("a"), make_row("broken", "data.source=./nowhere")]
     a, broken = run_rows(rows, tmp_path / "two", [3], jobs=2)
     assert (a.status, a.side_by_side) == ("finished", 2)
@@ -169,7 +170,7 @@ if folder.parent.name == "late":
 
 
 def test_runs_that_other_processes_are_at_are_left_to_them(make_row, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "PYTHON", (sys.executable, "-c", LATE_OR_FINE))
+    monkeypatch.setattr(starter, "PYTHON", (sys.executable, "-c", LATE_OR_FINE))
     monkeypatch.setattr(pool, "POLL_SECONDS", 0.02)
     rows = [make_row("busy"), make_row("late"), make_row("fine")]
     with sole_writer_of(tmp_path / "busy" / "seed-0"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +14,10 @@ from nearkin.errors import InterruptedRunError
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
+from nearkin.studies.starter import Process, Starter
 from nearkin.training.interrupt import StopRequest
 from nearkin.training.observers import SHOWN
 
-PYTHON = (sys.executable,)
 LOG = "output.log"
 POLL_SECONDS = 0.2
 
@@ -44,7 +41,7 @@ class Job:
 @dataclass(frozen=True)
 class _Running:
     job: Job
-    process: subprocess.Popen[bytes]
+    process: Process
     bar: TaskID
 
 
@@ -55,7 +52,7 @@ def run_side_by_side(jobs: Iterator[Job], *, at_once: int, total: int, console: 
     """
     running: list[_Running] = []
     asked_to_stop, more, cut_short, begun = False, True, False, 0
-    with StopRequest() as stop, _progress(console) as progress:
+    with StopRequest() as stop, _progress(console) as progress, Starter(at_once) as starter:
         overall = progress.add_task("all", total=total, note=f"0 of {total}")
         try:
             while running or (more and not stop.requested):
@@ -67,7 +64,7 @@ def run_side_by_side(jobs: Iterator[Job], *, at_once: int, total: int, console: 
                     begun += 1
                     console.print(f"begins: {job.label}", highlight=False)
                     bar = progress.add_task(job.label, total=1.0, note="starting")
-                    running.append(_Running(job, _start(job, at_once), bar))
+                    running.append(_Running(job, starter.start(job.command, job.log), bar))
                 if stop.requested and not asked_to_stop:
                     asked_to_stop = True
                     for each in running:
@@ -153,21 +150,6 @@ def last_words(log: Path) -> str:
     if marked:
         return message.strip()
     return text.splitlines()[-1] if text else f"it said nothing (see {log})"
-
-
-def _start(job: Job, at_once: int) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ)
-    # Each job would otherwise start as many threads as there are cores, and they would wait for each other.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(job.log, "wb") as output:
-        return subprocess.Popen(
-            [*PYTHON, *job.command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
 
 
 def _progress(console: Console) -> Progress:

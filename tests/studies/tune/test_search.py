@@ -7,6 +7,7 @@ import json
 import signal
 
 import pytest
+import torch
 from rich.console import Console
 
 from nearkin.data.folder import read_folder
@@ -114,7 +115,8 @@ def test_a_class_fold_will_do(make_plan, tune, tmp_path):
     assert tuning.conditions["selection"] == "best MAP@R on the held-out class fold 1 of 0–1"
 
 
-def test_a_trial_in_a_process_of_its_own(make_plan, tune, tmp_path):
+def test_a_trial_in_a_process_of_its_own(make_plan, tune, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # as here, for the same last bits
     plan = make_plan(changes=["training.max_steps=2"])
     tuning = tune(plan, tmp_path / "jobs", trials=1, jobs=2)
     assert course(tuning) == course(tune(plan, tmp_path / "here", trials=1))

@@ -14,6 +14,7 @@ from rich.console import Console
 from nearkin.errors import BusyError, DataError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.runs.lock import sole_writer_of
 from nearkin.studies import pool
+from nearkin.studies.starter import Starter
 from nearkin.studies.tune import read_tuning, trials
 
 RATES = "training.learning_rate=0.5,0.6,0.7,0.8,0.9,0.1,0.2"
@@ -215,12 +216,12 @@ class Process:
 
     endings: dict = {}  # noqa: RUF012
 
-    def __init__(self, job, at_once):
-        *module, folder, number = job.command
+    def __init__(self, command, log):
+        *module, folder, number = command
         assert module == ["-m", "nearkin.studies.tune.worker"]
         self.code = self.endings.get(int(number), 0)
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        job.log.write_text("epoch 1\nerror: no weights\n")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("epoch 1\nerror: no weights\n")
         if self.code == 0:
             trials.train_trial(trials.Plan.read(folder), Path(folder), int(number), Console(quiet=True))
         if self.code is None:
@@ -240,7 +241,8 @@ class Process:
 def processes(monkeypatch, stand_in):
     monkeypatch.setattr(Process, "endings", {})
     monkeypatch.setattr(pool, "POLL_SECONDS", 0)
-    monkeypatch.setattr(pool, "_start", Process)
+    monkeypatch.setattr(Starter, "__enter__", lambda starter: starter)
+    monkeypatch.setattr(Starter, "start", staticmethod(Process))
     return Process
 
 
