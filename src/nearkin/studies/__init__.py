@@ -17,7 +17,7 @@ def catalogue() -> dict[str, type[Study]]:
     """Every planner by its file name: adding one is adding a file with a :class:`~nearkin.studies.study.Study`.
 
     >>> sorted(catalogue())
-    ['compare', 'mlrc', 'reproduce', 'tune', 'vary']
+    ['ablate', 'compare', 'mlrc', 'reproduce', 'tune', 'vary']
     """
     found = {}
     for info in pkgutil.iter_modules(__path__):
