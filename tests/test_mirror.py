@@ -31,6 +31,7 @@ ELSEWHERE = {
     "ranks": ["training/test_distributed.py"],
     "report/page/_parts": ["report/test_page.py"],
     "report/page/charts": ["report/test_page.py"],
+    "report/page/differences": ["report/test_page.py"],
     "report/page/pictures": ["report/test_page.py"],
     "report/page/tables": ["report/test_page.py"],
     "report/plots/_maps": ["report/test_plots.py"],

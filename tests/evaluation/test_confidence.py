@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from nearkin.evaluation.confidence import combination_interval, mean_interval, student_t
+from nearkin.evaluation.confidence import combination_interval, mean_interval, power_of_t, student_t
 
 
 @pytest.mark.parametrize(
@@ -71,3 +72,11 @@ def test_no_repeats_no_interval():
     assert combination_interval(np.zeros((1, 4), dtype=np.int64), [0.5]) is None
     pair = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
     assert combination_interval(pair, [0.5] * 4) == pytest.approx((0.5, 0.5))
+
+
+@pytest.mark.parametrize("df", [1, 2, 4.3, 11, 200])
+@pytest.mark.parametrize("shift", [0.0, 0.7, 2.8, 5.0])
+def test_power_is_that_of_the_noncentral_t(df, shift):
+    critical = stats.t.ppf(0.975, df)
+    expected = stats.nct.sf(critical, df, shift) + stats.nct.cdf(-critical, df, shift)
+    assert power_of_t(df, shift) == pytest.approx(expected, abs=1e-9)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from nearkin.evaluation.statistics import Statistic, rank_correlation
+from nearkin.evaluation.statistics import MOST_SEEDS, POWER, Statistic, difference_by_seed, rank_correlation
 
 
 def test_ranks_of_equal_values_are_shared():
@@ -14,13 +16,61 @@ def test_ranks_of_equal_values_are_shared():
     assert math.isnan(rank_correlation([1, 1], [1, 2]))
 
 
-@pytest.mark.parametrize(
-    ("ours", "verdict"),
-    [(0.70, "within the spread"), (0.75, "within the spread"), (0.76, "above"), (0.64, "below")],
-)
-def test_within_the_spread_means_at_most_the_root_of_both_variances(ours, verdict):
-    # 0.03 and 0.04: root of 0.0009 + 0.0016 is 0.05, a hair more so that rounding does not decide.
-    assert Statistic(ours, 0.03).minus(Statistic(0.70, 0.04001)).verdict == verdict
+@pytest.mark.parametrize("runs", [2, 3, 5, 12])
+@pytest.mark.parametrize("paired", [True, False])
+def test_intervals_and_verdicts_are_those_of_the_t_tests(runs, paired):
+    rng = np.random.default_rng(runs)
+    for gap in (0.0, 0.004, 0.02, 0.5):
+        seeds = rng.normal(0.0, 0.01, runs)
+        ours, theirs = 0.7 + gap + seeds + rng.normal(0, 0.004, runs), 0.7 + seeds
+        theirs = theirs if paired else rng.normal(0.7, 0.02, runs + 3)
+        test = stats.ttest_rel(ours, theirs) if paired else stats.ttest_ind(ours, theirs, equal_var=False)
+        apart = Statistic.of(ours.tolist()).minus(Statistic.of(theirs.tolist()), paired=paired)
+        assert apart.interval == pytest.approx(tuple(test.confidence_interval()), abs=1e-9)
+        assert (apart.verdict != "undecided") == (test.pvalue < 0.05)
+        assert apart.runs == (runs, len(theirs))
+        assert apart.verdict in ("above" if apart.value > 0 else "below", "undecided")
+        assert (apart.more_seeds is None) == (apart.verdict != "undecided")
+
+
+def power(df, shift):
+    critical = stats.t.ppf(0.975, df)
+    return stats.nct.sf(critical, df, shift) + stats.nct.cdf(-critical, df, shift)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("gap", [0.012, 0.007, 0.004, 0.002])
+def test_so_many_more_seeds_reach_the_power_and_one_fewer_does_not(gap, paired):
+    theirs = [0.70, 0.71, 0.72]
+    ours = [value + gap + away for value, away in zip(theirs, (0.009, -0.009, 0.0), strict=True)]
+    apart = Statistic.of(ours).minus(Statistic.of(theirs), paired=paired)
+    assert apart.verdict == "undecided"
+    if paired:
+        deviation, df = np.std(np.subtract(ours, theirs), ddof=1), lambda n: n - 1
+    else:
+        first, second = np.var(ours, ddof=1), np.var(theirs, ddof=1)
+        deviation = math.sqrt(first + second)
+        df = lambda n: (n - 1) * (first + second) ** 2 / (first**2 + second**2)  # noqa: E731
+    enough = [n for n in range(4, 54) if power(df(n), gap / deviation * math.sqrt(n)) >= POWER]
+    assert apart.more_seeds == (enough[0] - 3 if enough else MOST_SEEDS + 1)
+
+
+def test_rows_are_paired_where_their_seeds_are_the_same():
+    ours, theirs = {0: 0.70, 1: 0.74}, {1: 0.73, 0: 0.68}
+    apart = difference_by_seed(ours, theirs)
+    assert (apart.paired, apart.value) == (True, pytest.approx(0.015))
+    assert apart.spread == pytest.approx(0.01 / math.sqrt(2)), "of 0.02 and 0.01, whatever the order of the seeds"
+    welch = difference_by_seed(ours, {1: 0.73, 2: 0.68})
+    assert (welch.paired, welch.value) == (False, pytest.approx(0.015))
+    assert welch.spread == pytest.approx(math.sqrt(0.04**2 / 2 + 0.05**2 / 2))
+    assert difference_by_seed(ours, {}) is None
+
+
+def test_without_any_spread_a_difference_is_decided_and_no_difference_never_is():
+    theirs = Statistic.of([0.5, 0.75])
+    assert Statistic.of([0.75, 1.0]).minus(theirs, paired=True).verdict == "above"
+    same = theirs.minus(theirs, paired=True)
+    assert (same.verdict, same.more_seeds) == ("undecided", MOST_SEEDS + 1)
 
 
 def test_no_value_is_no_statistic_and_one_has_no_spread():
@@ -28,7 +78,9 @@ def test_no_value_is_no_statistic_and_one_has_no_spread():
     assert Statistic.of_key([None, {}, {"R@1": None}, {"MAP@R": 0.1}], "R@1") is None
     assert Statistic.of_key([{"R@1": 0.0}, None, {"R@1": 1}], "R@1").values == (0.0, 1.0)
     alone = Statistic.of([0.5])
-    assert (alone.spread, alone.minus(Statistic(0.4, 0.1)).verdict) == (None, None)
+    apart = alone.minus(Statistic.of([0.4, 0.5]))
+    assert (alone.spread, apart.interval, apart.verdict, apart.more_seeds) == (None, None, None, None)
+    assert alone.minus(alone, paired=True).verdict is None
 
 
 def test_all_of_it_is_scaled():

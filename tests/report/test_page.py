@@ -20,6 +20,8 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.report import page
 from nearkin.report.opened_run import Look, OpenedRun
 from nearkin.report.page import _parts, write_report
+from nearkin.report.page.differences import differences_section, held_against_base
+from nearkin.report.run_groups import gather_runs
 
 CPU = Look(device="cpu", classes=4)
 
@@ -227,6 +229,33 @@ def test_the_closest_classes_are_those_of_the_mean_embeddings(whole, four_runs):
     found = re.search(r'<p class="row-name">(.*?): similarity (.*?)</p>', section)
     assert found[1] == " and ".join(names)
     assert float(found[2].replace("−", "-")) == pytest.approx(similar.max(), abs=0.006)
+
+
+def test_rows_are_held_against_the_base_that_their_study_names(write_run, tmp_path):
+    shift = {"anchor": (0.0, 0.0, 0.0), "alpha": (0.05, 0.05, 0.06), "margin": (0.02, -0.01, -0.01)}
+    for name, changes in (("anchor", ()), ("alpha", ["objective.alpha=16"]), ("margin", ["objective.margin=0.2"])):
+        for seed, more in enumerate(shift[name]):
+            scores = {"R@1": 0.60 + 0.01 * seed + more, "MAP@R": 0.30}
+            write_run(f"study/{name}/seed-{seed}", scores, seed=seed, overrides=changes)
+    rows = [{"name": "anchor", "title": "Anchor"}, {"name": "alpha", "title": "Al<pha>", "base": "anchor"}]
+    rows.append({"name": "margin", "title": "Margin", "base": "alpha"})
+    (tmp_path / "study" / "comparison.json").write_text(json.dumps({"rows": rows}))
+    groups = {group.title: group for group in gather_runs([tmp_path / "study"]).groups}
+    held = {row.title: row for row in held_against_base(list(groups.values()))}
+    assert {title: row.base for title, row in held.items()} == {"Al<pha>": "Anchor", "Margin": "Al<pha>"}
+    apart = held["Al<pha>"].apart["R@1"]
+    # Pairs 0.05, 0.05, 0.06: mean 0.0533 ± 4.303 · 0.00577/√3.
+    assert (apart.value, *apart.interval) == pytest.approx((0.05333, 0.03899, 0.06768), abs=1e-5)
+    text = differences_section(list(groups.values()))
+    assert text.count("<circle") == 4, "a dot for each row and score"
+    assert "Al&lt;pha&gt;" in text
+    assert "<pha>" not in text
+    assert "+3.9 to +6.8" in text
+    bars = [attributes for attributes in Read(text).all("line") if attributes.get("stroke-width") == "2"]
+    dots = Read(text).all("circle")
+    for bar, dot in zip(bars, dots, strict=True):
+        assert float(bar["x1"]) <= float(dot["cx"]) <= float(bar["x2"])
+    assert differences_section(list(groups.values())[:1]) == "", "one row has nothing to be held against"
 
 
 def test_no_row_of_examples_shows_an_image_twice(whole):

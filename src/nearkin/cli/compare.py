@@ -41,6 +41,10 @@ def compare(
             "that it names goes with it.",
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="The row that rows without a base are held against. Default: the first."),
+    ] = None,
     seeds: Seeds = 3,
     jobs: Jobs = 1,
     epochs: Epochs = None,
@@ -69,6 +73,9 @@ def compare(
 
     The epoch is chosen on validation classes, and the test classes are scored once. Stopped at any time, the same
     command goes on; finished runs are kept. The folder gets the table as Markdown, CSV and JSON, and a picture.
+
+    Every row is held against its base: the difference with its 95 % interval and, where that leaves it open, how many
+    more seeds would decide it.
     """
     from nearkin.studies.compare import Comparison
 
@@ -80,6 +87,7 @@ def compare(
         recipe=recipe,
         rows=names_in(rows),
         rows_from=rows_from,
+        against=against,
         seeds=seeds,
         changes=changes_from(changes or [], epochs=epochs, root=data_root, device=device, kinds=kinds),
         folder=output,

@@ -34,6 +34,28 @@ def student_t(df: float, *, level: float = 0.95) -> float:
     return math.sqrt(df) * math.tan(0.5 * (low + high))
 
 
+def power_of_t(df: float, shift: float, *, level: float = 0.95) -> float:
+    """How often a two-sided t-test at ``level`` finds a true difference of ``shift`` standard errors.
+
+    >>> round(power_of_t(9, 3.0), 3), round(power_of_t(9, 0.0), 3)
+    (0.761, 0.05)
+    """
+    critical = student_t(df, level=level)
+    # t is a normal number over the root of χ²/df, which lies around 1: the normal's share, averaged over that root.
+    most = 1 + 10 / math.sqrt(2 * df)
+    nodes, weights = np.polynomial.legendre.leggauss(256)
+    roots = 0.5 * most * (nodes + 1)
+    log_scale = math.log(2) + 0.5 * df * math.log(0.5 * df) - math.lgamma(0.5 * df)
+    density = np.exp(log_scale + (df - 1) * np.log(roots) - 0.5 * df * roots**2)
+    beyond = [_below(shift - critical * root) + _below(-shift - critical * root) for root in roots.tolist()]
+    return float(0.5 * most * (weights * density) @ np.array(beyond))
+
+
+def _below(x: float) -> float:
+    """The share of the normal distribution below ``x``."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """Student's t interval of the mean of independent ``values`` at 95 %; None with fewer than two.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
@@ -17,6 +18,7 @@ from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.scores import Scores
 
+COMPARISON = "comparison.json"
 _MOST_NAMED = 3
 
 
@@ -28,6 +30,8 @@ class RunGroup:
     runs: tuple[OpenedRun, ...]
     ensemble: EnsembleScores | None = None
     """What ``nearkin mlrc`` found for these runs together."""
+    base: str | None = None
+    """The title of the group that a study holds it against."""
 
     @property
     def recipe(self) -> Recipe:
@@ -46,6 +50,15 @@ class RunGroup:
     def scores(self) -> tuple[Scores, ...]:
         """Of the finished runs."""
         return tuple(run.folder.scores() for run in self.finished)
+
+    def test_by_run(self, name: str) -> dict[tuple[int, int], float]:
+        """A score on the test classes by seed and fold."""
+        both = zip(self.finished, self.scores, strict=True)
+        return {
+            _drawn_by(run.recipe): float(each.test[name])
+            for run, each in both
+            if each.test and each.test.get(name) is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -70,8 +83,10 @@ def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progre
     A run with the recipe and the seed of another adds nothing to a spread and is left out with a word about it.
     """
     found: dict[Path, tuple[Path, str | None, EnsembleScores | None]] = {}
+    bases: dict[str, str] = {}
     for path in paths:
         whole = EnsembleScores.read(path)
+        bases |= _study_bases(Path(path) / COMPARISON)
         for run_path, title in _run_paths(Path(path)):
             place = run_path.expanduser().resolve()
             first, named, ensemble = found.get(place, (run_path, None, None))
@@ -99,7 +114,9 @@ def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progre
         given = [found[members[0].folder.path.expanduser().resolve()] for members in groups]
         titles = _titles(groups, [title for _, title, _ in given])
         parts = zip(titles, groups, given, strict=True)
-        by_data.append(tuple(RunGroup(title, tuple(members), whole) for title, members, (*_, whole) in parts))
+        by_data.append(
+            tuple(RunGroup(title, tuple(members), whole, bases.get(title)) for title, members, (*_, whole) in parts)
+        )
     return Gathered(tuple(by_data), tuple(left_out))
 
 
@@ -112,7 +129,7 @@ def _run_paths(path: Path) -> list[tuple[Path, str | None]]:
         raise DataError(
             f"{str(path)!r} is neither a run folder nor a study: there is no recipe.yaml in it or two levels below"
         )
-    titles = _study_titles(path / "comparison.json")
+    titles = _study_titles(path / COMPARISON)
     order = list(titles)
 
     def row_of(run: Path) -> str:
@@ -124,11 +141,22 @@ def _run_paths(path: Path) -> list[tuple[Path, str | None]]:
 
 def _study_titles(file: Path) -> dict[str, str]:
     """Titles of a study's rows by the names of their folders, in the order of its table."""
+    return {str(row["name"]): str(row["title"]) for row in _study_rows(file)}
+
+
+def _study_bases(file: Path) -> dict[str, str]:
+    """By the titles of a study's rows, those of their bases."""
+    titles = _study_titles(file)
+    named = {str(row["title"]): row.get("base") for row in _study_rows(file)}
+    return {title: titles[base] for title, base in named.items() if base in titles}
+
+
+def _study_rows(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
-        return {}
+        return []
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return {str(row["name"]): str(row["title"]) for row in content["rows"]}
+        rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+        return [{**row, "name": row["name"], "title": row["title"]} for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} cannot be read: {error!r}. Run nearkin compare again to write it anew") from error
 

@@ -46,6 +46,11 @@ class RowResult:
         """A score of the reported weights on the test classes."""
         return Statistic.of_key((each.test for each in self.scores), name)
 
+    def test_by_seed(self, name: str) -> dict[int, float]:
+        """The same run by run."""
+        both = zip(self.seeds, self.scores, strict=True)
+        return {seed: float(each.test[name]) for seed, each in both if each.test and each.test.get(name) is not None}
+
     def last(self, name: str) -> Statistic | None:
         """That of the last epoch, which only protocols that choose on the test images have beside the best."""
         if self.row.recipe.protocol.name not in SELECTED_ON_TEST:

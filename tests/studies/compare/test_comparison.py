@@ -139,3 +139,10 @@ def test_the_listing_says_what_each_row_changes(files):
     alone = Comparison(**files, rows=["anchor"]).listing().conditions[0]
     assert "4 dimensions, 2 epochs, at most 2 steps, batch 8, adamw, step schedule" in alone
     assert table.records[1]["recipe"]["training"]["max_steps"] == 3
+
+
+def test_rows_without_a_base_are_held_against_the_row_that_is_named(files):
+    assert [row.base for row in Comparison(**files).rows] == [None, "anchor"]
+    assert [row.base for row in Comparison(**files, against="longer").rows] == ["longer", None]
+    with pytest.raises(RecipeError, match=r"no row 'loger': did you mean 'longer'"):
+        Comparison(**files, against="loger")

@@ -70,23 +70,45 @@ def test_one_seed_is_said_once_and_nowhere_shown_as_a_missing_spread(results, wr
     assert "over n seeds." in conditions_of(results[2:4])[1]
 
 
-def test_differences_to_the_base_carry_a_mark(results, write_scored):
-    heading, ccp, xbm = part(results, "Against their base")
-    assert heading == ["", "base", "R@1", "MAP@R"]
-    assert ccp == ["C2-CCP", "C2", "+5.0 ▲", "+2.5 ▲"]
-    assert xbm[:3] == ["C2-XBM", "C2", "−0.1 ≈"]
-    worse = write_scored("worse", 0.55, 0.01, base="C2")
-    assert part([results[2], worse], "Against their base")[1] == ["worse", "C2", "−10.0 ▼", "−5.0 ▼"]
-    assert "▲ above the base" in conditions_of(results)[1]
+def test_differences_to_the_base_have_a_mark_an_interval_and_seeds_that_would_decide(results, write_row):
+    heading, ccp, ccp_map, xbm, *_ = part(results[:1] + results[2:4], "Against their base")
+    assert heading == ["", "held against", "score", "difference", "95\u00a0% interval", "more seeds"]
+    # Pairs 0.05 ∓ 0.008/√2: standard error 0.008/√2, times 12.706 with one degree of freedom.
+    assert ccp == ["C2-CCP", "C2", "R@1", "+5.0 ≈", "−2.2 to +12.2", "1"]
+    assert ccp_map[:3] == ["", "", "MAP@R"]
+    assert xbm[:4] == ["C2-XBM", "C2", "R@1", "−0.1 ▼"]
+    base = write_row("base", [{"R@1": value} for value in (0.60, 0.61, 0.62)])
+    better = write_row("better", [{"R@1": value} for value in (0.65, 0.66, 0.68)], base="base")
+    level = write_row("level", [{"R@1": value} for value in (0.62, 0.60, 0.6101)], base="base")
+    rows = [base, better, level]
+    # Pairs 0.05, 0.05, 0.06: mean 0.0533 ± 4.303 · 0.00577/√3; and 0.02, −0.01, −0.0099.
+    _, above, within = part(rows, "Against their base")
+    assert above == ["better", "base", "R@1", "+5.3 ▲", "+3.9 to +6.8", "–"]
+    assert within == ["level", "base", "R@1", "+0.0 ≈", "−4.3 to +4.3", "more than 50"]
+    said = conditions_of(rows)[1]
+    assert "▲ above" in said
+    assert "seed by seed" in said
+    assert "Of 3 seeds the spread is itself a rough guess" in said
+    for shape in (shown(rows), written(rows)):
+        assert "+3.9 to +6.8" in shape
+        assert "more than 50" in " ".join(shape.split())
+
+
+def test_other_seeds_are_compared_by_welch_and_one_has_no_interval(results, write_row, write_scored):
+    longer = write_row("longer", [{"R@1": value} for value in (0.70, 0.71, 0.72)], base="C2")
+    assert against_base(longer, [results[2], longer]).apart["R@1"].paired is False
+    assert "by Welch's test" in conditions_of([results[2], longer])[1]
     one_seed = write_scored("one", 0.70, None, base="C2")
-    assert part([results[2], one_seed], "Against their base")[1] == ["one", "C2", "+5.0", "+2.5"]
+    assert part([results[2], one_seed], "Against their base")[1] == ["one", "C2", "R@1", "+5.0", "–", "–"]
     assert "▲" not in conditions_of([results[2], one_seed])[1]
 
 
-def test_the_difference_has_the_root_of_both_variances_as_its_spread(results):
-    apart = against_base(results[3], results)["R@1"]
-    assert (apart.value, apart.spread) == pytest.approx((-0.001, 0.012 * 2**0.5))
-    assert against_base(results[4], results) == {}, "its base is not there"
+def test_a_row_without_a_base_is_held_against_the_first(results):
+    held = {result.row.name: against_base(result, results) for result in results}
+    assert held["triplet"] is None, "it is the first of the table"
+    assert held["C2"].base == "triplet"
+    assert held["C2_XBM"].base == "C2"
+    assert held["VCPA"] is None, "its base is not there"
 
 
 def test_the_terminal_table_fits_eighty_columns_and_says_its_conditions(results):
@@ -159,7 +181,10 @@ def test_csv_has_the_scores_with_all_their_digits(results):
     rows = {row["name"]: row for row in csv.DictReader(io.StringIO(csv_text(comparison_table(results))))}
     assert float(rows["C2_XBM"]["R@1"]) == pytest.approx(0.649)
     assert rows["triplet"]["R@1 spread"] == ""
-    assert rows["C2_CCP"]["R@1 verdict"] == "above"
+    assert rows["C2_CCP"]["R@1 verdict"] == "undecided"
+    assert rows["C2_CCP"]["held against"] == "C2"
+    assert float(rows["C2_CCP"]["R@1 interval low"]) == pytest.approx(0.05 - 12.7062 * 0.008 / 2**0.5, abs=1e-5)
+    assert rows["C2_CCP"]["R@1 more seeds"] == "1"
     assert float(rows["C2_XBM"]["R@1 minus base"]) == pytest.approx(-0.001)
     assert rows["C2"]["protocol"] == "validation"
     assert rows["C2"]["recipes"] == "abc abc"
@@ -172,7 +197,10 @@ def test_the_record_keeps_the_keys_that_programs_read(results):
     ccp = record["rows"][2]
     assert ccp["metrics"]["R@1"]["mean"] == pytest.approx(0.7)
     assert len(ccp["metrics"]["R@1"]["values"]) == 2
-    assert ccp["against"]["R@1"]["verdict"] == "above"
+    assert ccp["held_against"] == "C2"
+    assert ccp["against"]["R@1"]["verdict"] == "undecided"
+    assert ccp["against"]["R@1"]["more_seeds"] == 1
+    assert (ccp["against"]["R@1"]["runs"], ccp["against"]["R@1"]["paired"]) == ([2, 2], True)
     assert ccp["against"]["R@1"]["difference"] == pytest.approx(0.05)
     assert (ccp["seeds"], ccp["problems"], ccp["last"], ccp["chosen"]) == ([0, 1], [], {}, {})
     assert ccp["objective"]["name"] == "proxy_anchor"

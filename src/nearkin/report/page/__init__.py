@@ -21,6 +21,7 @@ from nearkin.report.formats import counted
 from nearkin.report.opened_run import Look, OpenedRun
 from nearkin.report.page._parts import Payload
 from nearkin.report.page.charts import covering_section, curves_section, uncertainty_section
+from nearkin.report.page.differences import differences_section
 from nearkin.report.page.pictures import (
     Chart,
     classes_section,
@@ -134,6 +135,7 @@ class _Page:
         """The sections of the runs that share their data."""
         payload = self.payload
         add = partial(self._add, number=number, data=groups[0].data if len(self.gathered.by_data) > 1 else "")
+        add("differences", "Against their base", lambda: differences_section(groups))
         add("curves", "Curves", lambda: curves_section(groups, payload))
         looked, left = groups[:MOST_LOOKED_AT], len(groups[MOST_LOOKED_AT:])
         if left:

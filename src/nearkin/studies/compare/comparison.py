@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from nearkin.runs.default_folders import RUNS, data_name, found_again, holds_see
 from nearkin.studies.compare.row_study import RowStudy
 from nearkin.studies.compare.rows import base_recipe, comparison_rows, read_rows, rows_file, shared_recipe
 from nearkin.studies.results import RowResult, results_of
-from nearkin.studies.study import PlannedRun, Row, planned_runs
+from nearkin.studies.study import PlannedRun, Row, chosen_names, planned_runs
 
 
 def compare(
@@ -23,6 +24,7 @@ def compare(
     recipe: str | None = None,
     rows: Sequence[str] | None = None,
     rows_from: str | Path | None = None,
+    against: str | None = None,
     seeds: int = 3,
     changes: Iterable[str] = (),
     folder: str | Path | None = None,
@@ -38,6 +40,7 @@ def compare(
             data.
         rows: names of the rows that are wanted; default: all.
         rows_from: file that defines the rows, or the name of one that comes with nearkin.
+        against: the row that those without a base of their own are held against; default: the first.
         seeds: runs of each row.
         changes: ``section.key=value`` for every row.
         folder: where everything goes; default: one that the same call finds again.
@@ -46,7 +49,14 @@ def compare(
         console: where progress goes.
     """
     comparison = Comparison(
-        data, recipe=recipe, rows=rows, rows_from=rows_from, seeds=seeds, changes=changes, folder=folder
+        data,
+        recipe=recipe,
+        rows=rows,
+        rows_from=rows_from,
+        against=against,
+        seeds=seeds,
+        changes=changes,
+        folder=folder,
     )
     comparison.run(jobs=jobs, overwrite=overwrite, console=console)
     comparison.write()
@@ -69,6 +79,7 @@ class Comparison(RowStudy):
         recipe: str | None = None,
         rows: Sequence[str] | None = None,
         rows_from: str | Path | None = None,
+        against: str | None = None,
         seeds: int = 3,
         changes: Iterable[str] = (),
         folder: str | Path | None = None,
@@ -79,6 +90,11 @@ class Comparison(RowStudy):
         base = base_recipe(data, self.recipe_name, self._changes)
         self._file = rows_file(base, rows_from)
         self._known = read_rows(self._file)
+        if against is not None:
+            chosen_names([against], [row.name for row in self._known])
+            self._known = [
+                replace(row, base=None if row.name == against else row.base or against) for row in self._known
+            ]
         self._rows = comparison_rows(base, rows=self._known, only=rows, overrides=self._changes)
         if base.encoder.backbone.startswith("resnet50") and base.encoder.weights is None:
             self.remarks.append("The ResNet-50 starts from scratch: give it weights with encoder.weights=FILE")

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nearkin.evaluation.scores import score_named
-from nearkin.evaluation.statistics import Difference, Statistic, rank_correlation
+from nearkin.evaluation.statistics import Statistic, difference_by_seed, rank_correlation
 from nearkin.recipe import Recipe
-from nearkin.report.formats import counted, signed
+from nearkin.report.differences import Held, differences_part, how_to_read
+from nearkin.report.formats import counted
 from nearkin.report.score_tables import score_text
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.studies.results import RowResult
 from nearkin.studies.study import COMPARED
 
 SHOWN = ("R@1", "MAP@R", "nDCG@8", "covering_radius")
-MARKS = {"above": "▲", "below": "▼", "within the spread": "≈", None: ""}
 RUNS_TO_CORRELATE, GOOD_CORRELATION = 8, 0.5
 
 Results = Sequence[RowResult]
@@ -24,7 +24,8 @@ Results = Sequence[RowResult]
 
 def comparison_table(results: Results) -> Table:
     """A method stands below its base, indented."""
-    parts = (_scores(results), _best_and_last(results), _chosen(results), _against_base(results))
+    against = differences_part(held_against(results))
+    parts = (_scores(results), _best_and_last(results), _chosen(results), against)
     return Table(
         title_of(results),
         tuple(part for part in parts if part.lines),
@@ -58,13 +59,21 @@ def families(results: Results) -> list[tuple[RowResult, int]]:
     return below(None, 0)
 
 
-def against_base(result: RowResult, results: Results) -> dict[str, Difference]:
-    """By score, how far a row is from its base."""
-    base = next((each for each in results if each.row.name == result.row.base), None)
-    if base is None:
-        return {}
-    both = {name: (result.test(name), base.test(name)) for name in COMPARED}
-    return {name: ours.minus(theirs) for name, (ours, theirs) in both.items() if ours and theirs}
+def against_base(result: RowResult, results: Results) -> Held | None:
+    """How far a row is from its base or, where it names none, from the first of those without; None for that one."""
+    first = next((each for each, _ in families(results) if each.row.base is None), None)
+    named = result.row.base
+    base = first if named is None else next((each for each in results if each.row.name == named), None)
+    if base is None or base is result:
+        return None
+    apart = {name: difference_by_seed(result.test_by_seed(name), base.test_by_seed(name)) for name in COMPARED}
+    found = {name: each for name, each in apart.items() if each is not None}
+    return Held(result.row.title, base.row.title, found) if found else None
+
+
+def held_against(results: Results) -> list[Held]:
+    """Every row that can be, against its base."""
+    return [held for result, _ in families(results) if (held := against_base(result, results)) is not None]
 
 
 def title_of(results: Results) -> str:
@@ -90,9 +99,7 @@ def conditions_of(results: Results) -> list[str]:
     reading = "One seed, so no spread."
     if numbers != {1}:
         reading = f"Mean ± sample standard deviation over n seeds{', none with one' if 1 in numbers else ''}."
-    if any(apart.verdict for result in done for apart in against_base(result, results).values()):
-        reading += " ▲ above the base, ▼ below, ≈ within the spread: the root of the sum of both variances."
-    return ["; ".join(parts) + ".", reading]
+    return ["; ".join(parts) + ".", f"{reading} {how_to_read(held_against(results))}".strip()]
 
 
 def warnings_of(results: Results) -> list[str]:
@@ -181,23 +188,6 @@ def _chosen(results: Results) -> Part:
     return Part.of(headings, cells, title="How the epoch was chosen")
 
 
-def _against_base(results: Results) -> Part:
-    """Differences to the base, in points, with what the spread makes of them."""
-    rows = [(result, against_base(result, results)) for result, _ in families(results)]
-    names = [name for name in COMPARED if any(name in apart for _, apart in rows)]
-    titles = {result.row.name: result.row.title for result in results}
-    cells = [
-        [result.row.title, titles[str(result.row.base)], *(_points(apart.get(name)) for name in names)]
-        for result, apart in rows
-        if apart
-    ]
-    return Part.of(("", "base", *names), cells, title="Against their base", texts=2)
-
-
-def _points(apart: Difference | None) -> str:
-    return NOTHING if apart is None else f"{signed(100 * apart.value)} {MARKS[apart.verdict]}".strip()
-
-
 def _indented(result: RowResult, depth: int) -> str:
     return f"{'· ' * depth}{result.row.title}"
 
@@ -229,8 +219,12 @@ def _csv_record(result: RowResult, results: Results) -> dict[str, Any]:
     for name, value in (shown | {"step_ms": result.step_ms}).items():
         record[name] = None if value is None else value.mean
         record[f"{name} spread"] = None if value is None else value.spread
-    for name, apart in against_base(result, results).items():
+    held = against_base(result, results)
+    record |= {"held against": held.base} if held else {}
+    for name, apart in held.apart.items() if held else ():
+        low, high = apart.interval or (None, None)
         record |= {f"{name} minus base": apart.value, f"{name} verdict": apart.verdict}
+        record |= {f"{name} interval low": low, f"{name} interval high": high, f"{name} more seeds": apart.more_seeds}
     record |= {key: "; ".join(result.said(key)) for key in ("data", "protocol", "selection", "hardware")}
     return record | {"recipes": " ".join(each.conditions.recipe for each in result.scores)}
 
@@ -262,8 +256,9 @@ def _row_record(result: RowResult, depth: int, results: Results) -> dict[str, An
     if result.validation:
         validation, test = (each.as_record() for each in result.validation)
         record["chosen"] = {"score": result.select_by, "validation": validation, "test": test}
-    if apart := against_base(result, results):
-        record["against"] = {name: each.as_record() for name, each in apart.items()}
+    if held := against_base(result, results):
+        record["held_against"] = held.base
+        record["against"] = {name: each.as_record() for name, each in held.apart.items()}
     return record
 
 
