@@ -68,9 +68,12 @@ class RowResult:
     @property
     def validation(self) -> tuple[Statistic, Statistic] | None:
         """The score that chose the epoch, on the validation and on the test classes; None where test classes chose."""
+        return self.validated(self.select_by)
+
+    def validated(self, name: str) -> tuple[Statistic, Statistic] | None:
+        """The same of another score, at the epoch that was chosen."""
         if self.row.recipe.protocol.name in SELECTED_ON_TEST:
             return None
-        name = self.select_by
         both = [each for each in self.scores if name in each.chosen and name in (each.test or {})]
         validation = Statistic.of_key((each.best for each in both), name)
         test = Statistic.of_key((each.test for each in both), name)

@@ -234,6 +234,18 @@ def test_what_chose_the_epoch_is_shown_with_the_epochs(write_row):
     assert "How the epoch was chosen" not in written(rows[1:])
 
 
+def test_the_other_score_of_the_validation_classes_is_shown_too(write_row):
+    rows = []
+    for k in range(8):
+        test = [{"MAP@R": -k / 10, "R@1": k / 10}]
+        rows.append(write_row(f"row{k}", test, best={"MAP@R": k / 10, "R@1": k / 20, "epoch": 3.0}))
+    heading, _, second, *_ = part(rows, "How the epoch was chosen")
+    assert heading == ["", "validation MAP@R", "validation R@1", "epochs"]
+    assert second == ["row1", "10.0", "5.0", "3"]
+    (line,) = [line for line in warnings_of(rows) if "validation classes" in line]
+    assert "rank correlation of MAP@R -1.00, of R@1 1.00" in line
+
+
 @pytest.mark.parametrize(
     ("test", "said"), [((1, 2, 3, 4, 5, 6, 7, 8), False), ((8, 7, 6, 5, 4, 3, 2, 1), True), ((1,) * 8, False)]
 )

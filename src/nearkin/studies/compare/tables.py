@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,12 +178,14 @@ def _best_and_last(results: Results) -> Part:
 
 
 def _chosen(results: Results) -> Part:
-    """Validation scores by which epochs were chosen, and those epochs."""
-    rows = [(result, depth, result.validation[0]) for result, depth in families(results) if result.validation]
-    names = list(dict.fromkeys(result.select_by for result, _, _ in rows))
+    """Validation scores at the epochs that were chosen, first the one that chose them, and those epochs."""
+    rows = [(result, depth) for result, depth in families(results) if result.validation]
+    chose = dict.fromkeys(result.select_by for result, _ in rows)
+    names = [*chose, *(name for name in COMPARED if name not in chose and any(row.validated(name) for row, _ in rows))]
     cells = []
-    for result, depth, validation in rows:
-        scores = [score_text(validation if result.select_by == name else None, name) for name in names]
+    for result, depth in rows:
+        both = [result.validated(name) if name in (result.select_by, *COMPARED) else None for name in names]
+        scores = [score_text(each and each[0], name) for each, name in zip(both, names, strict=True)]
         cells.append([_indented(result, depth), *scores, ", ".join(f"{epoch:.3g}" for epoch in result.chosen_epochs)])
     headings = ["", *(f"validation {name}" for name in names), "epochs"]
     return Part.of(headings, cells, title="How the epoch was chosen")
@@ -194,18 +197,23 @@ def _indented(result: RowResult, depth: int) -> str:
 
 def _doubts_about_validation(results: Results) -> list[str]:
     """A line where validation classes put the runs in another order than the test classes do."""
-    chosen = [both for result in results if (both := result.validation)]
     names = {result.select_by for result in results if result.validation}
-    validation, test = ([value for both in chosen for value in both[place].values] for place in (0, 1))
-    if len(names) != 1 or len(validation) < RUNS_TO_CORRELATE:
+    if len(names) != 1:
         return []
-    rho = rank_correlation(validation, test)
-    if not rho < GOOD_CORRELATION:
+    rhos, number = {}, 0
+    for name in dict.fromkeys([*names, *COMPARED]):
+        both = [pair for result in results if (pair := result.validated(name))]
+        validation, test = ([value for pair in both for value in pair[place].values] for place in (0, 1))
+        if len(validation) >= RUNS_TO_CORRELATE:
+            rhos[name], number = rank_correlation(validation, test), max(number, len(validation))
+    (chose,) = names
+    if not rhos.get(chose, math.nan) < GOOD_CORRELATION:
         return []
+    said = ", of ".join(f"{name} {rho:.2f}" for name, rho in rhos.items())
     return [
-        f"The validation classes put these {len(validation)} runs in another order than the test classes (rank "
-        f"correlation of {names.pop()} {rho:.2f}): what they choose, an epoch or a setting, may be far from the best. "
-        f"More of them help (protocol.validation_share), or another score (protocol.select_by)."
+        f"The validation classes put these {number} runs in another order than the test classes (rank correlation of "
+        f"{said}): what they choose, an epoch or a setting, may be far from the best. More of them help "
+        f"(protocol.validation_share), or another score (protocol.select_by)."
     ]
 
 

@@ -1,0 +1,48 @@
+"""Rows of stored runs held against each other: difference, 95 % interval, and how many more seeds would decide it.
+
+    python benchmarks/differences.py results/cub/2026-11-15-compare-batch120.json vcpa:proxy_anchor profs:contrastive
+    python benchmarks/differences.py FILE --group "30 epochs, batch 120" proxy_isa:proxy_anchor
+
+For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``; of folders ``nearkin compare`` says
+the same. Seeds are paired where both rows have the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from nearkin.evaluation.statistics import difference_by_seed
+from nearkin.report.differences import Held, differences_part, how_to_read
+from nearkin.report.formats import markdown_table
+
+SCORES = ("R@1", "MAP@R")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="a JSON file of runs")
+    parser.add_argument("pairs", nargs="+", metavar="ROW:BASE", help="names of rows")
+    parser.add_argument("--group", help="only runs of this group")
+    parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
+    arguments = parser.parse_args()
+    rows: dict[str, dict[int, dict[str, float]]] = {}
+    for run in json.loads(arguments.file.read_text(encoding="utf-8")):
+        if arguments.group in (None, run.get("group")):
+            rows.setdefault(run.get("row") or run["run"], {})[run["seed"]] = run["last" if arguments.last else "test"]
+    held = []
+    for pair in arguments.pairs:
+        row, _, base = pair.partition(":")
+        if row not in rows or base not in rows:
+            raise SystemExit(f"no rows {pair!r}, written ROW:BASE, in {arguments.file}: it has {', '.join(rows)}")
+        sides = [{name: {seed: each[name] for seed, each in rows[of].items()} for name in SCORES} for of in (row, base)]
+        apart = {name: difference_by_seed(sides[0][name], sides[1][name]) for name in SCORES}
+        held.append(Held(row, base, {name: each for name, each in apart.items() if each is not None}))
+    part = differences_part(held)
+    print(markdown_table([part.columns, *(line.cells for line in part.lines)], is_number=part.is_number))
+    print(how_to_read(held) or "One run a row has no interval.")
+
+
+if __name__ == "__main__":
+    main()
