@@ -7,7 +7,7 @@ from html import escape
 
 from nearkin.evaluation.statistics import difference_by_seed
 from nearkin.report.differences import Held, difference_text, differences_part, how_to_read, interval_text
-from nearkin.report.formats import html_table
+from nearkin.report.formats import html_table, signed
 from nearkin.report.run_groups import RunGroup
 
 COMPARED = ("R@1", "MAP@R")
@@ -60,8 +60,8 @@ def _drawing(rows: Sequence[Held], name: str) -> str:
             f'fill="{colour}"></circle></g>'
         )
     ticks = "".join(
-        f'<text x="{place(at)}" y="{height - 4}" text-anchor="middle">{at:+.1f}</text>' if at else ""
-        for at in (-most, -most / 2, most / 2, most)
+        f'<text x="{place(at)}" y="{height - 4}" text-anchor="middle">{signed(at) if at else 0}</text>'
+        for at in (-most, -most / 2, 0.0, most / 2, most)
     )
     zero = f'<line x1="{place(0)}" y1="0" x2="{place(0)}" y2="{height - 18}" stroke="var(--rule)"></line>'
     label = f"{name}: difference to what each is held against, in points, with its 95 % interval"
