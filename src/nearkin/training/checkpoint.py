@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -22,6 +23,7 @@ from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences
 from nearkin.runs.folder import RunFolder
 from nearkin.training import slices
+from nearkin.training.background import BackgroundWriter, copied_to_host
 from nearkin.training.state import Evaluation, TrainingState
 
 FORMAT = 1
@@ -51,30 +53,34 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return cast(Checkpoint, content)
 
 
-def save_last(state: TrainingState, folder: RunFolder) -> None:
+def save_last(state: TrainingState, folder: RunFolder, writer: BackgroundWriter | None = None) -> None:
     """Write ``checkpoints/last.pt``, then drop best weights, and slices of classes, that have been superseded.
 
-    Of several ranks all must call it; a checkpoint counts from the moment that the first has written ``last.pt``.
+    Of several ranks all must call it; a checkpoint counts from the moment that the first has written ``last.pt``. With
+    a ``writer`` that is written while the caller goes on.
     """
     values = {name: getattr(state, name) for name in _VALUES}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     values["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
     sampler, seconds = state.loader_state(), state.time.state_dict()
-    needed = _write(folder.last_checkpoint, state, folder, _PARTS, sampler=sampler, seconds=seconds, **values)
-    folder.write_events(state.method.events)
-    if ranks.is_first():
-        best = None if state.best is None else best_file(folder, int(state.best["step"]))
+    events = copy.deepcopy(state.method.events)
+    best = None if state.best is None else best_file(folder, int(state.best["step"]))
+
+    def afterwards(needed: Collection[str]) -> None:
+        folder.write_events(events)
         for pattern in ("best-*.pt", "*-classes-*.safetensors"):
             for file in folder.checkpoints.glob(pattern):
                 of_best = best is not None and file.name.startswith(best.stem)
                 if not of_best and file.name not in needed:
                     file.unlink()
-    ranks.wait_for_all()
+
+    others = {"sampler": sampler, "seconds": seconds, **values}
+    _write(folder.last_checkpoint, state, folder, _PARTS, others, writer, afterwards)
 
 
-def save_best(state: TrainingState, folder: RunFolder) -> None:
+def save_best(state: TrainingState, folder: RunFolder, writer: BackgroundWriter | None = None) -> None:
     """Write the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own."""
-    _write(best_file(folder, state.step), state, folder, ("encoder", "objective"))
+    _write(best_file(folder, state.step), state, folder, ("encoder", "objective"), {}, writer)
 
 
 def load_last(state: TrainingState, folder: RunFolder) -> None:
@@ -188,8 +194,23 @@ def best_file(folder: RunFolder, step: int) -> Path:
     return folder.checkpoints / f"best-{step:08d}.pt"
 
 
-def _write(path: Path, state: TrainingState, folder: RunFolder, parts: Sequence[str], **others: Any) -> list[str]:
-    """Write a checkpoint; returns the names of the slices that it needs, which several ranks have written before."""
+def _write(
+    path: Path,
+    state: TrainingState,
+    folder: RunFolder,
+    parts: Sequence[str],
+    others: Mapping[str, Any],
+    writer: BackgroundWriter | None,
+    afterwards: Callable[[Collection[str]], None] = lambda needed: None,
+) -> None:
+    """Write a checkpoint, and slices of classes before it; then do ``afterwards``, which is told what slices it needs.
+
+    The first rank writes the checkpoint, by the ``writer`` if there is one; slices are written by all ranks at once,
+    which wait for each other.
+    """
+    if writer is not None:
+        writer.make_way(state.step)
+        ranks.wait_for_all()  # the first may be dropping what the checkpoint before has superseded
     content = {"format": FORMAT, "run": _run_of(state, folder), "step": state.step, **others}
     content |= {name: getattr(state, name).state_dict() for name in parts}
     needed: list[str] = []
@@ -198,10 +219,21 @@ def _write(path: Path, state: TrainingState, folder: RunFolder, parts: Sequence[
         content, taken = slices.take_out(content, banks, state.optimiser)
         content["slices"] = needed = slices.write_slice(path, state.step, taken, banks[0].classes)
     if ranks.is_first():
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
-        write_atomically(path, buffer.getvalue())
-    return needed
+        content, arrive = copied_to_host(content)
+
+        def write() -> None:
+            arrive()
+            buffer = io.BytesIO()
+            torch.save(content, buffer)
+            write_atomically(path, buffer.getvalue())
+            afterwards(needed)
+
+        if writer is None:
+            write()
+        else:
+            writer.begin(write)
+    if writer is None:
+        ranks.wait_for_all()
 
 
 def _read(path: Path) -> dict[str, Any]:

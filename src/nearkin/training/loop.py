@@ -12,11 +12,12 @@ import time
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from nearkin import ranks
 from nearkin.data.loader import TrainingLoader
 from nearkin.errors import InterruptedRunError
-from nearkin.ranks import Agreement
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
+from nearkin.training.background import BackgroundWriter
 from nearkin.training.health import HealthCheck
 from nearkin.training.image_placement import place_images
 from nearkin.training.interrupt import StopRequest
@@ -30,19 +31,20 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     Ctrl-C and SIGTERM end the step in hand, write a checkpoint and raise an error that says how to go on.
     """
     training = state.recipe.training
-    written = time.monotonic()
+    written, saved = time.monotonic(), -1
     state.time.begin()
     state.watch = getattr(observer, "on_scoring", None)
     place_images(state)
 
     if state.step == 0 and not state.history:
-        evaluate(state, folder, observer)
+        evaluate(state, folder, observer, None)
         if state.protocol.test is not None and state.untrained is None:
             state.untrained = state.score(state.protocol.test, baseline=True)
         state.method.start(state)
-    health, agreement = HealthCheck(state), Agreement()
+    health, agreement = HealthCheck(state), ranks.Agreement()
     with (
         StopRequest() as stop,
+        BackgroundWriter() as writer,
         TrainingLoader(
             state.train_set.selected if state.on_device is None else state.on_device,
             state.labels,
@@ -61,6 +63,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
             with state.time.on("steps"):
                 batch = next(batches)
                 loss = train_step(state, batch, health)
+            writer.check()
             observer.on_step(state, loss, len(batch.rows))
             epoch_ended = state.step % state.sampler.batches_per_epoch == 0
             if epoch_ended and not isinstance(state.scheduler, ReduceLROnPlateau):
@@ -74,21 +77,24 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
                 with state.time.on("steps"):
                     health.settle()
                 if due:
-                    state.ended = evaluate(state, folder, observer)
+                    state.ended = evaluate(state, folder, observer, writer)
                 with state.time.on("checkpoints"):
-                    checkpoint.save_last(state, folder)
-                written = time.monotonic()
+                    checkpoint.save_last(state, folder, writer)
+                written, saved = time.monotonic(), state.step
             if stopping and state.step < state.total_steps and not state.ended:
+                _finish(state, writer)
                 raise InterruptedRunError(
                     f"interrupted after step {state.step} of {state.total_steps}; everything is in {folder.path}. "
                     f"Continue with the same command and --resume"
                 )
         health.settle()
-    with state.time.on("checkpoints"):
-        checkpoint.save_last(state, folder)
+        if saved != state.step:
+            with state.time.on("checkpoints"):
+                checkpoint.save_last(state, folder, writer)
+        _finish(state, writer)
 
 
-def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> bool:
+def evaluate(state: TrainingState, folder: RunFolder, observer: Observer, writer: BackgroundWriter | None) -> bool:
     """Score the selection classes, keep the best, write the table; True when the method says to stop."""
     part = state.protocol.selection_set()
     row: Evaluation = {"epoch": round(state.epoch, 4), "step": state.step}
@@ -111,7 +117,14 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
     if state.step and (state.best is None or math.isnan(best) or selected > best):
         state.best = dict(row)
         with state.time.on("checkpoints"):
-            checkpoint.save_best(state, folder)
+            checkpoint.save_best(state, folder, writer)
     folder.write_evaluations(state.history)
     observer.on_evaluation(state, row)
     return state.method.after_evaluation(state, scores) if state.step else False
+
+
+def _finish(state: TrainingState, writer: BackgroundWriter) -> None:
+    """Go on when the checkpoint is on the disk, which another rank may read."""
+    with state.time.on("checkpoints"):
+        writer.wait()
+        ranks.wait_for_all()

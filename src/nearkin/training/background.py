@@ -1,0 +1,105 @@
+"""Files of a run, written in a thread of its own while training goes on, from copies of what they hold."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Write = Callable[[], None]
+
+
+class BackgroundWriter:
+    """Does what it is given one after another; after a failure nothing more.
+
+    What was given at one step may wait in line together (best weights, then the checkpoint that points at them); before
+    anything of another step is given, :meth:`make_way` waits, so that there is one copy of a state at most. A failure is
+    raised in the caller's thread, at the next call. Leaving the context waits.
+
+    >>> written = []
+    >>> with BackgroundWriter() as writer:
+    ...     writer.begin(lambda: written.append("weights"))
+    ...     writer.wait()
+    ...     written
+    ['weights']
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearkin-writer")
+        self._pending: list[Future[None]] = []
+        self._step: int | None = None
+
+    def __enter__(self) -> BackgroundWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+        if kind is None:
+            self.wait()
+
+    def make_way(self, step: int) -> None:
+        """Wait for what was given at other steps."""
+        if step != self._step:
+            self.wait()
+        self._step = step
+
+    def begin(self, write: Write) -> None:
+        """Have something written; the next call, or :meth:`wait`, raises what goes wrong."""
+        before = self._pending[-1] if self._pending else None
+
+        def after() -> None:
+            if before is not None:
+                before.result()
+            write()
+
+        self._pending.append(self._pool.submit(after))
+
+    def check(self) -> None:
+        """Raise a failure that is known by now."""
+        if any(future.done() and future.exception() for future in self._pending):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+
+
+def copied_to_host(content: Any) -> tuple[Any, Write]:
+    """A copy of dictionaries, lists and tensors that stays as it is, in host memory; and what waits until it is there.
+
+    Tensors of a GPU are copied into pinned memory in the order of its work, so that the caller need not wait: whatever
+    it does to them next comes later. Tensors that are one and the same stay so.
+    """
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            if key not in copies:
+                host = torch.empty_like(value, device="cpu", requires_grad=False, pin_memory=value.is_cuda)
+                copies[key] = host.copy_(value.detach(), non_blocking=value.is_cuda)
+            return copies[key]
+        if isinstance(value, tuple):
+            return tuple(copied(each) for each in value)
+        if isinstance(value, dict | list):
+            value = copy.copy(value)  # with the versions of modules that a state dictionary has as an attribute
+            for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                value[key] = copied(each)
+            return value
+        return copy.deepcopy(value)
+
+    whole = copied(content)
+    devices = {device for device, *_ in copies if device.type == "cuda"}
+    copying = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def arrive() -> None:
+        for event in copying:
+            event.synchronize()
+
+    return whole, arrive
