@@ -7,10 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Write = Callable[[], None]
+_PLAIN = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)
 
 
 class BackgroundWriter:
@@ -82,8 +84,7 @@ def copied_to_host(content: Any) -> tuple[Any, Write]:
         if isinstance(value, Tensor):
             key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
             if key not in copies:
-                host = torch.empty_like(value, device="cpu", requires_grad=False, pin_memory=value.is_cuda)
-                copies[key] = host.copy_(value.detach(), non_blocking=value.is_cuda)
+                copies[key] = _on_host(value.detach())
             return copies[key]
         if isinstance(value, tuple):
             return tuple(copied(each) for each in value)
@@ -103,3 +104,12 @@ def copied_to_host(content: Any) -> tuple[Any, Write]:
             event.synchronize()
 
     return whole, arrive
+
+
+def _on_host(value: Tensor) -> Tensor:
+    if value.is_cuda:
+        return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+    if value.device.type == "cpu" and value.dtype in _PLAIN:
+        # By numpy, in this thread alone: torch's threads would have to meet for every tensor, on a busy machine in vain.
+        return torch.from_numpy(np.array(value.numpy(), order="K"))
+    return value.to("cpu", copy=True)
