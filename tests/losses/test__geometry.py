@@ -30,6 +30,13 @@ def test_gram_has_the_gradient_of_the_product():
     torch.testing.assert_close(_geometry.gram(rows(5)), rows(5) @ rows(5).T)
 
 
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_products_have_a_gradient_where_it_is_wanted(wanted):
+    x, y = (each.detach().requires_grad_(on) for each, on in zip((rows(5), rows(4)), wanted, strict=True))
+    assert torch.autograd.gradcheck(_geometry.products, (x, y))
+    torch.testing.assert_close(_geometry.products(x, y), x @ y.T)
+
+
 @pytest.mark.parametrize("power", [1, 2])
 def test_distances_equal_those_of_the_vectors(power):
     a, b = rows(5), rows(6)

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.losses import Contrastive, Triplet
+from nearkin.losses import Angular, Contrastive, MultiSimilarity, NPair, Triplet, _geometry, _pair
 from nearkin.losses._pair import mean_where
+from nearkin.numerics import full_precision, tf32
 
 
 def test_the_masks_leave_self_pairs_out_within_a_batch_and_nothing_with_references():
@@ -54,6 +56,39 @@ def test_references_and_their_labels_go_together():
 def test_bad_references_are_named(references, labels, message):
     with pytest.raises(ValueError, match=message):
         Contrastive()(torch.randn(4, 3), torch.tensor([0, 0, 1, 1]), references, labels)
+
+
+class Products(TorchDispatchMode):
+    """Notes for every matrix product whether CUDA would compute it in TF32."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_tf32 = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default):
+            self.in_tf32.append(torch.backends.cuda.matmul.fp32_precision == "tf32")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("with_references", [False, True])
+@pytest.mark.parametrize(
+    "loss", [Angular(), Contrastive(), MultiSimilarity(), NPair(), Triplet()], ids=lambda x: type(x).__name__
+)
+def test_no_product_is_computed_in_tf32_forward_or_backward(monkeypatch, loss, with_references):
+    """As if this were a GPU on which training runs in TF32."""
+    for module in (_pair, _geometry):
+        monkeypatch.setattr(module, "full_precision", lambda kind: full_precision("cuda"), raising=False)
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2])
+    references = (torch.randn(6, 4, requires_grad=True), y) if with_references else ()
+    with tf32(True), Products() as seen:
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        loss(x, y, *references).backward()
+        loss.similarity_weights(x, y, *references)
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert len(seen.in_tf32) >= 2
+    assert not any(seen.in_tf32)
 
 
 def test_half_precision_references_are_compared_in_float32():

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from nearkin.numerics import full_precision
+
 # Stands in for -inf where a row may have no entry at all: exp() of it is 0, yet differences of two of them are finite.
 _NOTHING = -1e30
 
@@ -28,8 +30,18 @@ def unit_rows(x: Tensor, floor: float) -> Tensor:
 
 
 def gram(x: Tensor) -> Tensor:
-    """Inner products ``x xᵀ`` of the rows of ``x [N, D]``."""
+    """Inner products ``x xᵀ`` of the rows of ``x [N, D]``, as :func:`products`."""
     return _apply(_Gram, x)
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    """Inner products ``x yᵀ`` of the rows of ``x [N, D]`` and ``y [M, D]``; in full precision, and so is the gradient.
+
+    >>> products(torch.eye(2), torch.tensor([[3.0, 4.0]]))
+    tensor([[3.],
+            [4.]])
+    """
+    return _apply(_Products, x, y)
 
 
 def distance(
@@ -108,13 +120,31 @@ class _Gram(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return x @ x.T
+        with full_precision(x.device.type):
+            return x @ x.T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return torch.mm(gradient + gradient.T, x)
+        with full_precision(x.device.type):
+            return torch.mm(gradient + gradient.T, x)
+
+
+class _Products(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        with full_precision(x.device.type):
+            return x @ y.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, y = ctx.saved_tensors
+        into_x, into_y = ctx.needs_input_grad
+        with full_precision(x.device.type):
+            return gradient @ y if into_x else None, gradient.T @ x if into_y else None
 
 
 class _Distance(Function):

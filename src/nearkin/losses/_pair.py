@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels
 from nearkin.losses import _geometry
-from nearkin.numerics import NORM_FLOOR, Normalisation, at_least_float32
+from nearkin.numerics import NORM_FLOOR, Normalisation, at_least_float32, full_precision
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PairLoss(nn.Module):
     Without references the batch is compared with itself and no sample with itself. With references every
     (sample, reference) pair counts: they are a method's proxies, class representatives or a memory of past batches.
     A subclass turns :class:`Pairs` into a loss (:meth:`from_pairs`). Everything is computed in float32 or better,
-    whatever autocast says; a loss can be differentiated once.
+    whatever autocast and TF32 say; a loss can be differentiated once.
 
     ``representatives`` says what the class representatives of PROFS are to a loss: its anchors; anchors with as many
     negative pairs as positive ones, for a loss that weighs easy and hard pairs alike; or the positives of its anchors.
@@ -68,7 +68,7 @@ class PairLoss(nn.Module):
         reference_labels: Labels | None = None,
     ) -> Tensor:
         pairs = self.pairs(embeddings, labels, references, reference_labels)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with full_precision(embeddings.device.type):
             return self.from_pairs(pairs)
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
@@ -92,16 +92,16 @@ class PairLoss(nn.Module):
         labels = as_labels(labels, embeddings)
         check_labels(labels, embeddings.shape[0])
         if references is None or reference_labels is None:
-            with torch.autocast(embeddings.device.type, enabled=False):
+            with full_precision(embeddings.device.type):
                 return self._within(embeddings, labels)
         check_embeddings(references, dim=embeddings.shape[1], name="references")
         reference_labels = as_labels(reference_labels, embeddings, name="reference_labels")
         check_labels(reference_labels, references.shape[0], name="reference_labels")
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with full_precision(embeddings.device.type):
             queries = self._normalised(embeddings)
             others = self._normalised(references).to(queries.dtype)
             same = labels[:, None] == reference_labels
-            return Pairs(queries, others, queries @ others.T, same, ~same, within_batch=False)
+            return Pairs(queries, others, _geometry.products(queries, others), same, ~same, within_batch=False)
 
     def similarity_weights(
         self,
@@ -113,7 +113,7 @@ class PairLoss(nn.Module):
         """``|∂L/∂S|`` for every (sample, reference), ``[N, M]``: how hard each pair is pulled or pushed."""
         with torch.no_grad():
             pairs = self.pairs(embeddings, labels, references, reference_labels)
-        with torch.enable_grad(), torch.autocast(embeddings.device.type, enabled=False):
+        with torch.enable_grad(), full_precision(embeddings.device.type):
             similarity = pairs.similarity.detach().requires_grad_()
             loss = self.from_pairs(replace(pairs, similarity=similarity))
             (gradient,) = torch.autograd.grad(loss, similarity)

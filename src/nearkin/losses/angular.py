@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearkin.losses._geometry import products
 from nearkin.losses._pair import PairLoss, Pairs, mean_where
 from nearkin.numerics import Normalisation
 
@@ -48,7 +49,9 @@ class Angular(PairLoss):
         # exp((x_a + x_p)·x_n) is a product, so the sum over n is one matrix product for all (a, p). No shift is needed:
         # with α <= 60° the exponents below stay within ±12, ±12 and ±8.
         near = (4.0 * tan2 * pairs.similarity).exp()
-        near_reference = near if pairs.within_batch else (4.0 * tan2 * (pairs.references @ pairs.references.T)).exp()
-        total = torch.where(pairs.negative, near, 0.0) @ near_reference.T
+        near_reference = (
+            near if pairs.within_batch else (4.0 * tan2 * products(pairs.references, pairs.references)).exp()
+        )
+        total = products(torch.where(pairs.negative, near, 0.0), near_reference)
         pull = (-2.0 * (1.0 + tan2) * pairs.similarity).exp()
         return mean_where(torch.log1p(pull * total), pairs.positive)

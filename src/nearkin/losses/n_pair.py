@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.inputs import Labels, as_labels
-from nearkin.losses._geometry import log_sum_exp
+from nearkin.losses._geometry import log_sum_exp, products
 from nearkin.losses._pair import PairLoss, Pairs, mean_where
 
 __all__ = ["NPair"]
@@ -63,7 +63,7 @@ class NPair(PairLoss):
         queries, references = self._normalised(chosen).chunk(2)
         positive = torch.diag(exists)
         negative = (exists[:, None] & exists) ^ positive
-        return Pairs(queries, references, queries @ references.T, positive, negative, within_batch=False)
+        return Pairs(queries, references, products(queries, references), positive, negative, within_batch=False)
 
 
 def _first_two(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
