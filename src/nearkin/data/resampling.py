@@ -9,15 +9,14 @@ rounding in between makes a difference of one level in a quarter of the values o
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
-import warnings
 from types import ModuleType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from nearkin.triton_kernels import load_kernels
 
 BITS = 22
 _AT_ONCE = 32  # images, where plain PyTorch computes
@@ -112,17 +111,14 @@ def _weighted_means(
 @functools.cache
 def _kernel() -> ModuleType | None:
     """The two passes as one kernel, where Triton can build it; None where plain PyTorch has to do."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    try:
-        kernel = importlib.import_module("nearkin.data._resampling_kernel")
+
+    def try_out(kernel: ModuleType) -> None:
         pixels = torch.zeros(1, 3, dtype=torch.uint8, device="cuda")
         zeros, ones = (torch.full((2, 1, 2), value, dtype=torch.int32, device="cuda") for value in (0, 1))
         kernel.weighted_means(pixels, zeros[0, :, 0].long(), ones[0, :, 0].long(), zeros, ones)
-    except Exception as error:  # whatever a compiler that is missing or does not fit may raise
-        warnings.warn(f"crops are made in plain PyTorch, as Triton cannot build its kernel: {error}", stacklevel=2)
-        return None
-    return kernel
+
+    otherwise = "crops are made in plain PyTorch, as Triton cannot build its kernel"
+    return load_kernels("nearkin.data._resampling_kernel", try_out, otherwise)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
-import warnings
 from types import ModuleType
 
 import torch
 from torch import Tensor
+
+from nearkin.triton_kernels import load_kernels
 
 
 def kernels_for(x: Tensor) -> ModuleType | None:
@@ -23,12 +22,8 @@ def kernels_for(x: Tensor) -> ModuleType | None:
 
 @functools.cache
 def _kernels() -> ModuleType | None:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    try:
-        kernels = importlib.import_module("nearkin.losses._kernels")
+    def try_out(kernels: ModuleType) -> None:
         kernels.units_and_lengths(torch.ones(1, 1, device="cuda"), torch.ones(1, 1, device="cuda"), 1e-12)
-    except Exception as error:  # whatever a compiler that is missing or does not fit may raise
-        warnings.warn(f"fused kernels are off, as Triton cannot build them here: {error}", stacklevel=2)
-        return None
-    return kernels
+
+    otherwise = "fused kernels are off, as Triton cannot build them here"
+    return load_kernels("nearkin.losses._kernels", try_out, otherwise)
