@@ -18,9 +18,9 @@ _PLAIN = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)
 class BackgroundWriter:
     """Does what it is given one after another; after a failure nothing more.
 
-    What was given at one step may wait in line together (best weights, then the checkpoint that points at them); before
-    anything of another step is given, :meth:`make_way` waits, so that there is one copy of a state at most. A failure is
-    raised in the caller's thread, at the next call. Leaving the context waits.
+    What was given at one step may wait in line together (best weights, then the checkpoint that points at them). Before
+    anything of another step :meth:`make_way` waits, so that copies do not pile up. A failure is raised in the caller's
+    thread, at the next call. Leaving the context waits.
 
     >>> written = []
     >>> with BackgroundWriter() as writer:
@@ -110,6 +110,6 @@ def _on_host(value: Tensor) -> Tensor:
     if value.is_cuda:
         return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
     if value.device.type == "cpu" and value.dtype in _PLAIN:
-        # By numpy, in this thread alone: torch's threads would have to meet for every tensor, on a busy machine in vain.
+        # By numpy, in this thread alone: torch's threads would wait for each other at every tensor.
         return torch.from_numpy(np.array(value.numpy(), order="K"))
     return value.to("cpu", copy=True)
