@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.data.transforms import PRESETS, Transform, random_box, transform_from
+from nearkin.data.transforms import PRESETS, ImageRandom, Transform, image_rng, random_box, transform_from
 from nearkin.errors import RecipeError
 
 
@@ -205,6 +205,31 @@ def test_centre_training_equals_evaluation():
     image = noise(300, 400)
     transform = transform_from("standard", train_crop="centre", flip=0.0)
     np.testing.assert_array_equal(transform.train(image, np.random.default_rng(0)), transform.evaluate(image))
+
+
+def test_random_numbers_are_those_of_a_generator_of_each_images_own():
+    numbers = ImageRandom(5)
+    numbers.at(1, 2).integers(7, dtype=np.uint32)  # leaves half of a drawn number behind
+    for batch, place in ((0, 0), (7, 3), (7, 4), (2**40, 2**33), (0, 0)):
+        for rng in (numbers.at(batch, place), image_rng(5, batch, place)):
+            drawn = rng.random(9), rng.integers(2**32, dtype=np.uint32), rng.uniform(1, 2)
+            again = np.random.Generator(np.random.Philox(key=5, counter=[0, place, batch, 0]))
+            expected = again.random(9), again.integers(2**32, dtype=np.uint32), again.uniform(1, 2)
+            np.testing.assert_array_equal(drawn[0], expected[0])
+            assert drawn[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_greyscale_scaled_as_one_channel_has_the_bits_of_three(name, flip):
+    for seed, (height, width) in enumerate([(48, 48), (37, 90), (300, 41), (256, 384)]):
+        grey = np.broadcast_to(noise(height, width, seed)[:, :, :1], (height, width, 3))
+        assert grey.strides[2] == 0
+        transform = transform_from(name, flip=flip)
+        whole = np.ascontiguousarray(grey)
+        crops = [transform.train(image, np.random.default_rng(seed)) for image in (grey, whole)]
+        np.testing.assert_array_equal(*crops)
+        np.testing.assert_array_equal(transform.evaluate(grey), transform.evaluate(whole))
 
 
 def test_same_generator_same_crop_in_any_thread():

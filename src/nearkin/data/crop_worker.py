@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.cache import Images
-from nearkin.data.transforms import Transform, image_rng
+from nearkin.data.transforms import ImageRandom, Transform
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,9 @@ def main() -> None:
 
 def _answer(setup: Setup, job: Job, pixels: NDArray[np.uint8]) -> Exception | None:
     try:
+        random = ImageRandom(setup.seed)
         for index, row in enumerate(job.rows):
-            rng = image_rng(setup.seed, job.number, job.first + index)
+            rng = random.at(job.number, job.first + index)
             pixels[job.slot, job.begin + index] = setup.transform.train(setup.images[row], rng)
     except Exception as error:
         return error.with_traceback(None)

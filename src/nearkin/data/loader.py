@@ -25,7 +25,7 @@ from nearkin.data.cache import Images, in_order, usable_cores
 from nearkin.data.crop_processes import CropProcesses, are_shareable
 from nearkin.data.device_images import DeviceImages
 from nearkin.data.resampling import to_device
-from nearkin.data.transforms import Box, Transform, image_rng
+from nearkin.data.transforms import Box, ImageRandom, Transform
 from nearkin.ranks import on_this_machine, share_of
 from nearkin.samplers import BatchSampler
 
@@ -126,9 +126,10 @@ class TrainingLoader:
         target = pixels.numpy()
 
         def prepare(part: range) -> None:
+            random = ImageRandom(self.seed)
             for place in places[part.start : part.stop]:
-                rng = image_rng(self.seed, number, place)
-                target[place - places.start] = self.transform.train(images[int(rows[place])], rng)
+                crop = self.transform.train(images[int(rows[place])], random.at(number, place))
+                target[place - places.start] = crop
 
         pending = [self._pool.submit(prepare, part) for part in _parts(len(places), self._workers)]
 
@@ -144,8 +145,9 @@ class TrainingLoader:
         own = rows[places.start : places.stop]
 
         def draw() -> tuple[list[Box], list[bool]]:
+            random = ImageRandom(self.seed)
             drawn = [
-                self.transform.draw(height, width, image_rng(self.seed, number, place))
+                self.transform.draw(height, width, random.at(number, place))
                 for place, (height, width) in zip(places, images.shapes[own].tolist(), strict=True)
             ]
             return [box for box, _ in drawn], [mirrored for _, mirrored in drawn]

@@ -118,7 +118,10 @@ centre 227; bilinear'
 
     def _resample(self, image: NDArray[np.uint8], box: Box) -> Image.Image:
         # Crop and scaling in one operation: no large frame is ever made, and pixels are rounded once.
-        return Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+        # Greyscale that is shown as three channels is scaled as one: half of the time, and the same bits.
+        pixels = Image.fromarray(image[:, :, 0] if image.strides[2] == 0 else image)
+        scaled = pixels.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+        return scaled if scaled.mode == "RGB" else scaled.convert("RGB")
 
 
 def image_rng(seed: int, batch: int, place: int) -> np.random.Generator:
@@ -127,7 +130,29 @@ def image_rng(seed: int, batch: int, place: int) -> np.random.Generator:
     >>> image_rng(0, 7, 3).random() == image_rng(0, 7, 3).random() != image_rng(0, 7, 4).random()
     True
     """
-    return np.random.Generator(np.random.Philox(key=seed, counter=[0, place, batch, 0]))
+    return ImageRandom(seed).at(batch, place)
+
+
+class ImageRandom:
+    """What :func:`image_rng` gives for one image after another, from one generator: making one takes longer than using it.
+
+    For one thread.
+
+    >>> numbers = ImageRandom(0)
+    >>> numbers.at(7, 3).random() == numbers.at(7, 3).random() != numbers.at(7, 4).random()
+    True
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.Philox(key=seed)
+        self._unused = self._bits.state
+        self._rng = np.random.Generator(self._bits)
+
+    def at(self, batch: int, place: int) -> np.random.Generator:
+        """Those of the image at ``place`` in a batch, from the first on; what was returned before is set back too."""
+        self._unused["state"]["counter"][:] = 0, place, batch, 0
+        self._bits.state = self._unused
+        return self._rng
 
 
 def random_box(
