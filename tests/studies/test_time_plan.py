@@ -10,11 +10,13 @@ import torch
 
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
+from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import Outcome
 from nearkin.studies import time_plan
 from nearkin.studies.study import PlannedRun, Row
 from nearkin.studies.time_plan import ASK_BEYOND, counted_up, plan_time, run_seconds
+from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware
 
 
@@ -129,6 +131,26 @@ def test_steps_and_evaluations_are_counted_as_the_recipe_has_them(photos, monkey
     conventional = recipe(photos, "protocol.name=conventional")
     assert run_seconds(conventional) == 5 * 4 * 2.0 + (1 + 5) * 16 + 16
     assert run_seconds(recipe(photos, "training.max_steps=3", "training.batch_size=16")) == 3 * 4.0 + 2 * 16
+
+
+@pytest.mark.parametrize("micro_batch, pieces", [(None, 1), (8, 3), (4, 6)])
+def test_fewer_images_are_timed_in_as_many_pieces_as_the_whole_batch(photos, monkeypatch, micro_batch, pieces):
+    """Forward is one second an image and backward two, and all pieces but the last go forward twice."""
+    asked = []
+
+    def timed(state, images, steps):
+        parts = state.pieces(torch.zeros(images))
+        asked.append((images, steps))
+        return 3.0 * images + sum(len(part) for part in parts[:-1])
+
+    monkeypatch.setattr(time_plan, "_timed", timed)
+    given = {"data": {"source": str(photos), "image_size": 32}, "encoder": {"backbone": "resnetv2_20", "dim": 8}}
+    given |= {"training": {"device": "cpu", "batch_size": 24, "micro_batch": micro_batch}}
+    recipe = Recipe.from_mapping(given, ["encoder.freeze_batch_norm=true", "protocol.test_share=0.34"])
+    state = build_state(recipe, open_data(recipe.data))
+    found = time_plan._step_seconds(state)
+    assert asked[-1][0] < 24, "the whole batch was not timed"
+    assert found == pytest.approx(24 * (3 + (pieces - 1) / pieces), rel=0.05)
 
 
 def test_a_long_step_is_counted_up_from_fewer_images():

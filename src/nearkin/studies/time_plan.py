@@ -199,8 +199,15 @@ def _step_seconds(state: TrainingState) -> float:
     whole = _sampler(state, state.recipe.training.batch_size).batch_size
     group = 1 if state.recipe.training.sampler == "random" else state.recipe.training.images_per_class
     begin = max(FEW, 2 * group) if state.device.type == "cpu" else whole
+    pieces = math.ceil(whole / (state.micro_batch or whole))
+
+    def seconds(images: int) -> float:
+        # In as many pieces as the whole batch will go: all but the last are embedded twice.
+        state.micro_batch = math.ceil(images / pieces)
+        return _timed(state, images, STEPS)
+
     _timed(state, min(begin, whole), 1)  # the first step also makes everything ready
-    return counted_up(lambda images: _timed(state, images, STEPS), whole, begin=begin)
+    return counted_up(seconds, whole, begin=begin)
 
 
 def _timed(state: TrainingState, batch_size: int, steps: int) -> float:
