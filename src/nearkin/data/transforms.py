@@ -134,9 +134,7 @@ def image_rng(seed: int, batch: int, place: int) -> np.random.Generator:
 
 
 class ImageRandom:
-    """What :func:`image_rng` gives for one image after another, from one generator: making one takes longer than using it.
-
-    For one thread.
+    """What :func:`image_rng` gives, for one image after another and in one thread, without making it anew each time.
 
     >>> numbers = ImageRandom(0)
     >>> numbers.at(7, 3).random() == numbers.at(7, 3).random() != numbers.at(7, 4).random()
