@@ -1,4 +1,4 @@
-"""How long training waits for a checkpoint: written on the spot, and copied for a thread that writes it.
+"""How long training waits for a checkpoint: copied and written on the spot, and copied for a thread that writes it.
 
     python benchmarks/checkpoints.py                          # the network of Glyphs, and ResNet-50
     python benchmarks/checkpoints.py --device cuda --json checkpoints.json
