@@ -14,6 +14,7 @@ MAP = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 8.0]]]])
         ("max", [6.0, 8.0]),
         ("avg+max", [9.0, 10.0]),
         ("gem", [((1 + 8 + 27 + 216) / 4) ** (1 / 3), (512 / 4) ** (1 / 3)]),
+        ("gem3", [((1 + 8 + 27 + 216) / 4) ** (1 / 3), (512 / 4) ** (1 / 3)]),
     ],
 )
 def test_by_hand(name, expected):
@@ -27,6 +28,16 @@ def test_gem_learns_its_power_and_survives_zeros_and_negatives():
     assert pool.p.grad is not None
     assert pool.p.grad != 0
     assert torch.isfinite(features.grad).all()
+
+
+def test_gem3_learns_nothing_and_takes_the_weights_of_gem():
+    pool = build_pooling("gem3")
+    assert not list(pool.parameters())
+    features = MAP.clone().requires_grad_()
+    pool(features).sum().backward()
+    assert torch.isfinite(features.grad).all()
+    pool.load_state_dict(GeMPool(p=2.0).state_dict())
+    assert pool.p == 2.0
 
 
 def test_gem_with_power_one_is_the_mean_and_with_a_large_one_nears_the_maximum():

@@ -46,6 +46,12 @@ class PairCase:
     def negatives(self, i: int) -> list[int]:
         return [j for j, label in enumerate(self._others()) if label != self.labels[i]]
 
+    def hard_negatives(self, i: int) -> list[int]:
+        """Its negatives at the smallest distance, as many as it has positives."""
+        queries, references = self.units()
+        nearest = sorted(self.negatives(i), key=lambda j: float((queries[i] - references[j]).square().sum()))
+        return nearest[: len(self.positives(i))]
+
     def _self_pair(self, i: int, j: int) -> bool:
         return self.references is None and i == j
 

@@ -33,6 +33,7 @@ CASES = [
         {"proxies_per_class": 1},
         {"weighting": True},
         {"positive_norm": "all"},
+        {"positive_norm": "present"},
     )
     if set(options) <= set(keyword_options(loss))
 ]

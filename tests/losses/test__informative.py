@@ -159,8 +159,25 @@ def test_as_released_negative_weights_act_from_the_first_step_with_L_at_1():
     assert positive.tolist() == [1.0]
     assert negative.tolist()[0] == pytest.approx([1 / 86.602, 1.0, 1.0], abs=1e-6)
     weighting.begin_epoch(2)
+    assert (weighting.memory_on, weighting.filter_on) == (True, False)
     weighting.update(torch.ones(1, 2), torch.tensor([1]), torch.ones(1, 3), lambda z, y: z[:, 0] * 0.6)
     assert weighting.diagnostics()["learned_similarity"].tolist() == pytest.approx([1.0, 0.09, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "memory", "filtering"),
+    [
+        ({}, 1, 2),
+        ({"as_released": True}, 2, 3),
+        ({"as_released": True, "memory_from": 1}, 1, 3),
+        ({"memory_from": 0, "filter_from": 5}, 0, 5),
+    ],
+)
+def test_the_epochs_at_which_memory_and_filter_go_on(options, memory, filtering):
+    weighting = InformativeSampleWeights(**SIZES, **options)
+    for epoch in range(7):
+        weighting.begin_epoch(epoch)
+        assert (weighting.memory_on, weighting.filter_on) == (epoch >= memory, epoch >= filtering)
 
 
 def test_default_memory_is_bounded():

@@ -12,25 +12,26 @@ from nearkin.losses import Contrastive
 MARGINS = {"pos_margin": 0.3, "neg_margin": 1.2}
 
 
-def slow_terms(case):
+def slow_terms(case, power=1, hard=False):
     queries, references = case.units()
     pull, push, pairs = [], [], 0
     for i, query in enumerate(queries):
         for j in case.positives(i):
-            pull.append((torch.linalg.vector_norm(query - references[j]) - 0.3).clamp_min(0))
-        for j in case.negatives(i):
-            push.append((1.2 - torch.linalg.vector_norm(query - references[j])).clamp_min(0))
-        pairs += len(case.positives(i)) + len(case.negatives(i))
+            pull.append((torch.linalg.vector_norm(query - references[j]) - 0.3).clamp_min(0) ** power)
+        negatives = case.hard_negatives(i) if hard else case.negatives(i)
+        for j in negatives:
+            push.append((1.2 - torch.linalg.vector_norm(query - references[j])).clamp_min(0) ** power)
+        pairs += len(case.positives(i)) + len(negatives)
     return pull, push, pairs
 
 
-def slow_nonzero(case):
-    pull, push, _ = slow_terms(case)
+def slow_nonzero(case, **options):
+    pull, push, _ = slow_terms(case, **options)
     return sum(sum(kind) / max(1, sum(t > 0 for t in kind)) for kind in (pull, push))
 
 
-def slow_pairs(case):
-    pull, push, pairs = slow_terms(case)
+def slow_pairs(case, **options):
+    pull, push, pairs = slow_terms(case, **options)
     return (sum(pull) + sum(push)) / pairs
 
 
@@ -38,6 +39,23 @@ def slow_pairs(case):
 def test_equals_the_slow_reference(pair_case, reduction, slow):
     loss = Contrastive(**MARGINS, reduction=reduction, normalisation=pair_case.normalisation)
     assert pair_case.agrees(loss, slow)
+
+
+@pytest.mark.parametrize(("reduction", "slow"), [("nonzero", slow_nonzero), ("pairs", slow_pairs)])
+@pytest.mark.parametrize(("power", "hard"), [(2, False), (1, True), (2, True)])
+def test_squares_and_hard_pairs_equal_the_slow_reference(pair_case, reduction, slow, power, hard):
+    options = {"power": power, "hard_pairs": hard}
+    loss = Contrastive(**MARGINS, **options, reduction=reduction, normalisation=pair_case.normalisation)
+    assert pair_case.agrees(loss, lambda case: slow(case, power=power, hard=hard))
+
+
+def test_the_loss_of_the_profs_paper_by_hand():
+    # Equation 3.1 with ε = 1: a, b of one class at 90° (d² = 2); c at 30° from a and 60° from b: d = 2 sin 15° and 1.
+    # Hard pairs: a and b have one positive each, so one negative each, c; c has no positive and so no negative.
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [math.sqrt(3) / 2, 0.5]], dtype=torch.float64)
+    loss = Contrastive(neg_margin=1.0, power=2, reduction="pairs", hard_pairs=True)
+    expected = (2 + 2 + (1 - 2 * math.sin(math.pi / 12)) ** 2 + 0) / 4
+    assert loss(x, torch.tensor([0, 0, 1])).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_by_hand():
@@ -101,5 +119,7 @@ def test_similarity_weights_are_one_over_the_distance_and_the_number_of_active_p
 def test_options_are_checked():
     with pytest.raises(ValueError, match="reduction must be 'nonzero' or 'pairs', got 'sum'"):
         Contrastive(reduction="sum")
+    with pytest.raises(ValueError, match="power must be 1 or 2, got 3"):
+        Contrastive(power=3)
     with pytest.raises(ValueError, match="normalisation must be 'l2' or 'ball', got 'none'"):
         Contrastive(normalisation="none")

@@ -10,11 +10,11 @@ from torch import nn
 from nearkin.losses import Contrastive, Margin
 
 
-def slow(case, beta, reduction, margin=0.2):
+def slow(case, beta, reduction, margin=0.2, hard=False):
     queries, references = case.units()
     total, counted, pairs = 0.0, 0, 0
     for i, query in enumerate(queries):
-        positives, negatives = case.positives(i), case.negatives(i)
+        positives, negatives = case.positives(i), case.hard_negatives(i) if hard else case.negatives(i)
         pulls = [(torch.linalg.vector_norm(query - references[j]) - beta + margin).clamp_min(0) for j in positives]
         pushes = [(beta + margin - torch.linalg.vector_norm(query - references[j])).clamp_min(0) for j in negatives]
         pairs += len(pulls) + len(pushes)
@@ -33,6 +33,12 @@ def slow(case, beta, reduction, margin=0.2):
 def test_equals_the_slow_reference(pair_case, reduction, beta):
     loss = Margin(beta=beta, reduction=reduction, normalisation=pair_case.normalisation).double()
     assert pair_case.agrees(loss, lambda case: slow(case, loss.beta, reduction), parameters=(loss.beta,))
+
+
+@pytest.mark.parametrize("reduction", ["nonzero", "pairs"])
+def test_hard_pairs_equal_the_slow_reference(pair_case, reduction):
+    loss = Margin(reduction=reduction, hard_pairs=True, normalisation=pair_case.normalisation).double()
+    assert pair_case.agrees(loss, lambda case: slow(case, loss.beta, reduction, hard=True), parameters=(loss.beta,))
 
 
 def test_by_hand():

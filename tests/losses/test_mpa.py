@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from nearkin.losses import MultiProxyAnchor, ProxyAnchor
+from nearkin.losses import (
+    AllPairsMultiProxyAnchor,
+    DataWiseMultiProxyAnchor,
+    MultiProxyAnchor,
+    ProxyAnchor,
+)
 from nearkin.losses._informative import InformativeSampleWeights
 
 
@@ -50,6 +55,17 @@ def mpa(z, proxies, labels, *, alpha=32.0, margin=0.1, gamma=0.1, tau=0.2, kind=
 def test_equals_the_formula(assert_proxy_loss_equals, kind, options):
     loss = MultiProxyAnchor(6, 5, proxies_per_class=3, class_similarity=kind, **options)
     assert_proxy_loss_equals(loss, lambda *a: mpa(*a, kind=kind, **options))
+
+
+@pytest.mark.parametrize("kind", [MultiProxyAnchor, DataWiseMultiProxyAnchor, AllPairsMultiProxyAnchor])
+def test_proxies_may_start_as_long_as_proxy_anchors(kind):
+    torch.manual_seed(0)
+    one = ProxyAnchor(50, 64).bank.vectors.norm(dim=2).mean()
+    ten, long = (kind(50, 64, start_scale=scale).bank.vectors.norm(dim=2).mean() for scale in (1.0, math.sqrt(10)))
+    assert (ten / one).item() == pytest.approx(1 / math.sqrt(10), rel=0.05)
+    assert (long / one).item() == pytest.approx(1, rel=0.05)
+    with pytest.raises(ValueError, match="start_scale must be"):
+        kind(50, 64, start_scale=0.0)
 
 
 def test_by_hand():

@@ -12,21 +12,22 @@ from pytorch_metric_learning import miners as peer_miners
 from nearkin.losses import Triplet
 
 
-def slow(case, margin, squared, mining):
+def slow(case, margin, squared, mining, *, reduction="nonzero", hard_pairs=False):
     queries, references = case.units()
 
     def distance(a, b):
         return (a - b).square().sum() if squared else torch.linalg.vector_norm(a - b)
 
-    terms = [torch.zeros((), dtype=torch.float64)]
+    terms, triplets = [torch.zeros((), dtype=torch.float64)], 0
     for i, query in enumerate(queries):
         for j in case.positives(i):
-            for k in case.negatives(i):
+            for k in case.hard_negatives(i) if hard_pairs else case.negatives(i):
+                triplets += 1
                 near, far = distance(query, references[j]), distance(query, references[k])
                 wanted = {"all": True, "semihard": near < far, "hard": far <= near}[mining]
                 if wanted and near - far + margin > 0:
                     terms.append(near - far + margin)
-    return sum(terms) / max(1, len(terms) - 1)
+    return sum(terms) / max(1, triplets if reduction == "triplets" else len(terms) - 1)
 
 
 @pytest.mark.parametrize("mining", ["all", "semihard", "hard"])
@@ -35,6 +36,14 @@ def slow(case, margin, squared, mining):
 def test_equals_the_slow_reference(pair_case, margin, squared, mining):
     loss = Triplet(margin=margin, squared=squared, mining=mining, normalisation=pair_case.normalisation)
     assert pair_case.agrees(loss, lambda case: slow(case, margin, squared, mining))
+
+
+@pytest.mark.parametrize("mining", ["all", "semihard"])
+@pytest.mark.parametrize(("reduction", "hard"), [("triplets", False), ("nonzero", True), ("triplets", True)])
+def test_means_over_all_triplets_and_hard_pairs_equal_the_slow_reference(pair_case, mining, reduction, hard):
+    options = {"reduction": reduction, "hard_pairs": hard}
+    loss = Triplet(margin=0.3, squared=True, mining=mining, **options, normalisation=pair_case.normalisation)
+    assert pair_case.agrees(loss, lambda case: slow(case, 0.3, True, mining, **options))
 
 
 def test_by_hand():

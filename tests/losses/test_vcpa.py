@@ -13,8 +13,8 @@ from nearkin.losses import MultiProxyAnchor, ProxyAnchor, VariationalProxyAnchor
 from nearkin.losses.vcpa import newton_update
 
 
-def proxy_anchor(similarities, labels, *, alpha, margin):
-    """Equation 4 of the paper with loops; both sums are divided by the number of classes."""
+def proxy_anchor(similarities, labels, *, alpha, margin, positive_norm="all"):
+    """Equation 4 of the paper with loops; both sums are divided by the number of classes, or the first by those there."""
     classes = similarities.shape[1]
     loss = 0.0
     for c in range(classes):
@@ -24,11 +24,12 @@ def proxy_anchor(similarities, labels, *, alpha, margin):
                 pull = pull + torch.exp(alpha * (margin - similarities[i, c]))
             else:
                 push = push + torch.exp(alpha * (similarities[i, c] + margin))
-        loss = loss + torch.log(pull) + torch.log(push)
-    return loss / classes
+        divisor = classes if positive_norm == "all" else len(set(labels.tolist()))
+        loss = loss + torch.log(pull) / divisor + torch.log(push) / classes
+    return loss
 
 
-def newton_by_autograd(mu, sigma, embeddings, labels, noise, *, tau, alpha, margin, sigma_min):
+def newton_by_autograd(mu, sigma, embeddings, labels, noise, *, tau, sigma_min, **of_loss):
     """Algorithm 1 with gradients and Hessian diagonals from autograd, the proxies' lengths held constant."""
     u = normalize(embeddings)
     start = Normal(mu, sigma)
@@ -38,7 +39,7 @@ def newton_by_autograd(mu, sigma, embeddings, labels, noise, *, tau, alpha, marg
         def objective(mu, sigma, epsilon=epsilon, lengths=lengths):
             similarities = u @ (mu + sigma * epsilon).T / lengths
             kl = kl_divergence(Normal(mu, sigma), start).sum()
-            return tau * kl + proxy_anchor(similarities, labels, alpha=alpha, margin=margin)
+            return tau * kl + proxy_anchor(similarities, labels, **of_loss)
 
         both = (mu, sigma)
         gradients = torch.autograd.functional.jacobian(objective, both)
@@ -65,6 +66,7 @@ def problem(seed=0, *, classes=3, dim=4, samples=7, steps=4, per_class=None):
     [
         {"tau": 0.01, "alpha": 32.0, "margin": 0.1, "sigma_min": 1e-5},
         {"tau": 1.0, "alpha": 2.0, "margin": 0.3, "sigma_min": 0.5},
+        {"tau": 0.01, "alpha": 32.0, "margin": 0.1, "sigma_min": 1e-5, "positive_norm": "present"},
     ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
@@ -154,11 +156,12 @@ def shares_by_loops(proxies, u, kind, gamma):
     return shares, similarities
 
 
-def slope_and_curvature_by_loops(proxies, u, labels, *, alpha, margin, kind, gamma):
+def slope_and_curvature_by_loops(proxies, u, labels, *, alpha, margin, kind, gamma, positive_norm="all"):
     """g and H of every proxy ``[C, K, D]``, from the formulas, one number at a time."""
     classes, per_class, dim = proxies.shape
     shares, similarities = shares_by_loops(proxies, u, kind, gamma)
     g, h = torch.zeros_like(proxies), torch.zeros_like(proxies)
+    divisors = {+1: classes if positive_norm == "all" else len(set(labels.tolist())), -1: classes}
     for c in range(classes):
         whole = [
             sum(a * s for a, s in zip(*rows, strict=True)) for rows in zip(shares[c], similarities[c], strict=True)
@@ -175,18 +178,18 @@ def slope_and_curvature_by_loops(proxies, u, labels, *, alpha, margin, kind, gam
                     terms = [(power / total, shares[c][i][k], float(u[i, d])) for i, power in of_samples.items()]
                     first = sum(w * a * x for w, a, x in terms)
                     second = sum(w * a**2 * x**2 for w, a, x in terms)
-                    g[c, k, d] -= sign * alpha / (classes * length) * first
-                    h[c, k, d] += alpha**2 / (classes * length**2) * (second - first**2)
+                    g[c, k, d] -= sign * alpha / (divisors[sign] * length) * first
+                    h[c, k, d] += alpha**2 / (divisors[sign] * length**2) * (second - first**2)
     return g, h
 
 
 KINDS = ["softmax", "max", "mean"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_several_proxies_newton_steps_equal_loops(kind):
+@pytest.mark.parametrize(("kind", "norm"), [*((kind, "all") for kind in KINDS), ("softmax", "present")])
+def test_several_proxies_newton_steps_equal_loops(kind, norm):
     mu, sigma, embeddings, labels, noise = problem(per_class=3, steps=3)
-    options = {"alpha": 8.0, "margin": 0.1, "gamma": 0.2}
+    options = {"alpha": 8.0, "margin": 0.1, "gamma": 0.2, "positive_norm": norm}
     result = newton_update(mu, sigma, embeddings, labels, noise, tau=0.05, class_similarity=kind, **options)
     mean, deviation = mu.clone(), sigma.clone()
     for epsilon in noise:
@@ -333,20 +336,21 @@ def test_without_newton_steps_mu_and_sigma_get_the_reparametrised_gradient_and_t
     torch.testing.assert_close(loss.bank.deviation_before_softplus.grad.squeeze(1), expected[1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("stochastic", [True, False])
-def test_a_training_step_updates_then_draws_then_compares(stochastic):
+@pytest.mark.parametrize(("stochastic", "norm"), [(True, "all"), (False, "all"), (True, "present")])
+def test_a_training_step_updates_then_draws_then_compares(stochastic, norm):
     torch.manual_seed(0)
-    loss = VariationalProxyAnchor(3, 4, newton_steps=2, stochastic=stochastic, tau=0.1).double()
+    loss = VariationalProxyAnchor(3, 4, newton_steps=2, stochastic=stochastic, tau=0.1, positive_norm=norm).double()
+    of_loss = {"alpha": 32.0, "margin": 0.1, "positive_norm": norm}
     embeddings, labels = torch.randn(5, 4, dtype=torch.float64, requires_grad=True), torch.tensor([0, 0, 1, 1, 0])
     twin = copy.deepcopy(loss)
     for _ in range(3):
         noise = torch.stack([twin.bank.noise().squeeze(1) for _ in range(2)])
         mu, sigma = newton_by_autograd(
-            twin.mu, twin.sigma, embeddings.detach(), labels, noise, tau=0.1, alpha=32.0, margin=0.1, sigma_min=1e-5
+            twin.mu, twin.sigma, embeddings.detach(), labels, noise, tau=0.1, sigma_min=1e-5, **of_loss
         )
         twin.bank.assign(mu, sigma)
         proxies = mu + sigma * twin.bank.noise().squeeze(1) if stochastic else mu
-        expected = proxy_anchor(normalize(embeddings) @ normalize(proxies).T, labels, alpha=32.0, margin=0.1)
+        expected = proxy_anchor(normalize(embeddings) @ normalize(proxies).T, labels, **of_loss)
         value = loss(embeddings, labels)
         assert value.item() == pytest.approx(expected.item(), abs=1e-9)
         (gradient,) = torch.autograd.grad(value, embeddings)
@@ -473,6 +477,7 @@ def test_under_autocast_state_and_loss_stay_float32():
         ({"proxies_per_class": 0}, "proxies_per_class"),
         ({"gamma": 0.0}, "gamma"),
         ({"class_similarity": "median"}, "class_similarity"),
+        ({"positive_norm": "some"}, "positive_norm"),
     ],
 )
 def test_impossible_options_are_refused_by_name(options, named):

@@ -15,6 +15,14 @@ def test_vectors_start_with_the_deviation_of_the_official_code():
     assert [parameter is bank.vectors for parameter in bank.parameters()] == [True]
 
 
+def test_a_scale_changes_the_length_and_nothing_else():
+    banks = []
+    for scale in (1.0, 3.0):
+        torch.manual_seed(0)
+        banks.append(ProxyBank(5, 2, 4, scale=scale).vectors)
+    torch.testing.assert_close(banks[1], 3 * banks[0])
+
+
 def test_beginning_anew_keeps_the_parameter_that_the_optimiser_holds():
     bank = ProxyBank(2, 1, 3)
     held = bank.vectors

@@ -35,3 +35,9 @@ def test_any_score_of_every_evaluation_may_choose_the_epoch(overrides):
 def test_a_score_that_cannot_be_is_refused_with_its_key(overrides, message):
     with pytest.raises(RecipeError, match=message):
         Recipe.from_mapping({}, overrides)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0])
+def test_a_mean_that_never_forgets_or_turns_negative_is_refused(value):
+    with pytest.raises(RecipeError, match=rf"training\.beta2 must be at least 0 and below 1, got {value}"):
+        Recipe.from_mapping({}, [f"training.beta2={value}"])

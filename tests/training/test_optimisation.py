@@ -32,6 +32,17 @@ def test_every_trainable_parameter_is_in_the_optimiser_once(state_for):
     assert sorted(held) == sorted(wanted)
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_how_long_adam_remembers_squares(state_for, next_batch, optimiser):
+    state = state_for(f"training.optimiser={optimiser}", "training.beta2=0.75", "training.weight_decay=0")
+    train_step(state, next_batch(state), HealthCheck(state))
+    moments = state.optimiser.state[next(state.encoder.parameters())]
+    # After one step the mean of gradients is 0.1 g and that of squares 0.25 g².
+    torch.testing.assert_close(moments["exp_avg_sq"], 0.25 * (10 * moments["exp_avg"]).square())
+    usual = state_for(f"training.optimiser={optimiser}").optimiser
+    assert {group["betas"] for group in usual.param_groups} == {(0.9, 0.999)}
+
+
 def test_a_trained_margin_does_not_take_the_proxies_rate(state_for):
     state = state_for("objective.name=margin")
     groups = groups_of(state)

@@ -154,7 +154,7 @@ def build_encoder(
 
     Args:
         backbone: a name from :func:`nearkin.encoders.backbones`, or ``hf:<model>`` or ``timm:<model>``.
-        pooling: ``avg``, ``max``, ``avg+max`` or ``gem``.
+        pooling: ``avg``, ``max``, ``avg+max``, ``gem`` or ``gem3``.
         weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``imagenet`` for the weights that come
             with an installed package; None to start from random numbers (from the model's own weights with ``hf:``
             and ``timm:``). What was loaded is in the encoder's ``weights_report``.

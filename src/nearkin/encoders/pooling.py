@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -36,6 +37,8 @@ class AvgMaxPool(nn.Module):
 class GeMPool(nn.Module):
     r"""Generalised mean :math:`(\frac{1}{hw}\sum x^p)^{1/p}` (Radenović et al., TPAMI 2019) with a learnt p.
 
+    With ``learnt=False`` p stays what it is, as in the MPA paper.
+
     p = 1 is the mean, p → ∞ the maximum. Entries are raised to ``eps`` first, because a negative number has no power
     and zero an infinite slope. Powers overflow half precision, so they are taken in float32.
 
@@ -44,9 +47,15 @@ class GeMPool(nn.Module):
     tensor([[12.5000]])
     """
 
-    def __init__(self, *, p: float = 3.0, eps: float = 1e-6) -> None:
+    p: Tensor
+
+    def __init__(self, *, p: float = 3.0, learnt: bool = True, eps: float = 1e-6) -> None:
         super().__init__()
-        self.p = nn.Parameter(torch.tensor(float(p)))
+        start = torch.tensor(float(p))
+        if learnt:
+            self.p = nn.Parameter(start)
+        else:
+            self.register_buffer("p", start)
         self.eps = eps
 
     def forward(self, features: Tensor) -> Tensor:
@@ -60,11 +69,12 @@ POOLINGS: Mapping[str, Callable[[], nn.Module]] = {
     "max": MaxPool,
     "avg+max": AvgMaxPool,
     "gem": GeMPool,
+    "gem3": functools.partial(GeMPool, p=3.0, learnt=False),
 }
 
 
 def build_pooling(name: str) -> nn.Module:
-    """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max`` or ``gem``.
+    """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max``, ``gem``, or ``gem3`` with p = 3 for good.
 
     >>> build_pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[5.]])

@@ -78,6 +78,8 @@ class InformativeSampleWeights(nn.Module):
         search_margin: float = 0.1,
         decay: float = 1.5,
         positive_penalty: PositivePenalty = "sigma",
+        memory_from: int | None = None,
+        filter_from: int | None = None,
         as_released: bool = False,
     ) -> None:
         super().__init__()
@@ -88,6 +90,10 @@ class InformativeSampleWeights(nn.Module):
         if not volume > 1:
             raise ValueError(f"volume must be more than 1, the volume of a single sample, got {volume}")
         check_positive(hardness=hardness)
+        later = 1 if as_released else 0
+        memory_from = 1 + later if memory_from is None else memory_from
+        filter_from = 2 + later if filter_from is None else filter_from
+        check_at_least(0, memory_from=memory_from, filter_from=filter_from)
         self.num_classes = num_classes
         self.memory_size = memory_size
         self.volume = volume
@@ -96,6 +102,8 @@ class InformativeSampleWeights(nn.Module):
         self.search_margin = search_margin
         self.decay = decay
         self.positive_penalty = positive_penalty
+        self.memory_from = memory_from
+        self.filter_from = filter_from
         self.as_released = as_released
         # Python values, so that asking for them never waits for a device; get_extra_state saves them.
         self.memory_on = False
@@ -111,9 +119,9 @@ class InformativeSampleWeights(nn.Module):
         self.register_buffer("kinds", torch.zeros(3, dtype=torch.int64))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Memory on from the second epoch (index 1), filter from the third (index 2), as in section 4.1."""
-        self.memory_on = epoch >= 1
-        self.filter_on = epoch >= 2
+        """Memory and filter on from their epochs, counted from 0."""
+        self.memory_on = epoch >= self.memory_from
+        self.filter_on = epoch >= self.filter_from
 
     @torch.no_grad()
     def judgement(self, similarities: Tensor, labels: Tensor) -> Judgement:

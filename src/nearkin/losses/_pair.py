@@ -129,6 +129,18 @@ class PairLoss(nn.Module):
         return _geometry.unit_rows(at_least_float32(x), 1.0 if self.normalisation == "ball" else NORM_FLOOR)
 
 
+def hardest_negatives(pairs: Pairs) -> Pairs:
+    """Of each query's negative pairs only those at the smallest distance, as many as it has positive ones.
+
+    Hard mining as section 5.3 of the PROFS paper has it; the device is never asked how many there are.
+    """
+    with torch.no_grad():
+        distance = pairs.distance(squared=True).masked_fill_(~pairs.negative, float("inf"))
+        place = distance.argsort(dim=1, stable=True).argsort(dim=1)
+        kept = place < pairs.positive.sum(dim=1, keepdim=True)
+    return replace(pairs, negative=pairs.negative & kept)
+
+
 def mean_where(terms: Tensor, mask: Tensor) -> Tensor:
     """Mean of ``terms`` over the entries where ``mask`` holds; 0 where it holds nowhere."""
     return (terms * mask).sum() / mask.sum().clamp_min(1)

@@ -32,6 +32,7 @@ class ProxyLoss(nn.Module):
     Args:
         proxies_per_class: K. With several, ``class_similarity`` and ``gamma`` say how they make one similarity.
         tau: weight of the regulariser that keeps a class's proxies together.
+        start_scale: the proxies' length at the start, times the usual.
         weighting: weighs the pairs by how informative they are; see :class:`InformativeSampleWeights`.
 
     Example:
@@ -77,12 +78,13 @@ class ProxyLoss(nn.Module):
         class_similarity: ClassSimilarity = "softmax",
         gamma: float = 0.1,
         tau: float = 0.0,
+        start_scale: float = 1.0,
         weighting: InformativeSampleWeights | None = None,
     ) -> None:
         super().__init__()
         check_choice("softmax", "max", "mean", class_similarity=class_similarity)
-        check_positive(gamma=gamma)
-        self.bank = ProxyBank(num_classes, proxies_per_class, dim)
+        check_positive(gamma=gamma, start_scale=start_scale)
+        self.bank = ProxyBank(num_classes, proxies_per_class, dim, scale=start_scale)
         if ranks.world() > 1:
             self.shards = OfRanks(self.bank.own.start, num_classes)
         self.class_similarity: ClassSimilarity = class_similarity

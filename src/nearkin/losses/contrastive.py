@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from nearkin.inputs import check_choice
-from nearkin.losses._pair import PairLoss, Pairs, mean_where
+from nearkin.losses._pair import PairLoss, Pairs, hardest_negatives, mean_where
 from nearkin.numerics import Normalisation
 
 __all__ = ["Contrastive"]
@@ -17,17 +17,22 @@ class Contrastive(PairLoss):
     r"""Contrastive loss (Hadsell et al., CVPR 2006) with a margin for each kind of pair.
 
     .. math::
-        [d - m_+]_+ \text{ for positive pairs}, \qquad [m_- - d]_+ \text{ for negative pairs}
+        [d - m_+]_+^q \text{ for positive pairs}, \qquad [m_- - d]_+^q \text{ for negative pairs}
 
-    with :math:`d` the Euclidean distance of the normalised vectors. Needs batches in which classes have at least two
-    samples, or references. The C2 loss of the CCP paper is this one with its margins; C1 is
-    :class:`~nearkin.losses.CosineContrastive`.
+    with :math:`d` the Euclidean distance of the normalised vectors and :math:`q` the ``power``. Needs batches in which
+    classes have at least two samples, or references. The C2 loss of the CCP paper is this one with its margins; C1 is
+    :class:`~nearkin.losses.CosineContrastive`. The contrastive loss of the PROFS paper (equation 3.1) has ``power=2``,
+    ``reduction="pairs"`` and no ``pos_margin``: a linear hinge pulls a pair as hard however near it is, so that with
+    hard pairs the whole embedding shrinks, where the square lets go.
 
     Args:
         pos_margin: m₊, the distance below which a positive pair is near enough.
         neg_margin: m₋, the distance beyond which a negative pair is far enough.
         reduction: ``"nonzero"`` averages the non-zero terms of each kind and adds the two means; ``"pairs"`` divides
             the sum of all terms by the number of pairs.
+        power: q, 1 or 2.
+        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the hard
+            mining that PROFS is compared with (its section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:
@@ -45,19 +50,30 @@ class Contrastive(PairLoss):
         pos_margin: float = 0.0,
         neg_margin: float = 0.5,
         reduction: Literal["nonzero", "pairs"] = "nonzero",
+        power: Literal[1, 2] = 1,
+        hard_pairs: bool = False,
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
         check_choice("nonzero", "pairs", reduction=reduction)
+        if power not in (1, 2):
+            raise ValueError(f"power must be 1 or 2, got {power!r}")
         self.pos_margin = pos_margin
         self.neg_margin = neg_margin
         self.reduction = reduction
+        self.power = power
+        self.hard_pairs = hard_pairs
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
+        if self.hard_pairs:
+            pairs = hardest_negatives(pairs)
         distance = pairs.distance()
         pull = pairs.positive & (distance > self.pos_margin)
         push = pairs.negative & (distance < self.neg_margin)
+        too_far, too_near = distance - self.pos_margin, self.neg_margin - distance
+        if self.power == 2:
+            too_far, too_near = too_far.square(), too_near.square()
         if self.reduction == "nonzero":
-            return mean_where(distance - self.pos_margin, pull) + mean_where(self.neg_margin - distance, push)
-        total = ((distance - self.pos_margin) * pull).sum() + ((self.neg_margin - distance) * push).sum()
+            return mean_where(too_far, pull) + mean_where(too_near, push)
+        total = (too_far * pull).sum() + (too_near * push).sum()
         return total / (pairs.positive | pairs.negative).sum().clamp_min(1)

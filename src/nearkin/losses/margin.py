@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.inputs import check_choice
-from nearkin.losses._pair import PairLoss, Pairs
+from nearkin.losses._pair import PairLoss, Pairs, hardest_negatives
 from nearkin.numerics import Normalisation
 
 __all__ = ["Margin"]
@@ -31,6 +31,8 @@ class Margin(PairLoss):
         reduction: ``"nonzero"`` counts a positive pair once for each negative of its anchor, a negative pair once for
             each positive, and averages the non-zero terms; ``"pairs"`` divides the plain sum by the number of pairs,
             equation (3.3) of the PROFS paper.
+        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the hard
+            mining that PROFS is compared with (its section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:
@@ -47,6 +49,7 @@ class Margin(PairLoss):
         margin: float = 0.2,
         beta: float = 1.2,
         reduction: Literal["nonzero", "pairs"] = "nonzero",
+        hard_pairs: bool = False,
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
@@ -54,8 +57,11 @@ class Margin(PairLoss):
         self.margin = margin
         self.beta = nn.Parameter(torch.tensor(float(beta)))
         self.reduction = reduction
+        self.hard_pairs = hard_pairs
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
+        if self.hard_pairs:
+            pairs = hardest_negatives(pairs)
         distance = pairs.distance()
         beta = self.beta.to(distance.dtype)
         pull = torch.where(pairs.positive, (distance - beta + self.margin).clamp_min(0.0), 0.0)

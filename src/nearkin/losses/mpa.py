@@ -32,6 +32,8 @@ class MultiProxyAnchor(AnchorLoss):
         tau: τ, weight of the regulariser.
         class_similarity: how the similarities to a class's proxies make S: weighted by their softmax (``"softmax"``),
             the largest (``"max"``) or their mean (``"mean"``).
+        start_scale: the proxies' length at the start, times the usual, which falls with √K. A scale of √K gives each
+            the length that Proxy-Anchor's have, so that the first steps turn them no further than those.
         weighting: weigh pairs by how informative they are.
 
     Example:
@@ -53,6 +55,7 @@ class MultiProxyAnchor(AnchorLoss):
         gamma: float = 0.1,
         tau: float = 0.2,
         class_similarity: ClassSimilarity = "softmax",
+        start_scale: float = 1.0,
         weighting: InformativeSampleWeights | None = None,
     ) -> None:
         super().__init__(
@@ -64,5 +67,6 @@ class MultiProxyAnchor(AnchorLoss):
             class_similarity=class_similarity,
             gamma=gamma,
             tau=tau,
+            start_scale=start_scale,
             weighting=weighting,
         )

@@ -34,6 +34,7 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
         tau: τ, weight of the regulariser.
         class_similarity: ``"softmax"``, ``"max"`` or ``"mean"``, as in :class:`MultiProxyAnchor`.
+        start_scale: the proxies' length at the start, times the usual, as in :class:`MultiProxyAnchor`.
 
     Example:
         >>> import torch

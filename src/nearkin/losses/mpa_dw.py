@@ -35,6 +35,7 @@ class DataWiseMultiProxyAnchor(AnchorLoss):
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
         tau: τ, weight of the regulariser.
         class_similarity: ``"softmax"``, ``"max"`` or ``"mean"``, as in :class:`MultiProxyAnchor`.
+        start_scale: the proxies' length at the start, times the usual, as in :class:`MultiProxyAnchor`.
 
     Example:
         >>> import torch
@@ -53,6 +54,7 @@ class DataWiseMultiProxyAnchor(AnchorLoss):
         gamma: float = 0.1,
         tau: float = 0.2,
         class_similarity: ClassSimilarity = "softmax",
+        start_scale: float = 1.0,
     ) -> None:
         super().__init__(
             num_classes,
@@ -63,6 +65,7 @@ class DataWiseMultiProxyAnchor(AnchorLoss):
             class_similarity=class_similarity,
             gamma=gamma,
             tau=tau,
+            start_scale=start_scale,
         )
 
     def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:

@@ -28,9 +28,9 @@ class ProxyISA(ProxyAnchor):
     which :class:`~nearkin.losses._informative.InformativeSampleWeights` explains; :math:`\bar\omega_c` are their means
     over the class's positives and negatives in the batch. While the filter is off it is Proxy-Anchor exactly.
 
-    The memory goes on with the second epoch and the filter with the third: :meth:`begin_epoch` does that, and the
-    training loop calls it. In a loop of your own call it with the epoch, counted from 0, or set ``memory_on`` and
-    ``filter_on`` yourself.
+    The memory goes on with the second epoch and the filter with the third (section 4.1): :meth:`begin_epoch` does
+    that, and the training loop calls it. In a loop of your own call it with the epoch, counted from 0, or set
+    ``memory_on`` and ``filter_on`` yourself.
 
     Args:
         num_classes: number of training classes, C.
@@ -46,8 +46,11 @@ class ProxyISA(ProxyAnchor):
             has been in memory for more than an epoch is out of date). Default: 50 per class, at most 55,000.
         positive_penalty: what stands in the place of σ in the weights of positives (table 3): ``"sigma"`` itself,
             ``"nu"``, ``"effective"`` for 1/max(1, E), or ``"none"`` for 1.
+        memory_from: epoch, counted from 0, with which the memory goes on. Default: 1, as released 2.
+        filter_from: epoch, counted from 0, with which the filter goes on. Default: 2, as released 3.
         as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
-            yet, and negative weights that act from the first step, whether the filter is on or not.
+            yet, negative weights that act from the first step, whether the filter is on or not, and memory and filter
+            an epoch later.
 
     Example:
         >>> import torch
@@ -75,6 +78,8 @@ class ProxyISA(ProxyAnchor):
         decay: float = 1.5,
         memory_size: int | None = None,
         positive_penalty: PositivePenalty = "sigma",
+        memory_from: int | None = None,
+        filter_from: int | None = None,
         as_released: bool = False,
     ) -> None:
         weighting = InformativeSampleWeights(
@@ -87,6 +92,8 @@ class ProxyISA(ProxyAnchor):
             search_margin=search_margin,
             decay=decay,
             positive_penalty=positive_penalty,
+            memory_from=memory_from,
+            filter_from=filter_from,
             as_released=as_released,
         )
         super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
@@ -98,6 +105,8 @@ class ProxyISA(ProxyAnchor):
     decay = _of_weighting("decay")
     memory_size = _of_weighting("memory_size")
     positive_penalty = _of_weighting("positive_penalty")
+    memory_from = _of_weighting("memory_from")
+    filter_from = _of_weighting("filter_from")
     as_released = _of_weighting("as_released")
     memory_on = _of_weighting("memory_on")
     """Whether batches are put into the memory."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearkin.inputs import check_choice, check_positive
-from nearkin.losses._pair import PairLoss, Pairs
+from nearkin.losses._pair import PairLoss, Pairs, hardest_negatives
 from nearkin.numerics import Normalisation
 
 __all__ = ["Triplet"]
@@ -31,6 +31,10 @@ class Triplet(PairLoss):
         squared: compare squared distances, as Schroff et al. and equation (3.2) of the PROFS paper do.
         mining: ``"all"`` triplets; ``"semihard"``: those whose negative is farther than the positive, but by less
             than the margin; ``"hard"``: those whose negative is at most as far as the positive.
+        reduction: ``"nonzero"`` averages the triplets whose term is not zero; ``"triplets"`` all of them, equation
+            (3.2) of the PROFS paper, where those that ``mining`` leaves out count as zero.
+        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs, and make
+            triplets of those: the hard mining that PROFS is compared with (its section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:
@@ -47,22 +51,32 @@ class Triplet(PairLoss):
         margin: float = 0.2,
         squared: bool = False,
         mining: Literal["all", "semihard", "hard"] = "all",
+        reduction: Literal["nonzero", "triplets"] = "nonzero",
+        hard_pairs: bool = False,
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
         check_positive(margin=margin)
         check_choice("all", "semihard", "hard", mining=mining)
+        check_choice("nonzero", "triplets", reduction=reduction)
         self.margin = margin
         self.squared = squared
         self.mining = mining
+        self.reduction = reduction
+        self.hard_pairs = hard_pairs
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
+        if self.hard_pairs:
+            pairs = hardest_negatives(pairs)
         distance = pairs.distance(squared=self.squared)
         with torch.no_grad():
             pulls, pushes = self._active_triplets(distance, pairs)
-            triplets = pulls.sum()
-            weights = (pulls - pushes) / triplets.clamp_min(1).to(distance.dtype)
-        return (weights * distance).sum() + self.margin * (triplets > 0).to(distance.dtype)
+            active = triplets = pulls.sum()
+            if self.reduction == "triplets":
+                triplets = (pairs.positive.sum(dim=1) * pairs.negative.sum(dim=1)).sum()
+            triplets = triplets.clamp_min(1).to(distance.dtype)
+            weights = (pulls - pushes) / triplets
+        return (weights * distance).sum() + self.margin * (active / triplets)
 
     def _active_triplets(self, distance: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """In how many active triplets each pair is the positive one, and in how many the negative one, ``[N, M]``."""

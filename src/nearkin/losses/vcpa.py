@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.inputs import Labels, as_labels, check_at_least, check_embeddings, check_labels, check_positive
-from nearkin.losses._anchor import AnchorLoss
+from nearkin.inputs import (
+    Labels,
+    as_labels,
+    check_at_least,
+    check_choice,
+    check_embeddings,
+    check_labels,
+    check_positive,
+)
+from nearkin.losses._anchor import AnchorLoss, PositiveNorm
 from nearkin.losses._blocks import block_size, is_large
 from nearkin.losses._class_similarity import ClassSimilarity
 from nearkin.losses._shards import ALL_HERE, Shards
@@ -59,6 +67,9 @@ class VariationalProxyAnchor(AnchorLoss):
         class_similarity: how the similarities to a class's proxies make one: weighted by their softmax (``"softmax"``),
             the largest (``"max"``) or their mean (``"mean"``).
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
+        positive_norm: divide the positives' part, in the loss and in the Newton steps, by all classes (``"all"``,
+            equation 4) or by those present in the batch, as Proxy-Anchor does (``"present"``). With small batches
+            the paper's division leaves the positives little weight: B of C classes pull with B/C of it.
         generator: seeds the loss's own stream of noise; torch's global generator by default. The stream's state is
             in ``state_dict``.
 
@@ -72,7 +83,6 @@ class VariationalProxyAnchor(AnchorLoss):
     """
 
     bank: VariationalBank
-    positive_norm = "all"
 
     def __init__(
         self,
@@ -88,6 +98,7 @@ class VariationalProxyAnchor(AnchorLoss):
         proxies_per_class: int = 1,
         class_similarity: ClassSimilarity = "softmax",
         gamma: float = 0.1,
+        positive_norm: PositiveNorm = "all",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(
@@ -101,6 +112,7 @@ class VariationalProxyAnchor(AnchorLoss):
         )
         check_positive(tau=tau, sigma_min=sigma_min)
         check_at_least(0, newton_steps=newton_steps)
+        check_choice("all", "present", positive_norm=positive_norm)
         self.bank = VariationalBank(
             num_classes, proxies_per_class, dim, trainable=newton_steps == 0, generator=generator
         )
@@ -108,6 +120,7 @@ class VariationalProxyAnchor(AnchorLoss):
         self.newton_steps = newton_steps
         self.sigma_min = sigma_min
         self.stochastic = stochastic
+        self.positive_norm = positive_norm
 
     @property
     def mu(self) -> Tensor:
@@ -142,6 +155,7 @@ class VariationalProxyAnchor(AnchorLoss):
                 sigma_min=self.sigma_min,
                 class_similarity=self.class_similarity,
                 gamma=self.gamma,
+                positive_norm=self.positive_norm,
                 shards=self.shards,
             )
             self.bank.assign(mu, sigma)
@@ -163,6 +177,7 @@ def newton_update(
     sigma_min: float = 1e-5,
     class_similarity: ClassSimilarity = "softmax",
     gamma: float = 0.1,
+    positive_norm: PositiveNorm = "all",
     shards: Shards = ALL_HERE,
 ) -> tuple[Tensor, Tensor]:
     r"""The Gaussians' Newton steps for one batch (VCPA, sections 2.2 and A.2), without side effects or gradients.
@@ -187,7 +202,8 @@ def newton_update(
     With K proxies per class :math:`s_i = \sum_k a_{ik} s_{ik}`, where :math:`a_{ik}` says how much of sample i is
     proxy k's: :math:`\mathrm{softmax}_k(s_{ik}/\gamma)`, 1 for the nearest proxy, or 1/K. In each step :math:`a` counts
     as constant, as the lengths do, so that for proxy k :math:`G^\pm = \sum w^\pm_i a_{ik} u_i` and
-    :math:`Q^\pm = \sum w^\pm_i a_{ik}^2 u_i^2`.
+    :math:`Q^\pm = \sum w^\pm_i a_{ik}^2 u_i^2`. With ``positive_norm="present"`` what stems from positives,
+    :math:`G^+` and :math:`Q^+ - (G^+)^2`, is divided by the number of classes in the batch instead of C.
 
     Args:
         mu: means ``[classes, dim]`` or ``[classes, K, dim]``.
@@ -198,6 +214,7 @@ def newton_update(
         tau: τ. alpha: α. margin: δ. sigma_min: floor of σ.
         class_similarity: what :math:`a` is where K > 1: ``"softmax"``, ``"max"`` or ``"mean"``.
         gamma: γ.
+        positive_norm: what positives are divided by: ``"all"`` classes or those ``"present"`` in the batch.
         shards: which of all classes these are.
 
     Returns:
@@ -234,6 +251,8 @@ def newton_update(
             sign = sign.unsqueeze(3)
         kl_weight = tau * total  # gradients and curvatures below are C times those of the formulas
         mu_before, all_precision = mu, kl_weight / sigma.square()
+        # How much more a positive counts than with the division by all classes.
+        more = None if positive_norm == "all" else total / mu.new_zeros(total).index_fill_(0, labels.long(), 1.0).sum()
 
         def step(start: int, stop: int, mu: Tensor, sigma: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
             precision = all_precision[start:stop]
@@ -244,13 +263,14 @@ def newton_update(
                 shares = _shares(similarities, class_similarity, alpha * gamma)
                 similarities = (shares * similarities).sum(1)
             weights = torch.addcmul(exponents_at_0(start, stop), sign, similarities).softmax(dim=-1)
-            squared_weights = weights.sum(0)
+            squared_weights = weights.sum(0) if more is None else torch.addcmul(weights[1], weights[0], more)
             if several:
                 weights = weights.unsqueeze(2) * shares
                 squared_weights = squared_weights.unsqueeze(1) * shares.square()
             pull, push = (weights @ u).unbind(0)
-            gradient = (push - pull) * scale
-            variance = (squared_weights @ u_squared).addcmul_(pull, pull, value=-1).addcmul_(push, push, value=-1)
+            pulled = pull if more is None else pull * more
+            gradient = (push - pulled) * scale
+            variance = (squared_weights @ u_squared).addcmul_(pulled, pull, value=-1).addcmul_(push, push, value=-1)
             # Never negative but for rounding, which a short proxy would blow up.
             curvature = variance.clamp_min_(0.0) * scale.square()
 

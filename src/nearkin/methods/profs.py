@@ -11,7 +11,7 @@ from torch import Tensor
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.inputs import check_at_least
-from nearkin.losses._pair import PairLoss, Pairs
+from nearkin.losses._pair import PairLoss, hardest_negatives
 from nearkin.losses.cross_batch_memory import CrossBatchMemory
 from nearkin.methods._pull import ProximalPull
 from nearkin.numerics import full_precision
@@ -187,14 +187,5 @@ def representative_loss(
         pairs = loss.pairs(heads, head_labels, embeddings, labels)
         pairs = replace(pairs, positive=pairs.positive.clone().fill_diagonal_(False))
         if hard_pairs and loss.representatives == "balanced anchors":
-            pairs = _balanced(pairs, len(labels) // num_representatives - 1)
+            pairs = hardest_negatives(pairs)
         return loss.from_pairs(pairs)
-
-
-def _balanced(pairs: Pairs, positives: int) -> Pairs:
-    """Of each anchor's negative pairs only the ``positives`` hardest, chosen without asking the device how many."""
-    with torch.no_grad():
-        distance = pairs.distance(squared=True).masked_fill_(~pairs.negative, float("inf"))
-        hardest = distance.topk(positives, dim=1, largest=False).indices
-        kept = torch.zeros_like(pairs.negative).scatter_(1, hardest, True)
-    return replace(pairs, negative=pairs.negative & kept)

@@ -18,8 +18,9 @@ class ProxyBank(nn.Module):
     """Learnable proxies, ``per_class`` for each class.
 
     ``vectors`` is a float32 Parameter ``[classes, per_class, dim]``, drawn Kaiming-normal with fan-out as in the
-    official Proxy-Anchor code: std ``sqrt(2 / (classes · per_class))``. Losses use the normalised vectors, so only
-    the directions matter at first; the length decides how fast a proxy turns under a given learning rate.
+    official Proxy-Anchor code: std ``sqrt(2 / (classes · per_class))``, times ``scale``. Losses use the normalised
+    vectors, so only the directions matter at first; the length decides how fast a proxy turns under a given learning
+    rate.
 
     Of several processes each has the proxies of its own share of the classes, and its ``vectors`` are those; they are
     drawn as if there were one.
@@ -28,7 +29,7 @@ class ProxyBank(nn.Module):
     torch.Size([10, 2, 4])
     """
 
-    def __init__(self, classes: int, per_class: int, dim: int) -> None:
+    def __init__(self, classes: int, per_class: int, dim: int, *, scale: float = 1.0) -> None:
         super().__init__()
         for name, value in (("num_classes", classes), ("proxies_per_class", per_class), ("dim", dim)):
             if value < 1:
@@ -40,7 +41,7 @@ class ProxyBank(nn.Module):
             raise RecipeError(f"{classes} classes cannot be shared out to {world()} processes: start fewer")
         shape = (classes, per_class, dim)
         drawn = torch.randn(shape) if world() == 1 else _rows_of_normal(self.own, *shape)
-        self.vectors = nn.Parameter(drawn * math.sqrt(2.0 / (classes * per_class)))
+        self.vectors = nn.Parameter(drawn * (scale * math.sqrt(2.0 / (classes * per_class))))
 
     @property
     def per_class(self) -> int:

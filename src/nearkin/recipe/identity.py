@@ -29,6 +29,7 @@ LATER: Mapping[str, Any] = {
     "data.kinds": None,
     "training.stop_at_epoch": None,
     "training.milestones": [],
+    "training.beta2": 0.999,
     "protocol.monitor_test": False,
     "protocol.scores": [],
 }

@@ -54,6 +54,8 @@ def check_values(recipe: Recipe) -> None:
             raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
     if not 0 < protocol.train_share <= 1:
         raise RecipeError(f"protocol.train_share must be a share above 0 and at most 1, got {protocol.train_share}")
+    if not 0 <= training.beta2 < 1:
+        raise RecipeError(f"training.beta2 must be at least 0 and below 1, got {training.beta2}")
     if protocol.fold >= protocol.folds:
         raise RecipeError(f"protocol.fold must be below protocol.folds ({protocol.folds}), got {protocol.fold}")
     if training.sampler == "balanced" and training.batch_size % training.images_per_class:

@@ -79,6 +79,8 @@ class TrainingSection:
     weight_decay: float = 1e-4
     momentum: float = 0.9
     """For SGD."""
+    beta2: float = 0.999
+    """How slowly Adam and AdamW forget the squares of past gradients."""
     head_multiplier: float = 1.0
     proxy_multiplier: float = 100.0
     schedule: Literal["constant", "step", "milestones", "plateau", "cosine"] = "step"

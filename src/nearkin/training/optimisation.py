@@ -49,7 +49,7 @@ def build_optimiser(groups: list[dict[str, Any]], training: TrainingSection) -> 
     if training.optimiser == "sgd":
         return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=decay, fused=fused)
     adam = torch.optim.AdamW if training.optimiser == "adamw" else torch.optim.Adam
-    return adam(groups, weight_decay=decay, fused=fused)
+    return adam(groups, betas=(0.9, training.beta2), weight_decay=decay, fused=fused)
 
 
 def check_schedule(recipe: Recipe) -> None:
