@@ -49,7 +49,7 @@ class PairCase:
     def hard_negatives(self, i: int) -> list[int]:
         """Its negatives at the smallest distance, as many as it has positives."""
         queries, references = self.units()
-        nearest = sorted(self.negatives(i), key=lambda j: float((queries[i] - references[j]).square().sum()))
+        nearest = sorted(self.negatives(i), key=lambda j: (queries[i] - references[j]).square().sum().item())
         return nearest[: len(self.positives(i))]
 
     def _self_pair(self, i: int, j: int) -> bool:

@@ -14,7 +14,7 @@ from nearkin.losses.vcpa import newton_update
 
 
 def proxy_anchor(similarities, labels, *, alpha, margin, positive_norm="all"):
-    """Equation 4 of the paper with loops; both sums are divided by the number of classes, or the first by those there."""
+    """Equation 4 of the paper with loops, both sums divided by the classes, or the first by those that are there."""
     classes = similarities.shape[1]
     loss = 0.0
     for c in range(classes):

@@ -90,6 +90,7 @@ class ProxyLoss(nn.Module):
         self.class_similarity: ClassSimilarity = class_similarity
         self.gamma = gamma
         self.tau = tau
+        self.start_scale = start_scale
         self.weighting = weighting
 
     @property

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nearkin import losses, methods
@@ -10,10 +12,13 @@ from nearkin.studies.compare.rows import (
     SETTABLE,
     base_recipe,
     comparison_rows,
+    named_rows,
     read_rows,
     rows_file,
+    shared_recipe,
     what_differs,
 )
+from nearkin.training.build import build_objective
 
 ASKED_FOR = {
     "proxy_anchor": ("proxy_anchor", "plain", None),
@@ -75,6 +80,31 @@ def test_the_budget_is_the_same_for_all_rows(kind):
                 if value != shared[section][key]:
                     assert f"{section}.{key}" in SETTABLE
                     assert key not in ("epochs", "max_steps", "batch_size", "optimiser", "schedule", "seed")
+
+
+AS_PUBLISHED = ["cub-profs", "cub-isa", "cub-vcpa", "cub-vcpa-tenth", "cub-mpa", "cub-base"]
+
+
+@pytest.mark.parametrize("name", AS_PUBLISHED)
+def test_rows_that_train_as_the_papers_do_differ_from_their_base_by_the_method_or_name_their_budget(name):
+    overrides = ["protocol.name=conventional"]
+    base = base_recipe("cub", shared_recipe("cub", rows_from=name), overrides)
+    encoder = base.encoder
+    assert (encoder.backbone, encoder.dim, encoder.freeze_batch_norm) == ("resnet50_v1", 512, True)
+    assert (base.training.evaluate_every, base.protocol.name) == (5, "conventional")
+    rows = {row.name: row for row in comparison_rows(base, rows=read_rows(named_rows(name)))}
+    for row in rows.values():
+        methods.catalogue()[row.recipe.method.name].check(row.recipe)
+        size = {"num_classes": 5, "dim": 8, "num_images": 20, "normalisation": encoder.normalisation}
+        build_objective(row.recipe.objective, **size)
+        ours = row.recipe.training
+        theirs = base.training if row.base is None else rows[row.base].recipe.training
+        same = replace(ours, **{key: getattr(theirs, key) for key in BUDGET}) == theirs
+        assert same, "beside the budget, which the table names, training is alike"
+        loss = row.base and row.recipe.objective != rows[row.base].recipe.objective
+        assert not (loss and ours != theirs), "either another loss or another budget"
+    shared = Recipe.load(shared_recipe("cub", rows_from=name))
+    assert any((row.recipe.objective, row.recipe.method) == (shared.objective, shared.method) for row in rows.values())
 
 
 def test_a_base_recipe_suits_the_data():
