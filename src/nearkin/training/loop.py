@@ -13,7 +13,7 @@ import time
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nearkin.data.loader import TrainingLoader
-from nearkin.errors import InterruptedRunError
+from nearkin.errors import InterruptedRunError, RecipeError
 from nearkin.ranks import Agreement
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
@@ -30,6 +30,10 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     Ctrl-C and SIGTERM end the step in hand, write a checkpoint and raise an error that says how to go on.
     """
     training = state.recipe.training
+    if training.stop_after is not None and state.protocol.selection_set() is None:
+        raise RecipeError(
+            "training.stop_after ends a run by its scores, and these data leave no classes to hold out: leave it out"
+        )
     written = time.monotonic()
     state.time.begin()
     state.watch = getattr(observer, "on_scoring", None)
@@ -89,7 +93,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
 
 
 def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> bool:
-    """Score the selection classes, keep the best, write the table; True when the method says to stop."""
+    """Score the selection classes, keep the best, write the table; True when this was the last evaluation."""
     part = state.protocol.selection_set()
     row: Evaluation = {"epoch": round(state.epoch, 4), "step": state.step}
     if losses := state.recent_losses:
@@ -114,4 +118,4 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
             checkpoint.save_best(state, folder)
     folder.write_evaluations(state.history)
     observer.on_evaluation(state, row)
-    return state.method.after_evaluation(state, scores) if state.step else False
+    return bool(state.step) and (state.method.after_evaluation(state, scores) or state.has_converged)

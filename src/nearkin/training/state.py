@@ -151,6 +151,20 @@ class TrainingState:
         """Images that go through the encoder together in an evaluation."""
         return self.recipe.training.evaluation_batch_size or images_at_a_time(self.transform.size, self.device)
 
+    @property
+    def has_converged(self) -> bool:
+        """Whether as many evaluations have brought no new best as end the run: by the recipe, or else by its method.
+
+        Scores of the test classes must not decide how long to train, unless the recipe says that they may.
+        """
+        protocol, limit = self.protocol, self.recipe.training.stop_after or self.method.stop_after
+        may_end = {"validation": True, "test": protocol.section.monitor_test, "last": False}
+        if limit is None or not may_end[protocol.selects_on]:
+            return False
+        best = self.best or {}
+        since = 0 if math.isnan(best.get(protocol.select_by, math.nan)) else best["step"]
+        return sum(row["step"] > since for row in self.history) >= limit
+
     def embed(
         self,
         rows: NDArray[np.int64],
@@ -251,17 +265,46 @@ class TrainingSet:
         """What the images are called."""
         return [self._state.table.ids[row] for row in self._rows[rows].tolist()]
 
-    def embed(self, rows: NDArray[np.int64]) -> Tensor:
-        """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device."""
+    def embed(
+        self,
+        rows: NDArray[np.int64],
+        *,
+        encoder: Encoder | None = None,
+        augmented: Callable[[int], np.random.Generator] | None = None,
+    ) -> Tensor:
+        """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device.
+
+        They are of evaluation crops, or where ``augmented`` gives the random numbers for every place among the rows, of
+        crops as a training batch has them.
+        """
         state = self._state
-        if state.on_device is None:
-            return state.embed(self._rows[rows])
         placed, at_a_time = state.on_device, state.evaluated_at_a_time
+        if augmented is not None:
+            return state.embed(
+                self._rows[rows], encoder=encoder, crops=lambda own: self._training_crops(rows, own, augmented)
+            )
+        if placed is None:
+            return state.embed(self._rows[rows], encoder=encoder)
 
         def crops(own: range) -> Iterable[Tensor]:
             return placed.evaluation_batches(rows[own.start : own.stop], state.transform, batch_size=at_a_time)
 
-        return state.embed(self._rows[rows], crops=crops)
+        return state.embed(self._rows[rows], encoder=encoder, crops=crops)
+
+    def _training_crops(
+        self, rows: NDArray[np.int64], own: range, rng: Callable[[int], np.random.Generator]
+    ) -> Iterable[Tensor]:
+        """Of the ``own`` places among the rows, uint8 ``[B, H, W, 3]`` in batches."""
+        transform, placed, at_a_time = self._state.transform, self._state.on_device, self._state.evaluated_at_a_time
+        for places in (own[start : start + at_a_time] for start in range(0, len(own), at_a_time)):
+            part = rows[places.start : places.stop]
+            if placed is None:
+                crops = [transform.train(self[row], rng(place)) for place, row in zip(places, part, strict=True)]
+                yield torch.from_numpy(np.stack(crops))
+            else:
+                shapes = zip(places, placed.shapes[part].tolist(), strict=True)
+                drawn = [transform.draw(height, width, rng(place)) for place, (height, width) in shapes]
+                yield placed.crops(part, [box for box, _ in drawn], [flip for _, flip in drawn], transform.size)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
@@ -287,6 +330,8 @@ class Method:
     {}
     """
 
+    stop_after: int | None = None
+    """Evaluations without a new best that end the run, where the recipe's ``training.stop_after`` says nothing."""
     events: Sequence[Event] = ()
     """What the method did and when; left in the run folder as ``events.json``."""
 
