@@ -180,7 +180,7 @@ EVERY_STEP = ("training.evaluate_every_steps=1", "training.stop_after=2", "train
 
 
 def test_a_run_ends_after_evaluations_without_a_new_best(recipe_for, tmp_path, scripted):
-    # Untrained; then by step: best, equal, best, not a number, worse, which is the second without; then the final score.
+    # Untrained; by step: best, equal, best, not a number, and worse, the second without a best; then the final score.
     scripted([0.9, 0.5, 0.5, 0.6, math.nan, 0.55, 0.6])
     folder = RunFolder(tmp_path / "run")
     run(recipe_for(*EVERY_STEP, "protocol.monitor_test=true"), folder, Silent())
