@@ -264,7 +264,7 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         (["method.raw_proxies=true", "method.anchors=samples"], "there are none"),
         (["method.best_proxies=true", "method.anchors=samples"], "there are none"),
         (["method.best_proxies=true", "method.steps_per_problem=3"], "leave out method.steps_per_problem"),
-        (["training.schedule=plateau", "training.schedule_every=3"], "would never fall: set training.schedule_every=2"),
+        (["training.schedule=plateau", "training.schedule_every=3"], "would never fall: raise method.patience above that"),
         (["method.pool=plian"], "method.pool must be one of plain, augmented"),
     ],
 )

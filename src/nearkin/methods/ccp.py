@@ -155,8 +155,7 @@ class Ccp(Method):
                 raise RecipeError(
                     f"the plateau schedule counts anew in every sub-problem of CCP, which ends after method.patience "
                     f"({patience}) evaluations without improvement, so that with training.schedule_every={plateau} the "
-                    f"rate would never fall: set training.schedule_every={patience - 1} or less, or "
-                    f"training.schedule=constant"
+                    f"rate would never fall: raise method.patience above that, or set training.schedule=constant"
                 )
             refuse_test_scores(
                 recipe.protocol, "CCP would end its sub-problems", instead="set method.steps_per_problem"
