@@ -264,7 +264,7 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         (["method.raw_proxies=true", "method.anchors=samples"], "there are none"),
         (["method.best_proxies=true", "method.anchors=samples"], "there are none"),
         (["method.best_proxies=true", "method.steps_per_problem=3"], "leave out method.steps_per_problem"),
-        (["training.schedule=plateau", "training.schedule_every=3"], "would never fall: raise method.patience above that"),
+        (["training.schedule=plateau", "training.schedule_every=3"], "rate would never fall: raise method.patience"),
         (["method.pool=plian"], "method.pool must be one of plain, augmented"),
     ],
 )
@@ -461,8 +461,7 @@ def test_an_augmented_pool_of_images_on_the_device_is_the_same(tiny, table_of):
     placed.on_device = DeviceImages(placed.train_set.selected, torch.device("cpu"))
     for state in (ours, placed):
         state.method.start(state)
-    # Crops may be a level of 256 apart in single places.
-    torch.testing.assert_close(ours.method.bank.vectors, placed.method.bank.vectors, rtol=0, atol=0.02)
+    assert torch.equal(ours.method.bank.vectors, placed.method.bank.vectors)
     assert np.array_equal(ours.method._anchor_rows, placed.method._anchor_rows)
 
 

@@ -118,4 +118,18 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer) -> boo
             checkpoint.save_best(state, folder)
     folder.write_evaluations(state.history)
     observer.on_evaluation(state, row)
-    return bool(state.step) and (state.method.after_evaluation(state, scores) or state.has_converged)
+    return bool(state.step) and (state.method.after_evaluation(state, scores) or _has_converged(state))
+
+
+def _has_converged(state: TrainingState) -> bool:
+    """Whether as many evaluations have brought no new best as end the run: by the recipe, or else by its method.
+
+    Scores of the test classes must not decide how long to train, unless the recipe says that they may.
+    """
+    protocol, limit = state.protocol, state.recipe.training.stop_after or state.method.stop_after
+    may_end = {"validation": True, "test": protocol.section.monitor_test, "last": False}
+    if limit is None or not may_end[protocol.selects_on]:
+        return False
+    best = state.best or {}
+    since = 0 if math.isnan(best.get(protocol.select_by, math.nan)) else best["step"]
+    return sum(row["step"] > since for row in state.history) >= limit

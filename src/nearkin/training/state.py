@@ -18,7 +18,7 @@ from nearkin import ranks
 from nearkin.data.cache import OpenedImages, SelectedImages
 from nearkin.data.device_images import DeviceImages
 from nearkin.data.kept_crops import KeptCrops
-from nearkin.data.loader import Batch, TrainingLoader
+from nearkin.data.loader import Batch, TrainingLoader, training_batches
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
@@ -151,20 +151,6 @@ class TrainingState:
         """Images that go through the encoder together in an evaluation."""
         return self.recipe.training.evaluation_batch_size or images_at_a_time(self.transform.size, self.device)
 
-    @property
-    def has_converged(self) -> bool:
-        """Whether as many evaluations have brought no new best as end the run: by the recipe, or else by its method.
-
-        Scores of the test classes must not decide how long to train, unless the recipe says that they may.
-        """
-        protocol, limit = self.protocol, self.recipe.training.stop_after or self.method.stop_after
-        may_end = {"validation": True, "test": protocol.section.monitor_test, "last": False}
-        if limit is None or not may_end[protocol.selects_on]:
-            return False
-        best = self.best or {}
-        since = 0 if math.isnan(best.get(protocol.select_by, math.nan)) else best["step"]
-        return sum(row["step"] > since for row in self.history) >= limit
-
     def embed(
         self,
         rows: NDArray[np.int64],
@@ -278,33 +264,17 @@ class TrainingSet:
         crops as a training batch has them.
         """
         state = self._state
-        placed, at_a_time = state.on_device, state.evaluated_at_a_time
-        if augmented is not None:
-            return state.embed(
-                self._rows[rows], encoder=encoder, crops=lambda own: self._training_crops(rows, own, augmented)
-            )
-        if placed is None:
+        size, workers, placed = state.evaluated_at_a_time, state.recipe.data.workers, state.on_device
+        if augmented is None and placed is None:
             return state.embed(self._rows[rows], encoder=encoder)
 
         def crops(own: range) -> Iterable[Tensor]:
-            return placed.evaluation_batches(rows[own.start : own.stop], state.transform, batch_size=at_a_time)
+            if augmented is not None:
+                return training_batches(self, state.transform, rows, own, augmented, batch_size=size, workers=workers)
+            assert placed is not None
+            return placed.evaluation_batches(rows[own.start : own.stop], state.transform, batch_size=size)
 
         return state.embed(self._rows[rows], encoder=encoder, crops=crops)
-
-    def _training_crops(
-        self, rows: NDArray[np.int64], own: range, rng: Callable[[int], np.random.Generator]
-    ) -> Iterable[Tensor]:
-        """Of the ``own`` places among the rows, uint8 ``[B, H, W, 3]`` in batches."""
-        transform, placed, at_a_time = self._state.transform, self._state.on_device, self._state.evaluated_at_a_time
-        for places in (own[start : start + at_a_time] for start in range(0, len(own), at_a_time)):
-            part = rows[places.start : places.stop]
-            if placed is None:
-                crops = [transform.train(self[row], rng(place)) for place, row in zip(places, part, strict=True)]
-                yield torch.from_numpy(np.stack(crops))
-            else:
-                shapes = zip(places, placed.shapes[part].tolist(), strict=True)
-                drawn = [transform.draw(height, width, rng(place)) for place, (height, width) in shapes]
-                yield placed.crops(part, [box for box, _ in drawn], [flip for _, flip in drawn], transform.size)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
