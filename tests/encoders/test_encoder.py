@@ -187,3 +187,55 @@ def test_bad_recipes_say_what_is_wrong(arguments, message):
 def test_absent_weights_are_a_data_error(tmp_path):
     with pytest.raises(DataError, match=r"absent.safetensors does not exist"):
         build_encoder("small", weights=tmp_path / "absent.safetensors")
+
+
+def test_a_glorot_head_is_uniform_by_both_fans_and_may_lack_a_bias():
+    torch.manual_seed(0)
+    encoder = build_encoder("small", dim=512, head_init="glorot", head_bias=False)
+    bound = (6 / (512 + encoder.backbone.out_channels)) ** 0.5
+    weight = encoder.head.weight
+    assert weight.abs().max().item() == pytest.approx(bound, rel=0.01)
+    assert weight.abs().max().item() <= bound
+    assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.03)
+    assert encoder.head.bias is None
+    assert [p.shape for p in encoder.head_parameters()] == [weight.shape]
+    with_bias = build_encoder("small", dim=8, head_init="glorot")
+    assert not with_bias.head.bias.any()
+
+
+def test_without_normalisation_lengths_stay_and_the_encoder_is_as_it_was():
+    torch.manual_seed(0)
+    encoder = build_encoder("small", dim=16, normalisation="ball").eval()
+    with torch.no_grad():
+        encoder.head.weight.mul_(100)
+    before = encoder(pixels())
+    raw = encoder.without_normalisation()
+    features = encoder.backbone(HALF(pixels())).mean(dim=(2, 3)) @ encoder.head.weight.T + encoder.head.bias
+    torch.testing.assert_close(raw(pixels()), features, rtol=1e-4, atol=1e-4)
+    assert raw(pixels()).norm(dim=1).min() > 1
+    assert torch.equal(encoder(pixels()), before)
+    raw.train()
+    assert not encoder.training
+    assert raw.head is encoder.head
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "small", "efficientnet_lite0"])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_frozen_scale_and_shift_take_no_gradient_and_leave_the_others_theirs(backbone, statistics):
+    """Folded into the convolutions or not, all other gradients are those of an encoder whose scale and shift train."""
+    gradients = []
+    for frozen in (True, False):
+        torch.manual_seed(0)
+        encoder = build_encoder(backbone, dim=8, freeze_batch_norm=statistics, freeze_scale_and_shift=frozen).double()
+        norms = {f"backbone.{n}" for n, m in encoder.backbone.named_modules() if isinstance(m, nn.BatchNorm2d)}
+        assert norms
+        for name, parameter in encoder.named_parameters():
+            assert parameter.requires_grad != (frozen and name.rpartition(".")[0] in norms), name
+        x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        (encoder(x) * torch.arange(8.0)).sum().backward()
+        gradients.append({n: p.grad for n, p in encoder.named_parameters() if n.rpartition(".")[0] not in norms})
+        assert all((p.grad is None) == (not p.requires_grad) for p in encoder.parameters())
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(
+            gradient, gradients[1][name], rtol=1e-6, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from nearkin.data.device_images import DeviceImages
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.methods import ccp
 from nearkin.runs.folder import RunFolder
+from nearkin.samplers.stream import generator
 from nearkin.training import checkpoint
 from nearkin.training.loop import fit
 from nearkin.training.state import Silent
@@ -85,7 +87,9 @@ def test_proxies_start_from_the_images_that_greedy_k_centre_picks(tiny, monkeypa
     state.optimiser.state[state.method.bank.vectors] = {"step": torch.tensor(3.0)}
     asked = []
     genuine = type(state).embed
-    monkeypatch.setattr(type(state), "embed", lambda self, rows: asked.append(rows) or genuine(self, rows))
+    monkeypatch.setattr(
+        type(state), "embed", lambda self, rows, **rest: asked.append(rows) or genuine(self, rows, **rest)
+    )
     state.method._begin_problem(state)
     rows = asked[0].reshape(5, 3)
     embedded = genuine(state, rows.ravel()).view(5, 3, -1)
@@ -256,6 +260,12 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         (["method.patience=0"], "method.patience must be at least 1"),
         (["method.warmup_steps=-1"], "method.warmup_steps must be at least 0, got -1"),
         (["method.steps_per_problem=0"], "method.steps_per_problem must be at least 1"),
+        (["method.raw_proxies=true", "objective.name=proxy_anchor"], "raw_proxies needs a pair loss"),
+        (["method.raw_proxies=true", "method.anchors=samples"], "there are none"),
+        (["method.best_proxies=true", "method.anchors=samples"], "there are none"),
+        (["method.best_proxies=true", "method.steps_per_problem=3"], "leave out method.steps_per_problem"),
+        (["training.schedule=plateau", "training.schedule_every=3"], "rate would never fall: raise method.patience"),
+        (["method.pool=plian"], "method.pool must be one of plain, augmented"),
     ],
 )
 def test_products_that_make_no_sense_are_refused(tiny, overrides, said):
@@ -290,18 +300,20 @@ def test_test_scores_end_a_problem_where_the_recipe_says_that_they_may(tiny):
     assert "which training also followed" in state.protocol.selection_rule
 
 
-def test_test_scores_do_not_end_the_training(tiny):
+@pytest.mark.parametrize(
+    ("protocol", "last"),
+    [
+        (["protocol.name=conventional"], 8),
+        (["protocol.name=conventional", "protocol.monitor_test=true"], 4),
+        (["protocol.name=validation"], 4),
+    ],
+)
+def test_test_scores_do_not_end_the_training(tiny, tmp_path, scripted, protocol, last):
+    scripted([0.0, 0.5, 0.4, 0.4, 0.4] if "validation" not in protocol[0] else [0.0, 0.0, 0.5, 0.4])
     given = ("method.name=ccp", "method.steps_per_problem=3", "method.stop_after=1", "method.proxies_per_class=2")
-    for protocol, ends in (
-        (["protocol.name=conventional"], False),
-        (["protocol.name=conventional", "protocol.monitor_test=true"], True),
-        (["protocol.name=validation"], True),
-    ):
-        state = tiny(*given, *protocol)
-        state.method.start(state)
-        first, second = ({state.protocol.select_by: score} for score in (0.5, 0.4))
-        assert not state.method.after_evaluation(state, first)
-        assert state.method.after_evaluation(state, second) is ends
+    state = tiny(*given, "training.max_steps=8", *protocol)
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+    assert state.step == last
 
 
 def test_a_new_problem_takes_variational_proxies_back_to_the_prior(tiny):
@@ -398,3 +410,160 @@ def test_interrupted_in_a_warm_up_it_goes_on_bit_for_bit(tiny, tmp_path):
     whole, resumed = whole_and_resumed(tiny, overrides, tmp_path, stop_at=3)
     assert equal(weights(whole), weights(resumed))
     assert whole.method.events == resumed.method.events
+
+
+def pooled(state):
+    """The pool that the next problem draws, as rows ``[classes, size]`` and which of them are real."""
+    state.method.problem += 1
+    drawn = state.method._draw_pool(state.labels, state.method.bank.classes, state.recipe.training.seed)
+    state.method.problem -= 1
+    return drawn
+
+
+def farthest_from(pool, held, count):
+    """Greedy k-centre of one class, one distance at a time; without held points from the one nearest the mean."""
+    picked, held = [], list(held)
+    for _ in range(count):
+        left = [i for i in range(len(pool)) if i not in picked]
+        if held:
+            merit = [min(float((pool[i] - v).norm()) for v in held) for i in left]
+        else:
+            merit = [-float((pool[i] - pool.mean(dim=0)).norm()) for i in left]
+        picked.append(left[int(np.argmax(merit))])
+        held.append(pool[picked[-1]])
+    return picked
+
+
+AUGMENTED = ("data.transform=standard", "data.image_size=8", "training.seed=3")
+
+
+def test_an_augmented_pool_is_embedded_from_crops_as_a_batch_has_them(tiny, table_of):
+    given = ("method.name=ccp", "method.pool=augmented", "method.proxies_per_class=2", "method.pool_size=3", *AUGMENTED)
+    state = tiny(*given, table=table_of((5, 4, 4)))
+    rows, _ = pooled(state)
+    state.method.start(state)
+    state.encoder.eval()
+    bank = state.method.bank.vectors.detach()
+    for c in range(3):
+        # By hand, image by image: the crop of the c·3+k-th place of problem 1 of this seed.
+        crops = [
+            state.transform.train(state.train_set[row], generator(3, 2, 1, 3 * c + k)) for k, row in enumerate(rows[c])
+        ]
+        pool = torch.stack([state.encoder(torch.from_numpy(crop)[None])[0] for crop in crops]).detach()
+        torch.testing.assert_close(bank[c], pool[farthest_from(pool, [], 2)], rtol=1e-4, atol=1e-5)
+        plain = state.train_set.embed(rows[c])
+        assert (bank[c][:, None] - plain[None]).norm(dim=2).min() > 1e-3, "these are not the evaluation crops"
+
+
+def test_an_augmented_pool_of_images_on_the_device_is_the_same(tiny, table_of):
+    given = ("method.name=ccp", "method.pool=augmented", "method.proxies_per_class=2", "method.pool_size=3", *AUGMENTED)
+    ours, placed = (tiny(*given, table=table_of((5, 4, 4))) for _ in range(2))
+    placed.on_device = DeviceImages(placed.train_set.selected, torch.device("cpu"))
+    for state in (ours, placed):
+        state.method.start(state)
+    assert torch.equal(ours.method.bank.vectors, placed.method.bank.vectors)
+    assert np.array_equal(ours.method._anchor_rows, placed.method._anchor_rows)
+
+
+def test_raw_proxies_are_the_heads_own_vectors_chosen_by_their_own_distances(tiny, table_of):
+    given = ("method.name=ccp", "method.raw_proxies=true", "method.proxies_per_class=2", "method.pool_size=3")
+    state = tiny(*given, table=table_of((5, 4, 4)))
+    with torch.no_grad():
+        state.encoder.head.weight.mul_(20)
+        state.encoder.head.bias.normal_()
+    state.method.start(state)
+    rows, _ = pooled(state)
+    ended = 3 * torch.randn_like(state.method.bank.vectors)
+    state.method.bank.vectors.data.copy_(ended)
+    state.method._begin_problem(state)
+    state.encoder.eval()
+    lengths = []
+    for c in range(3):
+        features = state.encoder.pooling(
+            state.encoder.backbone(state.encoder.preprocessing(state.train_set.pixels(rows[c])))
+        )
+        pool = (features @ state.encoder.head.weight.T + state.encoder.head.bias).detach()
+        picked = farthest_from(pool, ended[c], 2)
+        torch.testing.assert_close(state.method.bank.vectors[c].detach(), pool[picked], rtol=1e-4, atol=1e-4)
+        lengths.append(pool[picked].norm(dim=1))
+    assert torch.cat(lengths).max() > 1.5, "the ball would have them within 1"
+    # To a pair loss only the direction of what is outside of the ball counts.
+    embeddings, labels = torch.randn(4, 6), torch.tensor([0, 0, 1, 2])
+    value = state.method.loss(state, embeddings, labels, None)
+    with torch.no_grad():
+        vectors = state.method.bank.vectors
+        vectors.div_(vectors.norm(dim=2, keepdim=True).clamp_min(1.0))
+    torch.testing.assert_close(value, state.method.loss(state, embeddings, labels, None))
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_a_problem_moves_away_from_the_proxies_of_its_best_evaluation_if_asked(
+    tiny, tmp_path, scripted, monkeypatch, best
+):
+    """Evaluations every 2 steps, patience 2: problem 1 is best at step 2 and ends at step 6."""
+    scripted([0.0, 0.0, 0.30, 0.20, 0.20])
+    held, at_step = [], {}
+    genuine = ccp.greedy_k_center
+    monkeypatch.setattr(ccp, "greedy_k_center", lambda *args, **rest: held.append(args[1]) or genuine(*args, **rest))
+
+    class Watch(Silent):
+        def on_evaluation(self, state, row):
+            vectors = state.method.bank.vectors.detach()
+            at_step[state.step] = vectors / vectors.norm(dim=2, keepdim=True).clamp_min(1.0)
+
+    given = ["method.name=ccp", "method.patience=2", "method.proxies_per_class=2", "method.pool_size=3"]
+    state = tiny(*given, f"method.best_proxies={str(best).lower()}", "training.max_steps=6")
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Watch())
+    assert held[0] is None
+    torch.testing.assert_close(held[1], at_step[2 if best else 6])
+    assert not torch.equal(at_step[2], at_step[6])
+    assert state.method._best_proxies is None, "the next problem has a best of its own"
+
+
+def test_the_options_of_the_released_code_go_on_bit_for_bit(tiny, tmp_path):
+    overrides = ["method.name=ccp", "method.pool=augmented", "method.raw_proxies=true", "method.best_proxies=true"]
+    overrides += ["method.patience=2", "method.proxies_per_class=2", "method.pool_size=3", "training.max_steps=14"]
+    overrides += ["encoder.head_init=glorot", "encoder.head_bias=false", "encoder.freeze_scale_and_shift=true"]
+    whole, resumed = whole_and_resumed(tiny, [*overrides, *AUGMENTED], tmp_path, stop_at=5)
+    assert len(whole.method.events) >= 2
+    assert equal(weights(whole), weights(resumed))
+    assert torch.equal(whole.method.bank.vectors, resumed.method.bank.vectors)
+    assert whole.method.events == resumed.method.events
+
+
+def test_a_checkpoint_without_proxies_of_the_best_evaluation_can_be_gone_on_with(tiny):
+    state = tiny("method.name=ccp", "method.proxies_per_class=2", "method.pool_size=3")
+    state.method.start(state)
+    saved = {**state.method.state_dict(), "overall_best": 0.5, "without_best": 1}
+    del saved["best_proxies"]
+    other = tiny("method.name=ccp", "method.proxies_per_class=2", "method.pool_size=3")
+    other.method.load_state_dict(saved)
+    assert other.method._best_proxies is None
+    assert torch.equal(other.method.bank.vectors, state.method.bank.vectors)
+
+
+def test_a_plateau_counts_anew_in_every_problem(tiny, tmp_path, scripted):
+    """Patience 3; the rate is halved by the second evaluation without improvement, 2e-4 at least; one every 2 steps.
+
+    By hand, as each problem compares with its own best: .9 .8 .8 (halved) .8 → problem 2; .1 .2 .3 .4 rise, far below
+    the .9 of before, and the rate stays; .3 .3 (halved) .3 → problem 3; .2 .1 .1 (to the floor, not to 1.25e-4).
+    """
+    scores = [0.9, 0.8, 0.8, 0.8, 0.1, 0.2, 0.3, 0.4, 0.3, 0.3, 0.3, 0.2, 0.1, 0.1]
+    scripted([0.0, 0.0, *scores])
+    given = ["method.name=ccp", "method.patience=3", "method.proxies_per_class=2", "training.proxy_multiplier=10"]
+    plateau = ["training.schedule=plateau", "training.schedule_every=1", "training.min_learning_rate=2e-4"]
+    state = tiny(*given, *plateau, "training.max_steps=28")
+    rates = []
+
+    class Watch(Silent):
+        def on_step(self, state, loss, images):
+            if state.step % 2 == 0:
+                rates.append([group["lr"] for group in state.optimiser.param_groups])
+
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Watch())
+    rates.append([group["lr"] for group in state.optimiser.param_groups])
+    assert [(e["step"], e["number"]) for e in state.method.events] == [(0, 1), (8, 2), (22, 3)]
+    wanted = [1e-3] * 3 + [5e-4] * 7 + [2.5e-4] * 4 + [2e-4]
+    names = [group["name"] for group in state.optimiser.param_groups]
+    for name, seen in zip(names, np.array(rates).T, strict=True):
+        np.testing.assert_allclose(seen, np.array(wanted) * (10 if name == "proxies" else 1), err_msg=name)

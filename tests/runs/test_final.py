@@ -109,9 +109,12 @@ def test_a_rate_that_waited_for_scores_falls_where_it_fell(photos, tmp_path, mon
         "training.schedule=plateau",
         "training.schedule_every=1",
         "training.epochs=7",
+        "training.min_learning_rate=4e-4",
+        "training.stop_after=9",
         "protocol.monitor_test=true",
     )
     assert len(set(before)) > 2
+    assert min(before) == pytest.approx(4e-4), "the floor is above a quarter of the rate"
     chosen_at(tmp_path / "run", 6.0)
     rates = Rates()
     train_final(tmp_path / "run", rates)

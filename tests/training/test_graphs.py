@@ -41,9 +41,12 @@ def test_networks_of_other_packages_are_graphed_when_asked_for(state_for):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backbone, freeze", [("small", False), ("resnet18", False), ("resnet18", True)])
-def test_graphs_give_what_the_encoder_gives(backbone, freeze):
-    encoder = build_encoder(backbone, dim=8, freeze_batch_norm=freeze).cuda()
+@pytest.mark.parametrize(
+    "backbone, freeze, rest",
+    [("small", False, False), ("resnet18", False, False), ("resnet18", True, False), ("resnet18", True, True)],
+)
+def test_graphs_give_what_the_encoder_gives(backbone, freeze, rest):
+    encoder = build_encoder(backbone, dim=8, freeze_batch_norm=freeze, freeze_scale_and_shift=rest).cuda()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     encode = GraphedEncoder(encoder, torch.device("cuda"), None)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
+import signal
 
 import numpy as np
 import pytest
 import torch
 
-from nearkin.errors import RecipeError
+from nearkin.errors import InterruptedRunError, RecipeError
+from nearkin.evaluation.protocol import Protocol
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.health import HealthCheck
@@ -110,3 +112,123 @@ def test_clipping(state_for, next_batch, clip):
     gradients = torch.cat([p.grad.flatten() for g in state.optimiser.param_groups for p in g["params"]])
     size = gradients.abs().max() if clip == "value" else gradients.norm()
     assert size <= 0.001 * (1 + 1e-4)
+
+
+def test_frozen_scale_and_shift_are_in_no_group_and_do_not_decay(state_for, next_batch):
+    state = state_for(
+        "encoder.freeze_batch_norm=true", "encoder.freeze_scale_and_shift=true", "training.weight_decay=0.5"
+    )
+    norms = [m for m in state.encoder.backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    resting = {id(p) for norm in norms for p in (norm.weight, norm.bias)}
+    held = {id(p) for group in state.optimiser.param_groups for p in group["params"]}
+    assert not resting & held
+    assert held | resting == {id(p) for module in (state.encoder, state.objective) for p in module.parameters()}
+    before = [norm.weight.clone() for norm in norms]
+    train_step(state, next_batch(state), HealthCheck(state))
+    assert all(torch.equal(norm.weight, old) for norm, old in zip(norms, before, strict=True))
+
+
+def test_a_warm_up_wakes_the_backbone_but_not_its_scale_and_shift(state_for, next_batch):
+    state = state_for("encoder.freeze_scale_and_shift=true", "training.warmup_epochs=1")
+    learned = {name: p.requires_grad for name, p in state.encoder.named_parameters()}
+    batch, health = next_batch(state), HealthCheck(state)
+    train_step(state, batch, health)
+    assert not any(p.requires_grad for p in state.encoder.backbone.parameters())
+    state.step = state.warmup_steps
+    train_step(state, batch, health)
+    assert {name: p.requires_grad for name, p in state.encoder.named_parameters()} == learned
+
+
+def test_adams_decay_is_in_the_gradient_and_adamws_is_not(state_for, next_batch):
+    """The first step of Adam is the rate times the sign of gradient plus decay; of AdamW the sign of the gradient."""
+    decay, rate = 3.0, 1e-3
+    for optimiser in ("adam", "adamw"):
+        state = state_for(f"training.optimiser={optimiser}", f"training.weight_decay={decay}", "training.clip=none")
+        weight = state.encoder.head.weight
+        before = weight.detach().clone().double()
+        train_step(state, next_batch(state), HealthCheck(state))
+        gradient = weight.grad.double()
+        if optimiser == "adam":
+            gradient = gradient + decay * before
+            expected = before - rate * gradient / (gradient.abs() + 1e-8)
+        else:
+            expected = before * (1 - rate * decay) - rate * gradient / (gradient.abs() + 1e-8)
+        torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["plateau", "milestones"])
+def test_a_floor_holds_for_every_group_in_proportion(state_for, schedule):
+    state = state_for(
+        f"training.schedule={schedule}",
+        "training.schedule_every=1",
+        "training.schedule_factor=0.5",
+        "training.milestones=[2,4,6]",
+        "training.min_learning_rate=3e-4",
+        "training.head_multiplier=10",
+    )
+    seen = []
+    for _ in range(7):
+        seen.append([group["lr"] for group in state.optimiser.param_groups])
+        state.optimiser.step()
+        state.scheduler.step(*([0.5] if schedule == "plateau" else []))
+    # Halved by every second evaluation without improvement after the first, or by the epochs named.
+    wanted = [1, 1, 1, 0.5, 0.5, 0.3, 0.3] if schedule == "plateau" else [1, 1, 0.5, 0.5, 0.3, 0.3, 0.3]
+    first = np.array(seen[0])
+    np.testing.assert_allclose(np.array(seen), np.outer(wanted, first))
+    assert len(set(first.tolist())) > 1
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    def set_scores(values):
+        rest = iter(values)
+        monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": next(rest), "MAP@R": 0.5})
+
+    return set_scores
+
+
+EVERY_STEP = ("training.evaluate_every_steps=1", "training.stop_after=2", "training.epochs=9")
+
+
+def test_a_run_ends_after_evaluations_without_a_new_best(recipe_for, tmp_path, scripted):
+    # Untrained; by step: best, equal, best, not a number, and worse, the second without a best; then the final score.
+    scripted([0.9, 0.5, 0.5, 0.6, math.nan, 0.55, 0.6])
+    folder = RunFolder(tmp_path / "run")
+    run(recipe_for(*EVERY_STEP, "protocol.monitor_test=true"), folder, Silent())
+    assert folder.scores()["steps"] == 5
+    assert folder.scores().chosen["step"] == 3
+    assert folder.scores()["selection"] == "best R@1 on the test classes, which training also followed"
+
+
+def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_for, tmp_path, scripted):
+    class Interrupt(Silent):
+        def on_step(self, state, loss, images):
+            if state.step == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    folder, recipe = RunFolder(tmp_path / "run"), recipe_for(*EVERY_STEP, "protocol.monitor_test=true")
+    scripted([0.9, 0.5, 0.4])
+    with pytest.raises(InterruptedRunError):
+        run(recipe, folder, Interrupt())
+    scripted([0.4, 0.5])
+    run(recipe, folder, Silent(), resume=True)
+    assert folder.scores()["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["training.stop_after=3"], r"stop_after would end the run by the scores of the test classes: leave it out"),
+        (["training.stop_after=3", "protocol.name=everything"], "protocol everything has none"),
+        (["training.stop_after=3", "protocol.name=in-distribution"], "protocol in-distribution has none"),
+        (
+            ["training.stop_after=3", "protocol.name=validation", "protocol.validation_share=0"],
+            "leave no classes to hold out",
+        ),
+        (["training.stop_after=0"], "training.stop_after must be at least 1, got 0"),
+        (["training.min_learning_rate=1e-6"], "a floor for the schedules plateau and milestones, not for cosine"),
+    ],
+)
+def test_ends_and_floors_that_make_no_sense_are_refused(recipe_for, tmp_path, overrides, said):
+    with pytest.raises(RecipeError, match=said):
+        run(recipe_for(*overrides), RunFolder(tmp_path / "run"), Silent())

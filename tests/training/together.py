@@ -242,6 +242,12 @@ COURSES = {
         "method.proxies_per_class=2",
     ],
     "ccp-own": ["method.name=ccp", "objective.name=mpa", "method.patience=1", "training.evaluate_every_steps=1"],
+    "ccp-released": [
+        *("method.name=ccp", "objective.name=contrastive", "method.patience=1", "training.evaluate_every_steps=1"),
+        *("method.pool=augmented", "method.raw_proxies=true", "method.best_proxies=true", "method.proxies_per_class=2"),
+        *("encoder.head_init=glorot", "encoder.head_bias=false", "encoder.freeze_scale_and_shift=true"),
+        "data.transform=standard",
+    ],
     "ccp-samples": [
         *("method.name=ccp", "objective.name=contrastive", "method.steps_per_problem=2", "method.anchors=samples"),
         "method.proxies_per_class=1",

@@ -178,6 +178,26 @@ def evaluation_batches(
         yield torch.from_numpy(np.concatenate(list(islice(prepared, len(batch)))))
 
 
+def training_batches(
+    images: Images,
+    transform: Transform,
+    rows: NDArray[np.int64],
+    places: range,
+    rng: Callable[[int], np.random.Generator],
+    *,
+    batch_size: int,
+    workers: int | None = None,
+) -> Iterator[Tensor]:
+    """The images at some ``places`` of ``rows`` in order, as training crops ``[B, H, W, 3]`` (uint8).
+
+    ``rng`` gives the random numbers of a place, so that they do not depend on who makes its crop.
+    """
+    threads = max(1, default_workers() if workers is None else workers)
+    crops = in_order(lambda place: transform.train(images[int(rows[place])], rng(place)), places, threads)
+    while batch := list(islice(crops, batch_size)):
+        yield torch.from_numpy(np.stack(batch))
+
+
 def _parts(count: int, workers: int) -> list[range]:
     """Cut ``range(count)`` into about two parts per worker, small enough to balance, large enough to be worth it."""
     step = max(1, -(-count // max(1, 2 * workers)))

@@ -36,6 +36,11 @@ class Encoder(nn.Module):
         freeze_batch_norm: keep the backbone's batch-norm layers in evaluation mode while training: their running
             statistics are used and stay as they are. Scale and shift still train, as they do in Proxy-Anchor's
             official code after its warm-up.
+        freeze_scale_and_shift: keep the scale and shift of the backbone's batch-norm layers as they are.
+        head_init: how the projection begins: ``"default"`` is Kaiming-normal by fan-out, std √(2/dim); ``"glorot"`` is
+            Glorot-uniform, as in Keras, std √(2/(channels + dim)). Embeddings are normalised, so the length decides how
+            fast a given learning rate turns the projection.
+        head_bias: whether the projection adds a bias.
         channels_last: run the backbone with channels last in memory, faster with tensor cores.
 
     Example:
@@ -53,6 +58,9 @@ class Encoder(nn.Module):
         dim: int | None = 512,
         normalisation: Normalisation = "l2",
         freeze_batch_norm: bool = False,
+        freeze_scale_and_shift: bool = False,
+        head_init: Literal["default", "glorot"] = "default",
+        head_bias: bool = True,
         channels_last: bool = False,
     ) -> None:
         super().__init__()
@@ -63,10 +71,17 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.pooling = pooling
         self.dim = backbone.out_channels if dim is None else dim
-        self.head: nn.Module = nn.Identity() if dim is None else _projection(backbone.out_channels, dim)
+        self.head: nn.Module = nn.Identity()
+        if dim is not None:
+            self.head = _projection(backbone.out_channels, dim, head_init, head_bias)
         self.normalisation: Normalisation = normalisation
+        self._keeps_length = False
         self.freeze_batch_norm = freeze_batch_norm
         self.channels_last = channels_last
+        if freeze_scale_and_shift:
+            for module in backbone.modules():
+                if isinstance(module, _BatchNorm):
+                    module.requires_grad_(False)
         norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
         self._folded = norms if backbone.folds_batch_norm else []
         self.weights_report: WeightsReport | None = None
@@ -102,7 +117,8 @@ class Encoder(nn.Module):
             features = self.pooling(features)
         embeddings = self.head(features)
         with full_precision(embeddings.device.type):
-            return normalise(at_least_float32(embeddings), self.normalisation)
+            embeddings = at_least_float32(embeddings)
+            return embeddings if self._keeps_length else normalise(embeddings, self.normalisation)
 
     def without_head(self) -> Encoder:
         """The same backbone and pooling without the projection: embeddings are the pooled features, normalised.
@@ -118,6 +134,19 @@ class Encoder(nn.Module):
         bare.dim = self.backbone.out_channels
         return bare
 
+    def without_normalisation(self) -> Encoder:
+        """The same network, whose embeddings keep the length that the projection gives them. Weights are shared.
+
+        >>> encoder = build_encoder("small", dim=64)
+        >>> images = torch.full((1, 48, 48, 3), 255, dtype=torch.uint8)
+        >>> raw = encoder.without_normalisation()(images)
+        >>> torch.allclose(encoder(images), raw / raw.norm())
+        True
+        """
+        raw = copy.copy(self)
+        raw._keeps_length = True
+        return raw
+
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if mode and self.freeze_batch_norm:
@@ -132,10 +161,14 @@ class Encoder(nn.Module):
         yield from self.head.parameters()
 
 
-def _projection(inputs: int, dim: int) -> nn.Linear:
-    head = nn.Linear(inputs, dim)
-    nn.init.kaiming_normal_(head.weight, mode="fan_out")
-    nn.init.zeros_(head.bias)
+def _projection(inputs: int, dim: int, init: str, bias: bool) -> nn.Linear:
+    head = nn.Linear(inputs, dim, bias=bias)
+    if init == "glorot":
+        nn.init.xavier_uniform_(head.weight)
+    else:
+        nn.init.kaiming_normal_(head.weight, mode="fan_out")
+    if bias:
+        nn.init.zeros_(head.bias)
     return head
 
 
@@ -147,6 +180,9 @@ def build_encoder(
     normalisation: Normalisation = "l2",
     weights: str | Path | None = None,
     freeze_batch_norm: bool = False,
+    freeze_scale_and_shift: bool = False,
+    head_init: Literal["default", "glorot"] = "default",
+    head_bias: bool = True,
     channels_last: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> Encoder:
@@ -172,6 +208,9 @@ def build_encoder(
         dim=dim,
         normalisation=normalisation,
         freeze_batch_norm=freeze_batch_norm,
+        freeze_scale_and_shift=freeze_scale_and_shift,
+        head_init=head_init,
+        head_bias=head_bias,
         channels_last=channels_last,
     )
     if weights is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nearkin import losses
 from nearkin.data.loader import Batch
@@ -25,7 +26,7 @@ from nearkin.training.state import Event, Method, TrainingState
 
 __all__ = ["Ccp"]
 
-_KEPT = ["events", "problem", "problem_began", "problem_best", "overall_best", "without_improvement", "without_best"]
+_KEPT = ["events", "problem", "problem_began", "problem_best", "without_improvement"]
 """Attributes that a resumed run takes over as they are."""
 _NO_SCORES = "CCP ends its sub-problems by the scores of validation classes, and {}: set method.steps_per_problem"
 
@@ -37,6 +38,7 @@ class Ccp(Method):
     it has converged, θ* becomes the weights of its best evaluation, and new proxies are started from images: of b
     images per class, embedded with the present network, greedy k-centre takes the K that lie farthest from the proxies
     the sub-problem ended with. So the classes are covered by ever new points instead of proxies that coalesce.
+    Scores dip where a sub-problem begins, so the schedule ``plateau`` then counts anew.
 
     A pair loss gets the proxies as its references. A loss that owns proxies (Proxy-Anchor, MPA, ISA, …) keeps its own,
     and CCP turns those to the chosen images; ``proxies_per_class`` is then the loss's. Such proxies lie all around the
@@ -45,18 +47,25 @@ class Ccp(Method):
     Args:
         proxies_per_class: K; 8 for CUB and Cars, 4 for SOP and In-shop (section 6.1).
         pool_size: b, images per class to choose from; 12 and 7. With ``b = K`` the choice is random.
+        pool: which crops of these images are embedded: ``"plain"`` are those of evaluations, ``"augmented"`` random
+            ones as a training batch has them (as released).
+        raw_proxies: start proxies from what the projection gives, before it is normalised, and choose them by distances
+            between such vectors (as released). A pair loss normalises them anyway; being longer, they turn more slowly.
+        best_proxies: move away from the proxies of the sub-problem's best evaluation, of which θ* are the weights, and
+            not from those it ended with (as released).
         pull: λ of the proximal term.
         patience: evaluations without improvement after which a sub-problem has converged.
         min_improvement: what counts as an improvement of the score that the protocol selects by.
         steps_per_problem: end every sub-problem after this many steps instead of by its scores.
-        stop_after: evaluations on validation classes without a new best after which the whole training ends.
+        stop_after: evaluations on validation classes without a new best after which the whole training ends; where
+            ``training.stop_after`` is set, that counts instead.
         warmup_steps: steps of the loss by itself before the first sub-problem. Embeddings of a network that has learned
             nothing yet nearly coincide, and so would proxies that start from them: each loss whose push outweighs its
             pull then chases the whole batch away from all of them. Pretrained networks, as in the paper, need none.
         anchors: ``"proxies"``, or ``"samples"`` for the MNIST study, where the chosen images themselves are embedded
             in every step.
-        as_released: what the authors' code adds: no pull in the first sub-problem, and a tenth of the loss on pairs
-            within the batch.
+        as_released: what the authors' code adds to the loss: no pull in the first sub-problem, and a tenth of the loss
+            on pairs within the batch.
     """
 
     bank: ProxyBank
@@ -67,6 +76,9 @@ class Ccp(Method):
         *,
         proxies_per_class: int = 8,
         pool_size: int = 12,
+        pool: Literal["plain", "augmented"] = "plain",
+        raw_proxies: bool = False,
+        best_proxies: bool = False,
         pull: float = 2e-4,
         patience: int = 3,
         min_improvement: float = 1e-5,
@@ -81,6 +93,9 @@ class Ccp(Method):
         check_at_least(0, warmup_steps=warmup_steps, pull=pull)
         self.proxies_per_class = proxies_per_class
         self.pool_size = pool_size
+        self.pool = pool
+        self.raw_proxies = raw_proxies
+        self.best_proxies = best_proxies
         self.pull = pull
         self.patience = patience
         self.min_improvement = min_improvement
@@ -93,11 +108,10 @@ class Ccp(Method):
         self.problem = 0
         self.problem_began = 0
         self.without_improvement = 0
-        self.without_best = 0
         self.problem_best = -math.inf
-        self.overall_best = -math.inf
         self._reference = ProximalPull()
         self._best_weights: list[Tensor] | None = None
+        self._best_proxies: Tensor | None = None
         self._anchor_rows: NDArray[np.int64] = np.empty((0, 0), dtype=np.int64)
         self._feeds_references = True
 
@@ -122,11 +136,27 @@ class Ccp(Method):
             raise RecipeError(f"method.as_released adds a loss on pairs within the batch, which {name} has not")
         if kind == "proxy" and options.get("anchors") == "samples":
             raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
+        for option in ("raw_proxies", "best_proxies"):
+            if options.get(option) and options.get("anchors") == "samples":
+                raise RecipeError(f"method.{option} is about proxies, and with method.anchors=samples there are none")
+        if kind == "proxy" and options.get("raw_proxies"):
+            raise RecipeError(f"method.raw_proxies needs a pair loss; {name} has proxies with a length of their own")
+        if options.get("best_proxies") and options.get("steps_per_problem") is not None:
+            raise RecipeError(
+                "method.best_proxies needs sub-problems that end by scores: leave out method.steps_per_problem"
+            )
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
         if options.get("steps_per_problem") is None:
             if recipe.protocol.name == "everything":
                 raise RecipeError(_NO_SCORES.format("where every class trains there are none"))
+            patience, plateau = options.get("patience", 3), recipe.training.schedule_every
+            if recipe.training.schedule == "plateau" and plateau >= patience:
+                raise RecipeError(
+                    f"the plateau schedule counts anew in every sub-problem of CCP, which ends after method.patience "
+                    f"({patience}) evaluations without improvement, so that with training.schedule_every={plateau} the "
+                    f"rate would never fall: raise method.patience above that, or set training.schedule=constant"
+                )
             refuse_test_scores(
                 recipe.protocol, "CCP would end its sub-problems", instead="set method.steps_per_problem"
             )
@@ -177,23 +207,19 @@ class Ccp(Method):
 
     def after_evaluation(self, state: TrainingState, scores: dict[str, float]) -> bool:
         score = scores.get(state.protocol.select_by, math.nan)
-        self.without_best += 1
-        if score > self.overall_best:
-            self.overall_best, self.without_best = score, 0
         if self.steps_per_problem is None and self.problem > 0:
             # A score that is not a number compares as no improvement.
             if score > self.problem_best + self.min_improvement or self._best_weights is None:
                 self.problem_best = score if not math.isnan(score) else -math.inf
                 self.without_improvement = 0
                 self._best_weights = [p.detach().clone() for p in state.weights]
+                if self.best_proxies:
+                    self._best_proxies = self.bank.whole().detach().clone()
             else:
                 self.without_improvement += 1
             if self.without_improvement >= self.patience:
                 self._begin_problem(state)
-        # Scores of the test classes must not decide how long to train, unless the recipe says that they may.
-        section = state.protocol.section
-        may_end = state.protocol.selects_on == "validation" or section.monitor_test
-        return may_end and self.without_best >= self.stop_after
+        return False
 
     def _begin_problem(self, state: TrainingState, *, first: bool = False) -> None:
         self._reference.remember(self._best_weights if self._best_weights is not None else state.weights)
@@ -201,13 +227,18 @@ class Ccp(Method):
         self.problem += 1
         steps, self.problem_began = state.step - self.problem_began, state.step
         self._restart_proxies(state, first=first)
+        self._best_proxies = None
+        if isinstance(state.scheduler, ReduceLROnPlateau):
+            state.scheduler._reset()
         self.events.append({"step": state.step, "kind": "problem", "number": self.problem, "steps_before": steps})
 
     @torch.no_grad()
     def _restart_proxies(self, state: TrainingState, *, first: bool) -> None:
-        bank = self.bank
-        rows, valid = self._draw_pool(state.labels, bank.classes, state.recipe.training.seed)
-        pool = state.train_set.embed(rows.ravel()).view(*rows.shape, -1)
+        bank, seed = self.bank, state.recipe.training.seed
+        rows, valid = self._draw_pool(state.labels, bank.classes, seed)
+        encoder = state.encoder.without_normalisation() if self.raw_proxies else None
+        augmented = None if self.pool == "plain" else lambda place: generator(seed, 2, self.problem, place)
+        pool = state.train_set.embed(rows.ravel(), encoder=encoder, augmented=augmented).view(*rows.shape, -1)
         if not self._feeds_references:
             # Started from images as they are, every proxy would be near every image.
             pool = normalise(pool - pool[torch.from_numpy(valid).to(pool.device)].mean(dim=0), "l2")
@@ -227,7 +258,8 @@ class Ccp(Method):
         """The proxies the sub-problem ended with, as points of the embedding space."""
         if self.anchors == "samples":
             return state.train_set.embed(self._anchor_rows.ravel()).view(*self._anchor_rows.shape, -1)
-        return normalise(bank.whole().detach(), state.encoder.normalisation)
+        vectors = bank.whole().detach() if self._best_proxies is None else self._best_proxies
+        return vectors if self.raw_proxies else normalise(vectors, state.encoder.normalisation)
 
     def _draw_pool(
         self, labels: NDArray[np.int64], classes: int, seed: int
@@ -249,6 +281,7 @@ class Ccp(Method):
             "bank": self.bank.state_dict() if self._feeds_references else None,
             "reference": self._reference.state_dict(),
             "best_weights": self._best_weights,
+            "best_proxies": self._best_proxies,
             "anchor_rows": torch.from_numpy(self._anchor_rows),
             **{name: getattr(self, name) for name in _KEPT},
         }
@@ -260,6 +293,8 @@ class Ccp(Method):
         self._reference.load_state_dict(state["reference"])
         weights = state["best_weights"]
         self._best_weights = None if weights is None else [w.to(device) for w in weights]
+        proxies = state.get("best_proxies")  # checkpoints of earlier versions have none
+        self._best_proxies = None if proxies is None else proxies.to(device)
         self._anchor_rows = state["anchor_rows"].numpy()
         for name in _KEPT:
             setattr(self, name, state[name])

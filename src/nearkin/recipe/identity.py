@@ -27,9 +27,14 @@ INDIFFERENT = (
 
 LATER: Mapping[str, Any] = {
     "data.kinds": None,
+    "encoder.freeze_scale_and_shift": False,
+    "encoder.head_init": "default",
+    "encoder.head_bias": True,
     "training.stop_at_epoch": None,
     "training.milestones": [],
     "training.beta2": 0.999,
+    "training.min_learning_rate": 0.0,
+    "training.stop_after": None,
     "protocol.monitor_test": False,
     "protocol.scores": [],
 }

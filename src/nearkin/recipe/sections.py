@@ -45,6 +45,12 @@ class EncoderSection:
     weights: str | None = None
     """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
     freeze_batch_norm: bool = False
+    freeze_scale_and_shift: bool = False
+    """Batch-norm's scale and shift do not train, whatever ``freeze_batch_norm`` says of its statistics."""
+    head_init: Literal["default", "glorot"] = "default"
+    """How the projection begins: Kaiming-normal by fan-out as in Proxy-Anchor, or Glorot-uniform as in Keras."""
+    head_bias: bool = True
+    """Whether the projection adds a bias."""
     channels_last: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,6 +93,8 @@ class TrainingSection:
     schedule_every: int = 10
     """Epochs between decays (step), or evaluations without improvement (plateau)."""
     schedule_factor: float = 0.5
+    min_learning_rate: float = 0.0
+    """The rate does not fall below this (plateau, milestones); head and proxies in proportion."""
     milestones: tuple[int, ...] = ()
     """Epochs after which the rate decays (milestones); one that is named twice counts twice."""
     warmup_epochs: int = 0
@@ -105,6 +113,9 @@ class TrainingSection:
     """Epochs between evaluations."""
     evaluate_every_steps: int | None = None
     """Steps between evaluations; replaces ``evaluate_every``."""
+    stop_after: int | None = None
+    """Ends the run after so many evaluations without a new best, whatever the method. It needs validation classes, or
+    ``protocol.monitor_test``."""
     evaluation_batch_size: int | None = None
     """Images that are embedded at a time; default: 256, on a CPU no more pixels than 32 of 224 × 224 have."""
     checkpoint_minutes: float = 5.0
@@ -140,8 +151,8 @@ class ProtocolSection:
     select_by: str | None = None
     """Score that chooses the best evaluation; default: R@1 (conventional, query-gallery), else MAP@R."""
     monitor_test: bool = False
-    """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau`` and
-    CCP's patience, which are refused there otherwise. Every table names it."""
+    """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau``,
+    ``training.stop_after`` and CCP's patience, which are refused there otherwise. Every table names it."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     precision_at: tuple[int, ...] = ()
     map_at: tuple[int, ...] = ()

@@ -139,6 +139,9 @@ def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder
         normalisation=section.normalisation,
         weights=section.weights if pretrained else None,
         freeze_batch_norm=section.freeze_batch_norm,
+        freeze_scale_and_shift=section.freeze_scale_and_shift,
+        head_init=section.head_init,
+        head_bias=section.head_bias,
         channels_last=section.channels_last,
         options=options,
     )

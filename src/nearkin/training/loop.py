@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nearkin import ranks
 from nearkin.data.loader import TrainingLoader
-from nearkin.errors import InterruptedRunError
+from nearkin.errors import InterruptedRunError, RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.background import BackgroundWriter
@@ -31,6 +31,10 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
     Ctrl-C and SIGTERM end the step in hand, write a checkpoint and raise an error that says how to go on.
     """
     training = state.recipe.training
+    if training.stop_after is not None and state.protocol.selection_set() is None:
+        raise RecipeError(
+            "training.stop_after ends a run by its scores, and these data leave no classes to hold out: leave it out"
+        )
     written, saved = time.monotonic(), -1
     state.time.begin()
     state.watch = getattr(observer, "on_scoring", None)
@@ -95,7 +99,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
 
 
 def evaluate(state: TrainingState, folder: RunFolder, observer: Observer, writer: BackgroundWriter | None) -> bool:
-    """Score the selection classes, keep the best, write the table; True when the method says to stop."""
+    """Score the selection classes, keep the best, write the table; True when this was the last evaluation."""
     part = state.protocol.selection_set()
     row: Evaluation = {"epoch": round(state.epoch, 4), "step": state.step}
     if losses := state.recent_losses:
@@ -120,7 +124,21 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer, writer
             checkpoint.save_best(state, folder, writer)
     folder.write_evaluations(state.history)
     observer.on_evaluation(state, row)
-    return state.method.after_evaluation(state, scores) if state.step else False
+    return bool(state.step) and (state.method.after_evaluation(state, scores) or _has_converged(state))
+
+
+def _has_converged(state: TrainingState) -> bool:
+    """Whether as many evaluations have brought no new best as end the run: by the recipe, or else by its method.
+
+    Scores of the test classes must not decide how long to train, unless the recipe says that they may.
+    """
+    protocol, limit = state.protocol, state.recipe.training.stop_after or state.method.stop_after
+    may_end = {"validation": True, "test": protocol.section.monitor_test, "last": False}
+    if limit is None or not may_end[protocol.selects_on]:
+        return False
+    best = state.best or {}
+    since = 0 if math.isnan(best.get(protocol.select_by, math.nan)) else best["step"]
+    return sum(row["step"] > since for row in state.history) >= limit
 
 
 def _finish(state: TrainingState, writer: BackgroundWriter) -> None:

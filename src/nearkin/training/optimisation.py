@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from nearkin.encoders import Encoder
+from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import refuse_test_scores
 from nearkin.proxies import ProxyBank
 from nearkin.ranks import add_up_, is_first, sum_of_parts, world
@@ -53,24 +55,40 @@ def build_optimiser(groups: list[dict[str, Any]], training: TrainingSection) -> 
 
 
 def check_schedule(recipe: Recipe) -> None:
-    """Refuse a schedule that would look at the test classes."""
-    if recipe.training.schedule == "plateau":
-        refuse_test_scores(
-            recipe.protocol, "the plateau schedule would lower the rate", instead="use training.schedule=step"
+    """Refuse a schedule, or an end, that would look at the test classes, and an end by scores that there are not."""
+    training, protocol = recipe.training, recipe.protocol
+    if training.schedule == "plateau":
+        refuse_test_scores(protocol, "the plateau schedule would lower the rate", instead="use training.schedule=step")
+    if training.min_learning_rate and training.schedule not in ("plateau", "milestones"):
+        raise RecipeError(
+            f"training.min_learning_rate is a floor for the schedules plateau and milestones, not for "
+            f"{training.schedule}: leave it out, or set training.schedule=plateau"
         )
+    if training.stop_after is not None:
+        if protocol.name in ("everything", "in-distribution"):
+            raise RecipeError(
+                f"training.stop_after ends a run by its scores, and the protocol {protocol.name} has none while it "
+                f"trains: leave it out, or set protocol.name=validation"
+            )
+        refuse_test_scores(protocol, "training.stop_after would end the run", instead="leave it out")
 
 
 def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection) -> Scheduler:
     """A schedule over epochs (over evaluations for ``plateau``)."""
     if training.schedule == "step":
         return lr_scheduler.StepLR(optimiser, training.schedule_every, training.schedule_factor)
+    factor, floor = training.schedule_factor, training.min_learning_rate / max(training.learning_rate, 1e-30)
+    if training.schedule == "milestones" and floor:
+        marks = sorted(training.milestones)
+        return lr_scheduler.LambdaLR(optimiser, lambda epoch: max(floor, factor ** bisect.bisect(marks, epoch)))
     if training.schedule == "milestones":
-        return lr_scheduler.MultiStepLR(optimiser, training.milestones, training.schedule_factor)
+        return lr_scheduler.MultiStepLR(optimiser, training.milestones, factor)
     if training.schedule == "cosine":
         return lr_scheduler.CosineAnnealingLR(optimiser, max(1, training.epochs))
     if training.schedule == "plateau":
+        lowest = [floor * group["lr"] for group in optimiser.param_groups]
         return lr_scheduler.ReduceLROnPlateau(
-            optimiser, mode="max", factor=training.schedule_factor, patience=training.schedule_every
+            optimiser, mode="max", factor=factor, patience=training.schedule_every, min_lr=lowest
         )
     return lr_scheduler.ConstantLR(optimiser, factor=1.0, total_iters=0)
 

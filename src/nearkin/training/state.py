@@ -18,7 +18,7 @@ from nearkin import ranks
 from nearkin.data.cache import OpenedImages, SelectedImages
 from nearkin.data.device_images import DeviceImages
 from nearkin.data.kept_crops import KeptCrops
-from nearkin.data.loader import Batch, TrainingLoader
+from nearkin.data.loader import Batch, TrainingLoader, training_batches
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
@@ -251,17 +251,30 @@ class TrainingSet:
         """What the images are called."""
         return [self._state.table.ids[row] for row in self._rows[rows].tolist()]
 
-    def embed(self, rows: NDArray[np.int64]) -> Tensor:
-        """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device."""
+    def embed(
+        self,
+        rows: NDArray[np.int64],
+        *,
+        encoder: Encoder | None = None,
+        augmented: Callable[[int], np.random.Generator] | None = None,
+    ) -> Tensor:
+        """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device.
+
+        They are of evaluation crops, or where ``augmented`` gives the random numbers for every place among the rows, of
+        crops as a training batch has them.
+        """
         state = self._state
-        if state.on_device is None:
-            return state.embed(self._rows[rows])
-        placed, at_a_time = state.on_device, state.evaluated_at_a_time
+        size, workers, placed = state.evaluated_at_a_time, state.recipe.data.workers, state.on_device
+        if augmented is None and placed is None:
+            return state.embed(self._rows[rows], encoder=encoder)
 
         def crops(own: range) -> Iterable[Tensor]:
-            return placed.evaluation_batches(rows[own.start : own.stop], state.transform, batch_size=at_a_time)
+            if augmented is not None:
+                return training_batches(self, state.transform, rows, own, augmented, batch_size=size, workers=workers)
+            assert placed is not None
+            return placed.evaluation_batches(rows[own.start : own.stop], state.transform, batch_size=size)
 
-        return state.embed(self._rows[rows], crops=crops)
+        return state.embed(self._rows[rows], encoder=encoder, crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
@@ -287,6 +300,8 @@ class Method:
     {}
     """
 
+    stop_after: int | None = None
+    """Evaluations without a new best that end the run, where the recipe's ``training.stop_after`` says nothing."""
     events: Sequence[Event] = ()
     """What the method did and when; left in the run folder as ``events.json``."""
 

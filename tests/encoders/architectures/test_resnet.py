@@ -94,5 +94,6 @@ def test_v1_has_everything_its_weights_rely_on():
 
 
 def test_batch_norm_eps_is_an_option_in_any_spelling():
-    backbone = structure_of("resnet18", {"batch_norm_eps": "1e-3"})
-    assert {m.eps for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {1e-3}
+    for name, eps in (("resnet18", 1e-3), ("resnet50_v1", 1e-5)):
+        backbone = structure_of(name, {"batch_norm_eps": str(eps)})
+        assert {m.eps for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {eps}

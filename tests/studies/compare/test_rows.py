@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,6 +9,9 @@ import pytest
 from nearkin import losses, methods
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
+from nearkin.runs.admission import admit
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
 from nearkin.studies.compare.rows import (
     BUDGET,
     SETTABLE,
@@ -19,6 +24,7 @@ from nearkin.studies.compare.rows import (
     what_differs,
 )
 from nearkin.training.build import build_objective
+from nearkin.training.state import Silent
 
 ASKED_FOR = {
     "proxy_anchor": ("proxy_anchor", "plain", None),
@@ -220,3 +226,61 @@ def test_a_key_is_either_free_or_part_of_the_budget():
     known = base_recipe("glyphs").as_mapping()["training"]
     assert set(BUDGET) <= set(known)
     assert not {f"training.{key}" for key in BUDGET} & set(SETTABLE)
+
+
+ON_TEST = ["protocol.name=conventional", "protocol.monitor_test=true"]
+CCP_ON_CUB = [
+    ("cub-ccp-conventional", ON_TEST),
+    ("cub-ccp-conventional", ["protocol.validation_share=0.25"]),
+    ("cub-ccp-lambda", ON_TEST),
+    ("cub-ccp-reality-check", ["protocol.name=mlrc", "protocol.fold=0"]),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides"), CCP_ON_CUB)
+def test_ccp_on_cub_differs_from_its_base_by_the_method_alone(name, overrides):
+    base = base_recipe("cub", shared_recipe("cub", rows_from=name), overrides)
+    rows = {row.name: row for row in comparison_rows(base, rows=read_rows(named_rows(name)), overrides=overrides)}
+    for row in rows.values():
+        admit(row.recipe)
+        if row.recipe.method.name == "ccp":
+            loss = rows[row.base]
+            assert replace(row.recipe, method=loss.recipe.method) == loss.recipe
+    assert any(row.recipe.method.name == "ccp" for row in rows.values())
+
+
+STAND_IN = [
+    "encoder.backbone=small",
+    "encoder.channels_last=false",
+    "data.image_size=16",
+    "training.batch_size=8",
+    "training.max_steps=4",
+    "training.evaluate_every_steps=2",
+    "training.device=cpu",
+    "protocol.test_share=0.34",
+    "protocol.folds=2",
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cub/c2", "cub/c2_ccp", "cub/c2_reality_check", "cub/c2_ccp_reality_check", "c1_ccp", "c1_means_ccp", "ms_ccp"],
+)
+def test_ccp_on_cub_trains_on_what_stands_in_for_it(name, photos, tmp_path):
+    source = f"data.source={json.dumps(str(photos))}"
+    changes = [source, *STAND_IN] + (["method.warmup_steps=1"] if "ccp" in name else [])
+    if name.startswith("cub/"):
+        recipe = Recipe.load(name, changes)
+    else:
+        base = base_recipe(None, "cub/c2", [*changes, *ON_TEST])
+        rows = read_rows(named_rows("cub-ccp-conventional"))
+        (row,) = comparison_rows(base, rows=rows, only=[name], overrides=[*changes, *ON_TEST])
+        recipe = row.recipe
+    folder = RunFolder(tmp_path / "run")
+    scores = run(recipe, folder, Silent())
+    assert scores.steps == 4
+    assert all(math.isfinite(row["loss"]) for row in folder.evaluations()[1:])
+    followed = "which training also followed" in scores["selection"]
+    assert followed == (recipe.protocol.name == "conventional" and "ccp" in name), "tables name it"
+    events = json.loads((folder.path / "events.json").read_text()) if "ccp" in name else [{"step": 1}]
+    assert events[0]["step"] == 1

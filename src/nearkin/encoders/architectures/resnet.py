@@ -131,9 +131,9 @@ def resnet50(*, stride_in_1x1: bool = False, batch_norm_eps: float = 1e-5) -> Re
     return ResNet(Bottleneck, (3, 4, 6, 3), stride_in_1x1=stride_in_1x1, batch_norm_eps=batch_norm_eps)
 
 
-def resnet50_v1() -> ResNet:
+def resnet50_v1(*, batch_norm_eps: float = 1e-3) -> ResNet:
     """The original ResNet-50 with everything its converted weights rely on, so that nobody can forget a part."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), stride_in_1x1=True, batch_norm_eps=1e-3, preprocessing=MEAN_PIXEL)
+    return ResNet(Bottleneck, (3, 4, 6, 3), stride_in_1x1=True, batch_norm_eps=batch_norm_eps, preprocessing=MEAN_PIXEL)
 
 
 BACKBONES = {"resnet18": resnet18, "resnet50": resnet50, "resnet50_v1": resnet50_v1}

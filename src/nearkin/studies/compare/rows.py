@@ -44,7 +44,9 @@ BUDGET = (
     "schedule",
     "schedule_every",
     "schedule_factor",
+    "min_learning_rate",
     "milestones",
+    "stop_after",
 )
 """Keys of ``training`` that a row may set under ``budget``: it then says that it has another one, and the table too."""
 
