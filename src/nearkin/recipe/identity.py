@@ -27,6 +27,7 @@ INDIFFERENT = (
 
 LATER: Mapping[str, Any] = {
     "data.kinds": None,
+    "encoder.last_stride": None,
     "training.stop_at_epoch": None,
     "training.milestones": [],
     "training.beta2": 0.999,

@@ -46,6 +46,8 @@ class EncoderSection:
     """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
     freeze_batch_norm: bool = False
     channels_last: bool = False
+    last_stride: int | None = None
+    """Stride of the last stage: 1 for a feature map twice as fine from the same weights, where it is 2 by default."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

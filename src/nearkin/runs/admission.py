@@ -65,15 +65,16 @@ def _admit_encoder(section: EncoderSection) -> bool:
     build_pooling(section.pooling)
     if ":" in section.backbone:  # other libraries' models are only known to them
         return False
-    live = _admit_backbone(section.backbone, json.dumps(dict(section.options)), weights == "imagenet")
+    options = json.dumps(dict(section.options))
+    live = _admit_backbone(section.backbone, options, weights == "imagenet", section.last_stride)
     return live and not section.freeze_batch_norm
 
 
 @functools.cache
-def _admit_backbone(name: str, options: str, imagenet: bool) -> bool:
+def _admit_backbone(name: str, options: str, imagenet: bool, last_stride: int | None = None) -> bool:
     """Whether it has batch-norm that takes the statistics of the batch unless it is frozen."""
     with torch.random.fork_rng(devices=[]):  # a look takes no random numbers from whoever goes on with them
-        backbone = build_backbone(name, json.loads(options))
+        backbone = build_backbone(name, json.loads(options), last_stride=last_stride)
     try:
         brings_weights = not imagenet or backbone.imagenet_weights() is not None
     except MissingExtraError:

@@ -140,6 +140,7 @@ def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder
         weights=section.weights if pretrained else None,
         freeze_batch_norm=section.freeze_batch_norm,
         channels_last=section.channels_last,
+        last_stride=section.last_stride,
         options=options,
     )
 
