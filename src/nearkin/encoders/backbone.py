@@ -28,7 +28,7 @@ class Backbone(nn.Module):
     """Whether its batch-norms go through :func:`normalised_convolution`."""
 
     last_stage: tuple[str, ...] = ()
-    """Modules that halve the map for the last time, each itself or by what is in it; none where it cannot be changed."""
+    """Modules that halve the map for the last time, themselves or within; none where that cannot be changed."""
 
     def __init__(self, *, out_channels: int, input_size: int, preprocessing: Preprocessing) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class Backbone(nn.Module):
         """Make the last halving of the map one by ``stride``: 1 leaves it twice as fine, with the same weights."""
         if not self.last_stage:
             raise RecipeError(
-                f"encoder.last_stride={stride} cannot be had of {type(self).__name__}, whose last stage has no stride to "
-                "change: leave it out, or take another backbone, such as resnet50"
+                f"encoder.last_stride={stride} cannot be had of {type(self).__name__}, whose last stage has no stride "
+                "to change: leave it out, or take another backbone, such as resnet50"
             )
         if stride not in (1, 2):
             raise RecipeError(f"encoder.last_stride must be 1, or 2 as networks have it, got {stride}")

@@ -29,6 +29,8 @@ LATER: Mapping[str, Any] = {
     "data.kinds": None,
     "encoder.last_stride": None,
     "training.stop_at_epoch": None,
+    "training.weight_average": None,
+    "training.pull_to_start": 0.0,
     "training.milestones": [],
     "training.beta2": 0.999,
     "protocol.monitor_test": False,

@@ -22,6 +22,7 @@ def check_values(recipe: Recipe) -> None:
         "training.seed": (training.seed, 0),
         "training.learning_rate": (training.learning_rate, 0),
         "training.weight_decay": (training.weight_decay, 0),
+        "training.pull_to_start": (training.pull_to_start, 0),
         "protocol.folds": (protocol.folds, 2),
         "protocol.fold": (protocol.fold, 0),
         "protocol.split_seed": (protocol.split_seed, 0),
@@ -52,6 +53,8 @@ def check_values(recipe: Recipe) -> None:
         share = getattr(protocol, name)
         if not 0 <= share < 1:
             raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
+    if training.weight_average is not None and not 0 <= training.weight_average < 1:
+        raise RecipeError(f"training.weight_average must be at least 0 and below 1, got {training.weight_average}")
     if not 0 < protocol.train_share <= 1:
         raise RecipeError(f"protocol.train_share must be a share above 0 and at most 1, got {protocol.train_share}")
     if not 0 <= training.beta2 < 1:

@@ -93,6 +93,12 @@ class TrainingSection:
     """Epochs after which the rate decays (milestones); one that is named twice counts twice."""
     warmup_epochs: int = 0
     """Epochs at the start that train head and proxies only."""
+    weight_average: float | None = None
+    """Evaluate and save an average of the encoder's weights over the steps, of which each step leaves this share, such
+    as 0.995; training goes on with the weights themselves."""
+    pull_to_start: float = 0.0
+    """Pulls the backbone back to its pretrained weights: half of this, times the squared distance, is added to the loss
+    (L2-SP)."""
     clip: Literal["none", "value", "norm"] = "none"
     clip_at: float = 10.0
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"

@@ -77,7 +77,7 @@ def _score(final_of: FinalOf) -> list[str]:
             for name in names
         ),
         "",
-        f"{held.protocol.capitalize()} protocol, {held.selection}, seed {held.seed}.",
+        f"{held.protocol.capitalize()} protocol, {held.selection}{(held.weights and f', {held.weights}') or ''}, seed {held.seed}.",
     ]
 
 

@@ -227,7 +227,7 @@ def _check_room(state: TrainingState, folder: RunFolder) -> None:
     elsewhere = (ranks.world() - 1) * size(*banks_in(state.objective, state.learned))  # by the other ranks
     weights, learned = weights + elsewhere, learned + elsewhere
     moments = 2 if state.recipe.training.optimiser in ("adam", "adamw") else 1
-    last = weights + moments * learned
+    last = weights + moments * learned + (0 if state.average is None else encoder)
     there = sum(file.stat().st_size for kind in ("*.pt", "*.safetensors") for file in folder.checkpoints.glob(kind))
     check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - there), "the checkpoints")
 
@@ -249,6 +249,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
             selection=protocol.selection_rule,
             test_classes=protocol.test_classes,
             training_conditions=protocol.training_conditions,
+            weights=_averaged(state),
             seed=state.recipe.training.seed,
             hardware=describe_hardware(state.device),
             recipe=state.recipe.fingerprint(),
@@ -265,6 +266,10 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         last=last,
         lost_images=lost,
     )
+
+
+def _averaged(state: TrainingState) -> str | None:
+    return None if state.average is None else f"weights averaged over the steps ({state.average.decay:g})"
 
 
 def _cost(state: TrainingState) -> Cost:

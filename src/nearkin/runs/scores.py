@@ -41,6 +41,8 @@ class Conditions:
     """Whether training has seen the classes that are scored."""
     training_conditions: str | None = None
     """What was done to the training images, such as a tenth of them used."""
+    weights: str | None = None
+    """What the scored weights are, where they are an average of those that trained."""
     seed: int = 0
     hardware: str = ""
     recipe: str = ""
@@ -112,7 +114,9 @@ class Scores(Record):
             "note": self.final_of.note,
             "scores": self.final_of.scores.as_record(),
         }
-        return {key: value for key, value in record.items() if value or key not in ("lost_images", "final_of")}
+        return {
+            key: value for key, value in record.items() if value or key not in ("lost_images", "final_of", "weights")
+        }
 
     @property
     def chosen_on_test(self) -> bool:

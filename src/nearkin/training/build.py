@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.evaluation.protocol import Protocol
+from nearkin.methods._pull import ProximalPull
 from nearkin.ranks import share_of, world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
@@ -24,6 +27,7 @@ from nearkin.training.memory import fitting_piece
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
 from nearkin.training.state import TrainingState
+from nearkin.training.weight_average import WeightAverage
 
 
 def build_state(
@@ -87,10 +91,21 @@ def build_state(
         sampler=default,
         labels=labels,
         learned=learned,
+        average=None if training.weight_average is None else WeightAverage(encoder, training.weight_average),
+        pull=_pull_to_start(encoder, training.pull_to_start),
         micro_batch=micro_batch,
     )
     state.sampler = state.method.sampler(default, state)
     return state
+
+
+def _pull_to_start(encoder: Encoder, weight: float) -> Callable[[], None] | None:
+    """Towards the backbone as it is now. No checkpoint holds that: a resumed run is built from the same weights."""
+    if not weight:
+        return None
+    pull, parameters = ProximalPull(), list(encoder.backbone.parameters())
+    pull.remember(parameters)
+    return partial(pull.add_to_gradients, parameters, weight)
 
 
 def _scaler(device: torch.device, dtype: torch.dtype | None) -> torch.amp.GradScaler:

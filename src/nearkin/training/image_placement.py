@@ -8,7 +8,7 @@ from nearkin.data.device_images import DeviceImages, shapes_of
 from nearkin.data.kept_crops import KeptCrops
 from nearkin.errors import RecipeError
 from nearkin.notices import notice
-from nearkin.training.memory import COPIES, HELD_AT_ONCE, free_memory, measure
+from nearkin.training.memory import HELD_AT_ONCE, copies_of_weights, free_memory, measure
 from nearkin.training.state import TrainingState
 
 AMPLE = 1 / 4
@@ -80,4 +80,4 @@ def _needed(state: TrainingState) -> float:
         scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time
         batch = min(training.batch_size, state.micro_batch or training.batch_size, len(state.labels))
         kept = max(footprint.kept * batch, scored) * size**2
-    return kept + COPIES[training.optimiser] * weights
+    return kept + copies_of_weights(training) * weights

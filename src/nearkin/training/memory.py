@@ -19,6 +19,7 @@ from torch.func import functional_call
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
 from nearkin.ranks import on_this_machine, share_of
+from nearkin.recipe import TrainingSection
 from nearkin.training.device import autocast
 from nearkin.training.embedding import images_at_a_time
 from nearkin.training.micro_batch import has_batch_statistics
@@ -35,6 +36,15 @@ COPIES = {"adamw": 3, "adam": 3, "sgd": 2}
 PIECE_ON_CPU = 1e9
 """Bytes of feature maps that a step on a CPU keeps at a time unasked: a laptop has some gigabytes free. The same
 whatever is free just now, so that a run is the same to the bit on any day and after it was stopped."""
+
+
+def copies_of_weights(training: TrainingSection) -> int:
+    """How often a step has the encoder's weights beside themselves.
+
+    >>> copies_of_weights(TrainingSection(optimiser="sgd", weight_average=0.99))
+    3
+    """
+    return COPIES[training.optimiser] + (training.weight_average is not None) + (training.pull_to_start > 0)
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ def check_memory(state: TrainingState) -> None:
     trains_backbone = state.total_steps > state.warmup_steps
     # While only the head trains, a step keeps no more of the backbone than an evaluation does.
     per_pixel = footprint.kept if trains_backbone else HELD_AT_ONCE * footprint.largest
-    copies = COPIES[training.optimiser] * weights if trains_backbone else 0
+    copies = copies_of_weights(training) * weights if trains_backbone else 0
     what = f"a training step on {batch} images" + (f" ({held} at a time)" if held < batch else "")
     _refuse_if_above(free, per_pixel, held, what, size, _smaller_step(state, held < batch), besides=copies)
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]

@@ -31,6 +31,7 @@ from nearkin.training.embedding import embed_images, embedded_by_all, images_at_
 from nearkin.training.graphs import GraphedEncoder
 from nearkin.training.optimisation import Scheduler
 from nearkin.training.run_time import RunTime
+from nearkin.training.weight_average import WeightAverage
 
 EVALUATING = "evaluating"
 Evaluation = dict[str, float]
@@ -71,6 +72,10 @@ class TrainingState:
     """Labels of the training images, renumbered 0, 1, …, in the order of :attr:`train_set`."""
     learned: nn.Module | None = None
     """What the method learns beside encoder and objective."""
+    average: WeightAverage | None = None
+    """The average of the encoder's weights, where the recipe asks for one."""
+    pull: Callable[[], None] | None = None
+    """Adds the pull to the weights at the start to the gradients, where the recipe asks for one."""
     micro_batch: int | None = None
     """Images in the network at a time, where not the whole batch: what the recipe says, or else what is best here."""
     step: int = 0
@@ -100,6 +105,11 @@ class TrainingState:
     def weights(self) -> list[nn.Parameter]:
         """The encoder's parameters, listed once: walking the modules of a deep network takes time in every step."""
         return list(self.encoder.parameters())
+
+    @property
+    def scored_encoder(self) -> Encoder:
+        """What is evaluated and saved: the average of the weights, or the encoder as it trains."""
+        return self.encoder if self.average is None else self.average.encoder
 
     def pieces(self, images: Tensor) -> Sequence[Tensor]:
         """A batch as it goes through the network: in pieces of :attr:`micro_batch` images, or as one."""
@@ -187,7 +197,7 @@ class TrainingState:
 
         A random projection loses some of what the backbone knows, and would make training look better than it is.
         """
-        encoder = self.encoder.without_head() if baseline else self.encoder
+        encoder = self.scored_encoder.without_head() if baseline else self.scored_encoder
         what = EVALUATING
         if baseline or final:
             of = "validation" if part is self.protocol.validation else "test"
