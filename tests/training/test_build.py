@@ -86,3 +86,11 @@ def test_a_memory_of_the_training_set_takes_its_size():
     assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.memory_size == 77
     assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.hardness == 0.3
     assert built({"name": "mpa"}).weighting is None
+
+
+def test_what_is_erased_has_the_mean_colour_of_the_backbone(state_for):
+    state = state_for("data.random_erasing=0.3", "encoder.backbone=resnet18")
+    assert (state.transform.erase, state.transform.fill) == (0.3, (124, 116, 104))
+    assert state_for().transform.erase == 0
+    with pytest.raises(RecipeError, match=r"data\.random_erasing must be a probability from 0 to 1, got 2"):
+        state_for("data.random_erasing=2")

@@ -27,6 +27,7 @@ INDIFFERENT = (
 
 LATER: Mapping[str, Any] = {
     "data.kinds": None,
+    "data.random_erasing": 0.0,
     "encoder.last_stride": None,
     "training.stop_at_epoch": None,
     "training.weight_average": None,

@@ -55,6 +55,8 @@ def check_values(recipe: Recipe) -> None:
             raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
     if training.weight_average is not None and not 0 <= training.weight_average < 1:
         raise RecipeError(f"training.weight_average must be at least 0 and below 1, got {training.weight_average}")
+    if not 0 <= recipe.data.random_erasing <= 1:
+        raise RecipeError(f"data.random_erasing must be a probability from 0 to 1, got {recipe.data.random_erasing}")
     if not 0 < protocol.train_share <= 1:
         raise RecipeError(f"protocol.train_share must be a share above 0 and at most 1, got {protocol.train_share}")
     if not 0 <= training.beta2 < 1:

@@ -22,6 +22,8 @@ class DataSection:
     """Overrides the side of the crop."""
     crop_scale: tuple[float, float] | None = None
     """Overrides the smallest and largest share of the area that a training crop covers."""
+    random_erasing: float = 0.0
+    """Probability that a box of a training crop, of 2 to 33 % of its area, is filled with the backbone's mean pixel."""
     cache: Literal["auto", "disk", "memory", "device"] = "auto"
     """Where decoded images are kept: on ``disk``, in ``memory`` and not on disk, or on disk and for training on the GPU
     (``device``), which then makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,6 +73,8 @@ def build_state(
     else:
         default = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
     transform, micro_batch = transform_of(recipe.data), training.micro_batch
+    if transform.erase:
+        transform = replace(transform, fill=encoder.preprocessing.mean_pixel)
     if micro_batch is None and ":" not in recipe.encoder.backbone:  # a network from elsewhere may look at whole batches
         batch = len(share_of(min(training.batch_size, len(labels)), of=0))
         micro_batch = fitting_piece(encoder, batch, transform.size, device, dtype)
@@ -172,4 +175,6 @@ def transform_of(section: DataSection) -> Transform:
         overrides |= {"size": section.image_size, "resize": round(preset.resize * section.image_size / preset.size)}
     if section.crop_scale is not None:
         overrides["scale"] = section.crop_scale
+    if section.random_erasing:
+        overrides["erase"] = section.random_erasing
     return transform_from(section.transform, **overrides)
