@@ -95,14 +95,14 @@ class Transform:
         top, left = (round((side - self.size) / 2) for side in frame)
         return _in_image((top, left, self.size, self.size), frame, (height, width))
 
-    def describe(self) -> str:
-        """One line for people.
+    def describe(self, scored: Transform | None = None) -> str:
+        """One line for people; ``scored`` is what evaluates, where that is another one.
 
         >>> PRESETS["ccp"].describe()
         'ccp: random-resized crop (area 0.16–1, ratio 0.75–1.33) to 227, flip 0.5; evaluation shorter side 256, \
 centre 227; bilinear'
         """
-        before = f"squashed to {self.resize} x {self.resize}" if self.squash else f"shorter side {self.resize}"
+        before, scored = self._before, scored or self
         crop = f"random-resized crop (area {_span(self.scale)}, ratio {_span(self.ratio)}) to {self.size}"
         training = {
             "random-resized": f"{before}, {crop}" if self.squash else crop,
@@ -112,7 +112,11 @@ centre 227; bilinear'
         }[self.train_crop]
         training += f", flip {self.flip:.3g}" if self.flip else ""
         training += f", erasing {self.erase:.3g}" if self.erase else ""
-        return f"{self.name}: {training}; evaluation {before}, centre {self.size}; bilinear"
+        return f"{self.name}: {training}; evaluation {scored._before}, centre {scored.size}; bilinear"
+
+    @property
+    def _before(self) -> str:
+        return f"squashed to {self.resize} x {self.resize}" if self.squash else f"shorter side {self.resize}"
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:

@@ -35,6 +35,8 @@ LATER: Mapping[str, Any] = {
     "training.milestones": [],
     "training.beta2": 0.999,
     "protocol.monitor_test": False,
+    "protocol.flip": False,
+    "protocol.test_size": None,
     "protocol.scores": [],
 }
 """Keys that came after recipes had names by their hash, with the defaults that leave it as it was."""

@@ -39,6 +39,7 @@ def check_values(recipe: Recipe) -> None:
         ("training.stop_at_epoch", 0),
         ("encoder.dim", 1),
         ("data.image_size", 8),
+        ("protocol.test_size", 8),
         ("data.workers", 0),
     ):
         section, key = optional.split(".")

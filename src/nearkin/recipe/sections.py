@@ -28,7 +28,8 @@ class DataSection:
     """Where decoded images are kept: on ``disk``, in ``memory`` and not on disk, or on disk and for training on the GPU
     (``device``), which then makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
     shorter_side: int = 256
-    """Decoded images are kept with this shorter side."""
+    """Decoded images are kept with this shorter side, or with a longer one where ``image_size`` or
+    ``protocol.test_size`` ask for it; none is ever enlarged for that."""
     unreadable_tolerance: float = 0.01
     """A larger share of unreadable files stops the run before training."""
     workers: int | None = None
@@ -152,6 +153,11 @@ class ProtocolSection:
     monitor_test: bool = False
     """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau`` and
     CCP's patience, which are refused there otherwise. Every table names it."""
+    flip: bool = False
+    """What is scored is the mean of an image's embedding and its mirror image's, normalised. Every table names it."""
+    test_size: int | None = None
+    """Side of the crops that are scored, of images scaled in proportion; default: as in training. Every table names
+    it."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     precision_at: tuple[int, ...] = ()
     map_at: tuple[int, ...] = ()

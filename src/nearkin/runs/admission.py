@@ -14,7 +14,7 @@ from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.pooling import build_pooling
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError
 from nearkin.recipe import EncoderSection, Recipe
-from nearkin.training.build import build_objective, transform_of
+from nearkin.training.build import build_objective, data_of
 from nearkin.training.device import autocast_dtype, pick_device
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import check_schedule
@@ -34,7 +34,7 @@ def admit(recipe: Recipe) -> None:
     autocast_dtype(recipe.training.precision, device)
     methods.catalogue()[recipe.method.name].check(recipe)
     check_schedule(recipe)
-    transform_of(recipe.data)
+    data_of(recipe)
     batch_statistics = _admit_encoder(recipe.encoder)
     check_micro_batch(recipe.training, batch_statistics)
     try:

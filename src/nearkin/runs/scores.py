@@ -121,7 +121,7 @@ class Scores(Record):
     @property
     def chosen_on_test(self) -> bool:
         """Whether the reported epoch is the one with the best test scores, beside which tables put the last."""
-        return self.conditions.protocol in SELECTED_ON_TEST and self.conditions.selection != "last epoch"
+        return self.conditions.protocol in SELECTED_ON_TEST and not self.conditions.selection.startswith("last epoch")
 
     @property
     def chosen(self) -> Evaluation:
@@ -145,9 +145,12 @@ class Evaluated(Record):
     note: str | None = None
     backbone: str | None = None
     weights: str | None = None
+    conditions: str | None = None
+    """What is unusual about how the images were embedded."""
 
     def as_record(self) -> dict[str, Any]:
         own = ("backbone", "weights") if self.run is None else ("run", "checkpoint", "trained_on", "note")
+        own = own if self.conditions is None else (*own, "conditions")
         keys = (*own, "data", "images", "classes", "hardware", "scores")
         return {key: getattr(self, key) for key in keys}
 

@@ -83,6 +83,7 @@ def build_state(
         data=data,
         protocol=protocol,
         transform=transform,
+        scored_transform=scored_transform_of(recipe),
         encoder=encoder,
         objective=objective,
         method=method,
@@ -178,3 +179,23 @@ def transform_of(section: DataSection) -> Transform:
     if section.random_erasing:
         overrides["erase"] = section.random_erasing
     return transform_from(section.transform, **overrides)
+
+
+def scored_transform_of(recipe: Recipe) -> Transform:
+    """The transform that makes the crops to be scored.
+
+    >>> scored_transform_of(Recipe.from_mapping({"protocol": {"test_size": 288}})).resize
+    329
+    """
+    size = recipe.protocol.test_size
+    return transform_of(recipe.data if size is None else replace(recipe.data, image_size=size))
+
+
+def data_of(recipe: Recipe) -> DataSection:
+    """What a recipe says of its data, with decoded images kept as large as its crops ask for.
+
+    >>> data_of(Recipe.from_mapping({"data": {"image_size": 256}})).shorter_side
+    293
+    """
+    asked = max(transform_of(recipe.data).resize, scored_transform_of(recipe).resize)
+    return replace(recipe.data, shorter_side=max(recipe.data.shorter_side, asked))

@@ -67,7 +67,7 @@ def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
 
 def _crops(state: TrainingState, budget: int) -> KeptCrops:
     workers = state.recipe.data.workers
-    return KeptCrops(state.data.images, state.transform, state.device, budget=budget, workers=workers)
+    return KeptCrops(state.data.images, state.scored_transform, state.device, budget=budget, workers=workers)
 
 
 def _needed(state: TrainingState) -> float:
@@ -77,7 +77,7 @@ def _needed(state: TrainingState) -> float:
     weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
     kept = 0.0
     if footprint is not None:
-        scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time
+        scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time * state.scored_transform.size**2
         batch = min(training.batch_size, state.micro_batch or training.batch_size, len(state.labels))
-        kept = max(footprint.kept * batch, scored) * size**2
+        kept = max(footprint.kept * batch * size**2, scored)
     return kept + copies_of_weights(training) * weights

@@ -21,7 +21,6 @@ from nearkin.errors import RecipeError
 from nearkin.ranks import on_this_machine, share_of
 from nearkin.recipe import TrainingSection
 from nearkin.training.device import autocast
-from nearkin.training.embedding import images_at_a_time
 from nearkin.training.micro_batch import has_batch_statistics
 from nearkin.training.state import TrainingState
 
@@ -81,10 +80,10 @@ def check_memory(state: TrainingState) -> None:
     what = f"a training step on {batch} images" + (f" ({held} at a time)" if held < batch else "")
     _refuse_if_above(free, per_pixel, held, what, size, _smaller_step(state, held < batch), besides=copies)
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
-    at_a_time = training.evaluation_batch_size or images_at_a_time(size, state.device)
-    images = min(at_a_time, max((len(part.query) for part in parts), default=0))
+    images = min(state.evaluated_at_a_time, max((len(part.query) for part in parts), default=0))
     what, remedy = f"scoring {images} images at a time", f"lower training.evaluation_batch_size ({images}; {{fits}}) or"
-    _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, size, remedy)
+    key = "data.image_size" if state.recipe.protocol.test_size is None else "protocol.test_size"
+    _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, state.scored_transform.size, remedy, key=key)
 
 
 def _smaller_step(state: TrainingState, in_pieces: bool) -> str:
@@ -212,7 +211,15 @@ def _text(file: Path) -> str:
 
 
 def _refuse_if_above(
-    free: int, per_pixel: float, images: int, what: str, size: int, remedy: str, *, besides: float = 0
+    free: int,
+    per_pixel: float,
+    images: int,
+    what: str,
+    size: int,
+    remedy: str,
+    *,
+    besides: float = 0,
+    key: str = "data.image_size",
 ) -> None:
     """Refuse what needs ``per_pixel`` bytes for each pixel of all ``images``, and some ``besides``."""
     each = per_pixel * size**2
@@ -223,7 +230,7 @@ def _refuse_if_above(
     fits = f"about {fitting} would fit" if fitting else f"not one image of {size} pixels would fit"
     raise RecipeError(
         f"{what} of {size} × {size} pixels needs about {_in_words(needed)} of memory, and {_in_words(free)} are "
-        f"free: {remedy.format(fits=fits)} data.image_size ({size}), or set training.memory_check=false to "
+        f"free: {remedy.format(fits=fits)} {key} ({size}), or set training.memory_check=false to "
         f"try it all the same"
     )
 

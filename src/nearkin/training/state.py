@@ -59,6 +59,8 @@ class TrainingState:
     data: OpenedImages
     protocol: Protocol
     transform: Transform
+    scored_transform: Transform
+    """What makes the crops that are scored; methods look at training images by :attr:`transform`."""
     encoder: Encoder
     objective: nn.Module
     method: Method
@@ -159,27 +161,29 @@ class TrainingState:
     @property
     def evaluated_at_a_time(self) -> int:
         """Images that go through the encoder together in an evaluation."""
-        return self.recipe.training.evaluation_batch_size or images_at_a_time(self.transform.size, self.device)
+        return self.recipe.training.evaluation_batch_size or images_at_a_time(self.scored_transform.size, self.device)
 
     def embed(
         self,
         rows: NDArray[np.int64],
         *,
         encoder: Encoder | None = None,
+        as_scored: bool = False,
         progress: Callable[[int], None] | None = None,
         crops: Callable[[range], Iterable[Tensor]] | None = None,
     ) -> Tensor:
         """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device.
 
         Of several processes each embeds a share of the rows, and all get all of them. ``crops`` gives those of some
-        places among the rows, in batches, for whoever has them already.
+        places among the rows, in batches, for whoever has them already. ``as_scored``: with the protocol's own crops
+        and, where it says so, mirror images.
         """
         own = ranks.share_of(len(rows))
         return embedded_by_all(
             lambda part, told: embed_images(
                 encoder or self.encoder,
                 self.data.images,
-                self.transform,
+                self.scored_transform if as_scored else self.transform,
                 rows=part,
                 batch_size=self.evaluated_at_a_time,
                 workers=self.recipe.data.workers,
@@ -187,6 +191,7 @@ class TrainingState:
                 dtype=self.dtype,
                 progress=told,
                 crops=None if crops is None else crops(own),
+                flip=as_scored and self.recipe.protocol.flip,
             ),
             rows,
             progress,
@@ -210,9 +215,10 @@ class TrainingState:
             if kept is not None:
                 crops = lambda own: kept.batches(rows[own.start : own.stop], batch_size=at_a_time)  # noqa: E731
             if watch is None:
-                return self.embed(rows, encoder=encoder, crops=crops)
+                return self.embed(rows, encoder=encoder, as_scored=True, crops=crops)
             watch(what, 0, total)
-            return self.embed(rows, encoder=encoder, progress=lambda done: watch(what, done, total), crops=crops)
+            told = lambda done: watch(what, done, total)  # noqa: E731
+            return self.embed(rows, encoder=encoder, as_scored=True, progress=told, crops=crops)
 
         with self.time.on("evaluations"):
             # Whatever the ranks make of the same embeddings, they go on with the first one's scores.
