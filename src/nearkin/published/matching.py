@@ -64,7 +64,8 @@ def published_beside(recipe: Recipe, protocol: str) -> list[PublishedLine]:
     """Published lines for a run's method on its data, those with its own backbone first.
 
     Nothing is returned where it is not certain that the same thing was measured: other data, fewer images or other
-    labels, another image size, mirror images, a finer feature map, or a method with options that the table's does not have.
+    labels, another image size, mirror images, a finer feature map, or a method with options that the table's does not
+    have.
 
     Args:
         recipe: the run's.

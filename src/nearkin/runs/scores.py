@@ -48,6 +48,10 @@ class Conditions:
     recipe: str = ""
     """The recipe's hash."""
 
+    def as_record(self) -> dict[str, Any]:
+        record = dataclasses.asdict(self)
+        return {key: value for key, value in record.items() if value is not None or key != "weights"}
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -106,7 +110,7 @@ class Scores(Record):
 
     def as_record(self) -> dict[str, Any]:
         """What the file holds."""
-        record = dataclasses.asdict(self.conditions)
+        record = self.conditions.as_record()
         record |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
         record["cost"] = dataclasses.asdict(self.cost)
         record["final_of"] = self.final_of and {
@@ -114,9 +118,7 @@ class Scores(Record):
             "note": self.final_of.note,
             "scores": self.final_of.scores.as_record(),
         }
-        return {
-            key: value for key, value in record.items() if value or key not in ("lost_images", "final_of", "weights")
-        }
+        return {key: value for key, value in record.items() if value or key not in ("lost_images", "final_of")}
 
     @property
     def chosen_on_test(self) -> bool:

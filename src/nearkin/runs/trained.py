@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +77,10 @@ def load_run(
     if which not in ("best", "last"):
         raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
     folder = RunFolder.existing(path)
+    recipe = folder.recipe()
     changes = {"protocol.flip": flip, "protocol.test_size": test_size}
-    recipe = folder.recipe().but({key: value for key, value in changes.items() if value is not None})
+    if given := [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]:
+        recipe = Recipe.from_mapping(recipe.as_mapping(), given)  # which also looks whether they can be
     where = pick_device(device or "auto")
     encoder = encoder_from(recipe.encoder, pretrained=False)
     weights = checkpoint.encoder_weights(folder, which)
