@@ -17,7 +17,10 @@ LEVELS = (
     ("errors", "suggest", "numerics", "inputs", "catalogue", "notices", "ranks", "triton_kernels"),
     ("recipe", "disk", "training.allocator", "training.device", "training.run_time"),
     ("data", "samplers", "encoders", "proxies"),
-    ("recipe.identity", "losses", "evaluation", "training.embedding", "training.graphs", "training.optimisation"),
+    (
+        *("recipe.identity", "losses", "evaluation", "training.embedding", "training.graphs", "training.optimisation"),
+        "training.weight_average",
+    ),
     ("training.state", "runs.scores", "runs.environment", "runs.folder"),
     ("methods",),
     ("recipe.rules", "recipe.reading"),

@@ -253,3 +253,28 @@ def test_training_that_helped_ends_with_the_way_to_the_final_model(nearkin, phot
     code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK, *changes)
     assert code == 0, err
     assert f"nearkin train --final {tmp_path / 'run'}" in out.splitlines()[-1]
+
+
+def test_evaluate_and_embed_take_mirror_images_and_larger_crops(nearkin, trained, photos, tmp_path):
+    code, out, err = nearkin("evaluate", trained, "--flip", "--test-size", "40")
+    assert code == 0, err
+    assert "test crops of 40 pixels, embeddings averaged with those of mirror images" in " ".join(out.split())
+    code, out, _ = nearkin("evaluate", trained, "--no-flip", "--json")
+    assert (code, json.loads(out).get("conditions")) == (0, None)
+    assert nearkin("embed", trained, photos, "-o", tmp_path / "e.npz", "--flip", "--test-size", "40")[0] == 0
+    code, _, err = nearkin("evaluate", trained, "--test-size", "4")
+    assert code != 0
+    assert "protocol.test_size must be at least 8, got 4" in err
+    code, out, err = nearkin(
+        "evaluate",
+        "--backbone",
+        "small",
+        "--data",
+        photos,
+        "encoder.weights=null",
+        "data.image_size=32",
+        "--flip",
+        "--json",
+    )
+    assert code == 0, err
+    assert json.loads(out)["conditions"] == "embeddings averaged with those of mirror images"

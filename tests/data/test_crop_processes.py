@@ -31,11 +31,11 @@ def packed(tmp_path):
     return SelectedImages(PackedImages(list(writer.places.values())), np.arange(20)[::-1].copy())
 
 
-def loader(images, *, device=None, workers=2, sampler=None, first_batch=0):
+def loader(images, *, device=None, workers=2, sampler=None, first_batch=0, transform=TRANSFORM):
     sampler = sampler or RandomSampler(20, batch_size=6, seed=1)
     where = None if device is None else torch.device(device)
     return TrainingLoader(
-        images, LABELS, TRANSFORM, sampler, seed=3, workers=workers, device=where, first_batch=first_batch
+        images, LABELS, transform, sampler, seed=3, workers=workers, device=where, first_batch=first_batch
     )
 
 
@@ -74,6 +74,16 @@ def test_processes_give_what_threads_do(packed, device, workers):
         assert b.images.device.type == device
         assert torch.equal(a.images, b.images.cpu())
         assert torch.equal(a.labels, b.labels)
+
+
+def test_processes_erase_what_threads_do(packed):
+    transform = transform_from("mild", size=16, erase=0.7, fill=(0, 0, 0))
+    expected, found = (
+        take(loader(packed, transform=transform), 4),
+        take(loader(packed, device="cpu", transform=transform), 4),
+    )
+    assert all(torch.equal(a.images, b.images) for a, b in zip(expected, found, strict=True))
+    assert not torch.equal(found[0].images, take(loader(packed), 1)[0].images)
 
 
 def test_batches_of_several_sizes_and_more_workers_than_images(packed):

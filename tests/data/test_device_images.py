@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nearkin.data import device_images
-from nearkin.data.device_images import DeviceImages, shapes_of
+from nearkin.data.device_images import DeviceImages, erased, shapes_of
 from nearkin.data.transforms import transform_from
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -54,3 +54,18 @@ def test_evaluation_crops_are_those_of_the_transform(device):
     assert [len(batch) for batch in batches] == [2, 2, 1]
     expected = np.stack([transform.evaluate(images[row]) for row in rows]).astype(int)
     assert np.abs(torch.cat(batches).cpu().numpy() - expected).max() <= 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_holes_are_those_of_slices(device):
+    crops = torch.randint(0, 256, (5, 12, 12, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    holes = [(0, 0, 12, 12), None, (3, 4, 1, 7), (11, 11, 1, 1), (0, 5, 12, 2)]
+    expected = crops.clone()
+    for crop, hole in zip(expected, holes, strict=True):
+        if hole is not None:
+            top, left, height, width = hole
+            crop[top : top + height, left : left + width] = torch.tensor((0, 128, 255), dtype=torch.uint8)
+    found = erased(crops.to(device), holes, (0, 128, 255))
+    assert found.dtype == torch.uint8
+    assert torch.equal(found.cpu(), expected)
+    assert erased(crops, [None] * 5, (0, 0, 0)) is crops

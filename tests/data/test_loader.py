@@ -60,6 +60,25 @@ def test_images_on_the_device_have_the_same_boxes_and_flips(device, crop, squash
         assert (a.images.int() - b.images.cpu().int()).abs().max() <= 2
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("rate", [0.6, 1.0])
+def test_images_on_the_device_have_the_same_holes(device, rate):
+    transform = transform_from("mild", size=16, erase=rate, fill=(1, 20, 254))
+    colour, holes = torch.tensor(transform.fill, dtype=torch.uint8), 0
+    plain = take(loader(), 6)
+    for a, b, whole in zip(
+        take(loader(transform=transform), 6), take(loader(transform=transform, device=device), 6), plain, strict=True
+    ):
+        assert b.images.device.type == device
+        there = b.images.cpu()
+        assert (a.images.int() - there.int()).abs().max() <= 2
+        inside, same = (a.images == colour).all(dim=-1), (a.images == whole.images).all(dim=-1)
+        assert torch.equal((there == colour).all(dim=-1), inside)
+        assert (inside | same).all(), "what is not erased is as it was"
+        holes += int(inside.any(dim=(1, 2)).sum())
+    assert holes == 36 if rate == 1 else 10 < holes < 33
+
+
 @pytest.mark.parametrize("device", [None, "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_loader_begun_later_gives_the_same_batches(device):
     whole = take(loader(device=device), 8)

@@ -299,3 +299,41 @@ def test_wrong_arrays_are_named():
             PRESETS["standard"].evaluate(wrong)
         with pytest.raises(ValueError, match="uint8"):
             PRESETS["standard"].train(wrong, np.random.default_rng(0))
+
+
+def test_erasing_fills_one_box_of_the_published_areas_and_shapes():
+    image = np.full((64, 64, 3), 200, dtype=np.uint8)
+    transform = transform_from("digits", size=64, resize=64, erase=0.4, fill=(1, 2, 3))
+    rng, areas, shapes, places = np.random.default_rng(0), [], [], []
+    for _ in range(3000):
+        crop = transform.train(image, rng)
+        rows, columns = ((crop[:, :, 0] == 1).any(axis=axis).nonzero()[0] for axis in (1, 0))
+        if not len(rows):
+            assert (crop == image).all()
+            continue
+        top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+        assert (crop[top:bottom, left:right] == (1, 2, 3)).all()
+        assert (crop == 200).all(axis=2).sum() == 64 * 64 - (bottom - top) * (right - left)
+        areas.append((bottom - top) * (right - left) / 64**2)
+        shapes.append((right - left) / (bottom - top))
+        places.append((top + bottom) / 128)
+    assert 0.36 < len(areas) / 3000 < 0.44
+    assert min(areas) > 0.015
+    assert max(areas) < 0.35
+    assert abs(np.mean(areas) - (0.02 + 0.33) / 2) < 0.01
+    assert 0.25 < min(shapes) < 0.4 < 2.8 < max(shapes) < 3.9
+    assert abs(np.mean(np.log(shapes))) < 0.06
+    assert abs(np.mean(places) - 0.5) < 0.02
+
+
+def test_erasing_leaves_boxes_and_flips_as_they_are_and_evaluation_alone():
+    image = noise(80, 90)
+    plain, erasing = transform_from("mild", size=32), transform_from("mild", size=32, erase=1.0)
+    for seed in range(20):
+        whole, crop = (each.train(image, np.random.default_rng(seed)) for each in (plain, erasing))
+        changed = (whole != crop).any(axis=2)
+        assert 0 < changed.mean() < 0.4
+        assert (crop[changed] == 128).all()
+    np.testing.assert_array_equal(plain.evaluate(image), erasing.evaluate(image))
+    assert "erasing 1" in erasing.describe()
+    assert "erasing" not in plain.describe()

@@ -11,6 +11,7 @@ from torch import nn
 from nearkin.encoders import backbone, build_encoder
 from nearkin.encoders.architectures import bn_inception, build_backbone, efficientnet_lite0, googlenet, resnet
 from nearkin.encoders.backbone import folded_together, normalised_convolution
+from nearkin.errors import RecipeError
 
 
 def layer(*, bias: bool = False, **options) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
@@ -157,3 +158,54 @@ def test_under_autocast_folding_together_changes_no_more_than_rounding(name):
     torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
     assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
     assert all(parameter.grad.dtype == torch.float32 for parameter in encoder.parameters())
+
+
+FINER = {"resnet18": 4, "resnet50": 4, "resnet50_v1": 4, "bn_inception": 4, "efficientnet_lite0": 4, "resnetv2_20": 32}
+
+
+@pytest.mark.parametrize(("name", "side"), FINER.items())
+def test_a_last_stride_of_one_makes_the_map_twice_as_fine_with_the_same_weights(name, side):
+    usual, finer = build_backbone(name).eval(), build_backbone(name, last_stride=1).eval()
+    finer.load_state_dict(usual.state_dict())
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert usual(images).shape[-1] == side // 2
+        assert finer(images).shape == (1, usual.out_channels, side, side)
+    again = build_backbone(name, last_stride=2).eval()
+    again.load_state_dict(usual.state_dict())
+    with torch.no_grad():
+        assert torch.equal(again(images), usual(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "convolution", "shift"),
+    [
+        ("resnet18", "layer4.0.conv1", 0),
+        ("resnet50", "layer4.0.conv2", 0),
+        ("resnet50_v1", "layer4.0.conv1", 0),
+        ("resnet50_v1", "layer4.0.downsample.0", 0),
+        ("bn_inception", "inception_4e_3x3", 0),
+        ("bn_inception", "inception_4e_double_3x3_2", 0),
+        ("efficientnet_lite0", "_blocks.11._depthwise_conv", 1),  # with a stride, TensorFlow's padding is on one side
+        ("resnetv2_20", "blocks.6.projection", 0),
+    ],
+)
+def test_every_second_place_of_the_finer_map_is_the_usual_one(name, convolution, shift):
+    usual, finer = (build_backbone(name, last_stride=stride).get_submodule(convolution) for stride in (None, 1))
+    finer.load_state_dict(usual.state_dict())
+    x = torch.randn(2, usual.in_channels, 8, 8)
+    torch.testing.assert_close(finer(x)[..., shift::2, shift::2], usual(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_finer_map_with_folded_batch_norm_and_channels_last_gives_the_same():
+    plain = build_encoder("resnet18", dim=8, last_stride=1, freeze_batch_norm=True)
+    last = build_encoder("resnet18", dim=8, last_stride=1, freeze_batch_norm=True, channels_last=True)
+    last.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(plain(images), last(images), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "stride", "said"), [("googlenet", 1, "such as resnet50"), ("resnet18", 3, "got 3")])
+def test_a_last_stride_that_cannot_be_had_is_refused(name, stride, said):
+    with pytest.raises(RecipeError, match=f"encoder.last_stride.*{said}"):
+        build_backbone(name, last_stride=stride)

@@ -81,3 +81,11 @@ def test_wrong_dtype_or_layout_is_named(images):
 def test_bad_recipes_say_what_is_wrong(value, message):
     with pytest.raises(RecipeError, match=message):
         as_preprocessing(value)
+
+
+@pytest.mark.parametrize("name", ["small", "resnet18", "resnet50_v1", "bn_inception", "efficientnet_lite0"])
+def test_the_mean_pixel_becomes_nothing(name):
+    preprocessing = build_backbone(name).preprocessing
+    pixel = torch.tensor(preprocessing.mean_pixel, dtype=torch.uint8).view(1, 1, 1, 3)
+    one = preprocessing.scale / 255 / min(preprocessing.std)  # what one level of 256 is there
+    assert preprocessing(pixel).abs().max() <= 0.51 * one

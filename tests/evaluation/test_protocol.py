@@ -116,3 +116,12 @@ def test_clustering_only_at_the_end_and_when_asked():
     protocol = Protocol(ProtocolSection(clustering=True), data)
     assert "NMI" not in protocol.score(protocol.test, embed, distance="cosine")
     assert protocol.score(protocol.test, embed, distance="cosine", final=True)["NMI"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["conventional", "validation", "in-distribution", "mlrc", "query-gallery"])
+def test_mirror_images_and_another_size_are_named_with_the_selection(name):
+    data = table(classes=20)
+    plain = Protocol(ProtocolSection(name=name), data).selection_rule
+    unusual = Protocol(ProtocolSection(name=name, flip=True, test_size=320), data).selection_rule
+    said = "; test crops of 320 pixels, embeddings averaged with those of mirror images"
+    assert unusual == plain + said

@@ -181,3 +181,13 @@ class TestFormats:
         for name in ("data", "encoder", "protocol", "selection", "seeds", "hardware", "recipes"):
             assert all(row[name] for row in rows)
         assert next(row for row in rows if row["title"] == "mpa_ap")["MAP@R"] == ""
+
+
+def test_a_finer_map_and_mirror_images_are_named_in_every_line(write_run):
+    chosen = "best R@1 on the test classes; embeddings averaged with those of mirror images"
+    overrides = ["encoder.last_stride=1", "protocol.flip=true"]
+    run = write_run("r", {"R@1": 0.6}, overrides=overrides, selection=chosen, weights="weights averaged")
+    assert [record["figures"] for record in records_of(run)] == ["best evaluation", "last epoch"]
+    for record in records_of(run):
+        assert record["encoder"] == "small, 128-d, last stride 1, weights averaged"
+        assert record["selection"].endswith("averaged with those of mirror images")

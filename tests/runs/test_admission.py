@@ -57,7 +57,7 @@ def test_weights_that_only_an_extra_brings_are_left_for_the_run_to_miss(monkeypa
             raise MissingExtraError("this needs 'x'")
 
     admission._admit_backbone.cache_clear()
-    monkeypatch.setattr(admission, "build_backbone", lambda name, options: Bare())
+    monkeypatch.setattr(admission, "build_backbone", lambda name, options, **_: Bare())
     admit(Recipe.from_mapping(SMALL, ["encoder.weights=imagenet"]))
     admission._admit_backbone.cache_clear()
     monkeypatch.setattr(Bare, "imagenet_weights", lambda self: None)

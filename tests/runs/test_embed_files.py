@@ -7,9 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.runs.embed_files import check_output, embed_files, images_of
+from nearkin.runs.trained import load_run
 
 
 def test_ids_paths_and_labels(photos, tmp_path, monkeypatch):
@@ -74,3 +77,29 @@ def test_names_in_an_older_encoding_can_be_written(trained, photos, tmp_path):
     for output in ("e.npz", "e.csv"):
         assert embed_files(trained, folder, tmp_path / output).ids == ("Käse.png",)
     assert os.path.isfile(str(np.load(tmp_path / "e.npz")["paths"][0]))
+
+
+def test_mirror_images_and_larger_crops(trained, photos, tmp_path):
+    large = tmp_path / "large"
+    large.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (120, 150, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(large / "a.png")
+    Image.fromarray(noise[:, ::-1]).save(large / "b.png")
+    Image.fromarray(noise[:20, :30]).save(large / "small.png")  # is enlarged
+    embed_files(trained, large, tmp_path / "e.npz", flip=True, test_size=56)
+    embed_files(trained, large, tmp_path / "plain.npz")
+    (a, b, small), (plain, mirrored, _) = (np.load(tmp_path / f)["embeddings"] for f in ("e.npz", "plain.npz"))
+    assert np.allclose(a, b, atol=1e-4)
+    assert not np.allclose(plain, mirrored, atol=1e-3)
+    # By hand from the file itself: 64 pixels on the shorter side, of which the middle 56.
+    model = load_run(trained, device="cpu")
+    for name, found in (("a.png", a), ("small.png", small)):
+        picture = Image.open(large / name)
+        height, width = picture.height, picture.width
+        scaled = picture.resize((64 * width // height, 64), Image.Resampling.BILINEAR)
+        left = round((scaled.width - 56) / 2)
+        crop = np.asarray(scaled)[4:60, left : left + 56]
+        both = [torch.from_numpy(np.ascontiguousarray(each))[None] for each in (crop, crop[:, ::-1])]
+        with torch.no_grad():
+            expected = torch.nn.functional.normalize(sum(model.encoder(each) for each in both))
+        assert np.abs(expected.numpy() - found).max() < 0.02

@@ -55,3 +55,19 @@ def test_without_test_classes_there_is_nothing_to_score(trained, tmp_path):
     run(recipe, RunFolder(tmp_path / "untested"), Silent())
     with pytest.raises(DataError, match="'own photos' has no test classes: give others with --data"):
         evaluate_run(tmp_path / "untested")
+
+
+def test_mirror_images_and_larger_crops_are_those_of_a_run_that_has_them_and_are_named(trained, tmp_path):
+    plain = evaluate_run(trained)
+    unusual = evaluate_run(trained, flip=True, test_size=64)
+    assert (plain.conditions, "conditions" in plain) == (None, False)
+    assert unusual["conditions"] == "test crops of 64 pixels, embeddings averaged with those of mirror images"
+    # The same single step, scored so from the beginning.
+    recipe = RunFolder(trained).recipe().but({"protocol.flip": True, "protocol.test_size": 64})
+    scores = run(recipe, RunFolder(tmp_path / "unusual"), Silent())
+    assert scores.test == unusual.scores
+    assert scores.conditions.selection.endswith("pixels, embeddings averaged with those of mirror images")
+    assert evaluate_run(tmp_path / "unusual").scores == unusual.scores
+    assert "centre 64" in RunFolder(tmp_path / "unusual").environment().transform
+    back = evaluate_run(tmp_path / "unusual", flip=False, test_size=32)
+    assert back.scores == plain.scores

@@ -86,3 +86,9 @@ def test_an_evaluation_is_of_a_run_or_of_a_backbone():
     assert dict(Evaluated(**shared, run="runs/a", checkpoint="best")) == of_run | shared
     of_backbone = {"backbone": "small", "weights": "its own"}
     assert dict(Evaluated(**shared, **of_backbone)) == of_backbone | shared
+
+
+def test_the_last_epoch_stays_the_last_epoch_with_mirror_images():
+    for selection, chosen in (("last epoch; test crops of 288 pixels", False), ("best R@1 on the test classes", True)):
+        record = {"protocol": "conventional", "selection": selection}
+        assert Scores.from_record(record).chosen_on_test == chosen

@@ -10,7 +10,7 @@ from nearkin.losses import catalogue
 from nearkin.methods.profs import Profs
 from nearkin.recipe import DataSection, EncoderSection, Recipe
 from nearkin.samplers import BalancedSampler, ClassRepresentativeSampler, RandomSampler
-from nearkin.training.build import build_objective, encoder_from, transform_of
+from nearkin.training.build import build_objective, data_of, encoder_from, scored_transform_of, transform_of
 
 
 def start_of(state):
@@ -86,3 +86,28 @@ def test_a_memory_of_the_training_set_takes_its_size():
     assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.memory_size == 77
     assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.hardness == 0.3
     assert built({"name": "mpa"}).weighting is None
+
+
+def test_what_is_erased_has_the_mean_colour_of_the_backbone(state_for):
+    state = state_for("data.random_erasing=0.3", "encoder.backbone=resnet18")
+    assert (state.transform.erase, state.transform.fill) == (0.3, (124, 116, 104))
+    assert state_for().transform.erase == 0
+    with pytest.raises(RecipeError, match=r"data\.random_erasing must be a probability from 0 to 1, got 2"):
+        state_for("data.random_erasing=2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "scored", "kept"),
+    [
+        ([], (224, 256), 256),
+        (["protocol.test_size=288"], (288, 329), 329),
+        (["data.image_size=256"], (256, 293), 293),
+        (["data.image_size=256", "protocol.test_size=224"], (224, 256), 293),
+        (["data.image_size=256", "data.shorter_side=400"], (256, 293), 400),
+        (["data.transform=glyphs", "protocol.test_size=64"], (64, 64), 256),
+    ],
+)
+def test_crops_keep_their_share_and_decoded_images_are_large_enough_for_them(overrides, scored, kept):
+    recipe = Recipe.from_mapping({}, overrides)
+    transform = scored_transform_of(recipe)
+    assert ((transform.size, transform.resize), data_of(recipe).shorter_side) == (scored, kept)

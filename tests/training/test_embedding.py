@@ -55,3 +55,27 @@ def test_half_precision_still_gives_float32_without_gradients(encoder):
     assert (coarse.dtype, coarse.requires_grad) == (torch.float32, False)
     assert not torch.equal(coarse, exact)
     torch.testing.assert_close(coarse, exact, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("normalisation", ["l2", "ball"])
+def test_with_mirror_images_it_is_the_mean_of_both_normalised(normalisation):
+    """By hand: two encodings, a mean, and a division by its norm, in the ball only where that is above one."""
+    torch.manual_seed(0)
+    encoder = build_encoder("small", dim=5, normalisation=normalisation).eval()
+    with torch.no_grad():
+        encoder.head.weight *= 0.3  # in the ball some are within and some on its surface
+        crops = [TRANSFORM.evaluate(IMAGES[row]) for row in range(7)]
+        plain, mirrored = (
+            encoder(torch.from_numpy(np.stack([np.ascontiguousarray(crop[:, ::way]) for crop in crops])))
+            for way in (1, -1)
+        )
+    mean = (plain.double() + mirrored.double()) / 2
+    norm = mean.norm(dim=1, keepdim=True)
+    expected = mean / (norm if normalisation == "l2" else norm.clamp(min=1))
+    found = embed_images(encoder, IMAGES, TRANSFORM, workers=1, flip=True, batch_size=3)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, plain, atol=1e-3)
+    given = embed_images(encoder, IMAGES, TRANSFORM, flip=True, crops=[torch.from_numpy(np.stack(crops))])
+    torch.testing.assert_close(given, found)
+    swapped = ArrayImages(np.stack([IMAGES[row][:, ::-1] for row in range(7)]))
+    torch.testing.assert_close(embed_images(encoder, swapped, TRANSFORM, workers=1, flip=True), found)

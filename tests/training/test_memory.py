@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -17,9 +18,11 @@ from nearkin.encoders.pooling import AvgPool
 from nearkin.encoders.preprocessing import HALF
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
+from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training import memory
+from nearkin.training.build import build_state
 from nearkin.training.state import Silent
 
 CPU = torch.device("cpu")
@@ -230,3 +233,26 @@ def test_resuming_may_turn_the_check_off(photos, tmp_path):
     folder = RunFolder(tmp_path / "run").begin(recipe(photos))
     folder.check_same_recipe(recipe(photos, "training.memory_check=false"))
     assert json.loads(json.dumps(recipe(photos).as_mapping()))["training"]["memory_check"] is True
+
+
+def test_crops_that_are_only_scored_are_counted_at_their_own_size(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 20_000_000)
+    run(recipe(photos), RunFolder(tmp_path / "run"), Silent())
+    with pytest.raises(
+        RecipeError,
+        match=r"scoring \d+ images at a time of 320 × 320 .*evaluation_batch_size .* or protocol\.test_size",
+    ):
+        run(recipe(photos, "protocol.test_size=320"), RunFolder(tmp_path / "large"), Silent())
+
+
+@pytest.mark.parametrize("more", [[], ["training.weight_average=0.9"], ["training.pull_to_start=1"]])
+def test_what_is_kept_beside_the_weights_counts(photos, tmp_path, monkeypatch, more):
+    """A network whose weights weigh, on images that do not."""
+    asked = recipe(photos, "encoder.options.width=64", "data.image_size=8", "training.batch_size=2", *more)
+    state = build_state(asked, open_data(asked.data))
+    weights = sum(p.nbytes for p in state.encoder.parameters())
+    kept = memory.measure(state.encoder, 8, CPU, None).kept * 2 * 8**2
+    for free, fits in ((3.5 * weights + kept, not more), (4.5 * weights + kept, True)):
+        monkeypatch.setattr(memory, "free_memory", lambda device, free=free: int(free))
+        with contextlib.nullcontext() if fits else pytest.raises(RecipeError, match="a training step on 2 images"):
+            memory.check_memory(state)

@@ -193,3 +193,34 @@ def test_a_step_in_pieces_on_a_gpu(stepped, precision):
     tolerance = {"float32": 1e-3}.get(precision, 0.2)
     for a, b in zip(ours.weights, plain.weights, strict=True):
         assert (a.grad - b.grad).norm() <= tolerance * b.grad.norm() + 1e-6
+
+
+def test_the_pull_to_the_start_is_the_gradient_of_the_squared_distance(state_for, next_batch):
+    """Of the backbone alone, by autograd in a step of plain gradient descent; and none while it rests."""
+    learning = ("training.optimiser=sgd", "training.momentum=0", "training.weight_decay=0", "training.warmup_epochs=1")
+    states = {weight: state_for(*learning, f"training.pull_to_start={weight}") for weight in (0, 3)}
+    start = [p.detach().clone() for p in states[0].encoder.backbone.parameters()]
+    batch = next_batch(states[0])
+    for weight, state in states.items():
+        health = HealthCheck(state)
+        for _ in range(state.warmup_steps):
+            train_step(state, batch, health)
+        assert all(map(torch.equal, state.encoder.backbone.parameters(), start))
+        with torch.no_grad():
+            for parameter in state.weights:
+                parameter += 0.01 * torch.sin(torch.arange(parameter.numel())).view_as(parameter)
+        away = [p.detach().clone().requires_grad_() for p in state.encoder.backbone.parameters()]
+        train_step(state, batch, health)
+        assert (state.pull is None) == (weight == 0)
+    penalty = 3 / 2 * sum((a - b).square().sum() for a, b in zip(away, start, strict=True))
+    expected = torch.autograd.grad(penalty, away)
+    plain, pulled = (list(state.encoder.backbone.parameters()) for state in states.values())
+    for one, other, pull in zip(plain, pulled, expected, strict=True):
+        torch.testing.assert_close(other.grad - one.grad, pull, rtol=1e-3, atol=1e-4)
+    for one, other in zip(*(state.encoder.head_parameters() for state in states.values()), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_negative_pull_is_refused(state_for):
+    with pytest.raises(RecipeError, match=r"training\.pull_to_start must be at least 0, got -1"):
+        state_for("training.pull_to_start=-1")

@@ -229,6 +229,7 @@ RECIPE = {
 COURSES = {
     "plain": ["objective.name=proxy_anchor", "training.clip=norm", "training.clip_at=1"],
     "adamw": ["objective.name=proxy_anchor", "training.optimiser=adamw"],
+    "averaged": ["objective.name=proxy_anchor", "training.weight_average=0.9", "training.pull_to_start=0.5"],
     "isa": ["objective.name=proxy_isa"],
     "memory": ["objective.name=cross_batch_memory", "objective.pair_loss=contrastive", "objective.size=30"],
     "vcpa": ["objective.name=vcpa", "objective.tau=20"],
@@ -321,6 +322,8 @@ def found_in(state) -> dict[str, Tensor]:
     found |= {f"objective {key}": value for key, value in whole_state(state.objective).items()}
     if state.learned is not None:
         found |= {f"learned {key}": value for key, value in whole_state(state.learned).items()}
+    if state.average is not None:
+        found |= {f"average {key}": value.clone() for key, value in state.average.encoder.state_dict().items()}
     rows = [[row["step"], row.get("loss", 0.0), row["R@1"]] for row in state.history]
     found["history"] = torch.tensor(rows, dtype=torch.float64)
     if state.best is not None:

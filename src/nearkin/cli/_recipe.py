@@ -24,6 +24,8 @@ def changes_from(
     root: Path | None = None,
     device: str | None = None,
     kinds: str | None = None,
+    flip: bool | None = None,
+    test_size: int | None = None,
 ) -> list[str]:
     """Options that stand for keys of a recipe, behind the changes that were given as such."""
     options = {
@@ -32,6 +34,8 @@ def changes_from(
         "data.kinds": kinds,
         "training.epochs": epochs,
         "training.device": device,
+        "protocol.flip": flip,
+        "protocol.test_size": test_size,
     }
     return [*given, *(f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None)]
 

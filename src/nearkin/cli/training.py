@@ -21,10 +21,19 @@ from nearkin.cli._app import (
     print_table,
     progress_console,
 )
-from nearkin.cli._recipe import recipe_from
+from nearkin.cli._recipe import changes_from, recipe_from
 from nearkin.errors import RecipeError
 
 __all__ = ["embed", "evaluate", "train"]
+
+Flip = Annotated[
+    bool | None,
+    typer.Option("--flip/--no-flip", help="Average each embedding with the mirror image's. Default: as in the run."),
+]
+TestSize = Annotated[
+    int | None,
+    typer.Option("--test-size", help="Side of the crops in pixels, such as 288. Default: as in the run."),
+]
 
 
 @app.command()
@@ -161,6 +170,8 @@ def evaluate(
         typer.Option("--weights", help="Weights for --backbone, a .safetensors or .pth file. Default: its own."),
     ] = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    flip: Flip = None,
+    test_size: TestSize = None,
     kinds: Kinds = None,
     data_root: DataRoot = None,
     device: Device = None,
@@ -210,6 +221,8 @@ def evaluate(
                 kinds=kinds,
                 which=checkpoint,
                 device=device,
+                flip=flip,
+                test_size=test_size,
                 progress=observer.decoding,
                 announce=announce,
             )
@@ -219,7 +232,7 @@ def evaluate(
                 backbone,
                 str(data),
                 weights=weights,
-                overrides=given,
+                overrides=changes_from(given, flip=flip, test_size=test_size),
                 data_root=data_root,
                 kinds=kinds,
                 device=device,
@@ -232,7 +245,7 @@ def evaluate(
         print(json.dumps(dict(result)))
         return
     counted = f"{result.images:,} images of {result.classes:,} classes"
-    said = f"{what}; {counted}; {result.hardware}."
+    said = "; ".join(part for part in (what, counted, result.conditions, result.hardware) if part) + "."
     print_table(metric_table(result.data, {"score": result.scores}, said, f"{LEGEND}."))
     if result.note:
         Console().print(f"[yellow]Mind: {escape(result.note)}.[/yellow]", highlight=False, soft_wrap=True)
@@ -247,6 +260,8 @@ def embed(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .csv.")],
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    flip: Flip = None,
+    test_size: TestSize = None,
     device: Device = None,
     verbose: Verbose = False,
 ) -> None:
@@ -265,7 +280,16 @@ def embed(
     from nearkin.training.observers import ConsoleObserver
 
     with ConsoleObserver(progress_console(verbose)) as observer:
-        result = embed_files(run, sources, output, which=checkpoint, device=device, progress=observer.decoding)
+        result = embed_files(
+            run,
+            sources,
+            output,
+            which=checkpoint,
+            device=device,
+            flip=flip,
+            test_size=test_size,
+            progress=observer.decoding,
+        )
     if left_out := left_out_text(result.left_out, [str(problem) for problem in result.unreadable]):
         Console(stderr=True).print(left_out, end="", highlight=False, soft_wrap=True)
     Console().print(f"{len(result.ids):,} images embedded in {result.dim} dimensions: {output}", soft_wrap=True)

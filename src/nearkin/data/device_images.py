@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.cache import Images, in_order
-from nearkin.data.resampling import resample
-from nearkin.data.transforms import Box, Transform
+from nearkin.data.resampling import resample, to_device
+from nearkin.data.transforms import Box, Hole, Transform
 
 _PIECE = 64 << 20  # bytes that are put together and copied at a time
 _THREADS = 4
@@ -25,6 +25,25 @@ def shapes_of(images: Images) -> NDArray[np.int64]:
     """
     shapes = [images[row].shape[:2] for row in range(len(images))]
     return np.array(shapes, dtype=np.int64).reshape(-1, 2)
+
+
+def erased(crops: Tensor, holes: list[Hole | None], fill: tuple[int, int, int]) -> Tensor:
+    """Crops ``[B, size, size, 3]`` with ``holes`` of one colour, made where the crops are.
+
+    >>> erased(torch.zeros(1, 3, 3, 3, dtype=torch.uint8), [(0, 1, 2, 2)], (7, 8, 9))[0, :, :, 1]
+    tensor([[0, 8, 8],
+            [0, 8, 8],
+            [0, 0, 0]], dtype=torch.uint8)
+    """
+    if not any(holes):
+        return crops
+    # One copy to the device: boxes and the colour.
+    table = torch.tensor([(*(hole or (0, 0, 0, 0)), *fill) for hole in holes])
+    top, left, height, width, *colour = to_device(table, crops.device).T[:, :, None]
+    place = torch.arange(crops.shape[1], device=crops.device)
+    rows, columns = (place >= top) & (place < top + height), (place >= left) & (place < left + width)
+    inside = rows[:, :, None, None] & columns[:, None, :, None]
+    return torch.where(inside, torch.cat(colour, dim=1).to(torch.uint8)[:, None, None], crops)
 
 
 class DeviceImages:

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from nearkin.data.cache import Images, in_order, usable_cores
 from nearkin.data.crop_processes import CropProcesses, are_shareable
-from nearkin.data.device_images import DeviceImages
+from nearkin.data.device_images import DeviceImages, erased
 from nearkin.data.resampling import to_device
-from nearkin.data.transforms import Box, ImageRandom, Transform
+from nearkin.data.transforms import Box, Hole, ImageRandom, Transform
 from nearkin.ranks import on_this_machine, share_of
 from nearkin.samplers import BatchSampler
 
@@ -144,16 +144,24 @@ class TrainingLoader:
         """On the device that the images are on; what is random is drawn meanwhile."""
         own = rows[places.start : places.stop]
 
-        def draw() -> tuple[list[Box], list[bool]]:
+        def draw() -> tuple[list[Box], list[bool], list[Hole | None]]:
             random = ImageRandom(self.seed)
-            drawn = [
-                self.transform.draw(height, width, random.at(number, place))
-                for place, (height, width) in zip(places, images.shapes[own].tolist(), strict=True)
-            ]
-            return [box for box, _ in drawn], [mirrored for _, mirrored in drawn]
+            boxes, flips, holes = [], [], []
+            for place, (height, width) in zip(places, images.shapes[own].tolist(), strict=True):
+                rng = random.at(number, place)
+                box, mirrored = self.transform.draw(height, width, rng)
+                boxes.append(box)
+                flips.append(mirrored)
+                holes.append(self.transform.draw_hole(rng))
+            return boxes, flips, holes
 
         drawn = self._pool.submit(draw)
-        return lambda: images.crops(own, *drawn.result(), self.transform.size)
+
+        def finish() -> Tensor:
+            boxes, flips, holes = drawn.result()
+            return erased(images.crops(own, boxes, flips, self.transform.size), holes, self.transform.fill)
+
+        return finish
 
 
 def evaluation_batches(

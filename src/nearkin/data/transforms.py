@@ -18,8 +18,11 @@ from nearkin.suggest import did_you_mean
 TrainCrop = Literal["random-resized", "random", "centre", "none"]
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom in an image, in pixels."""
+Hole = tuple[int, int, int, int]
+"""Top, left, height and width of what is erased of a crop."""
 
 _TRIES = 10
+_HOLE_AREA, _HOLE_SHAPE = (0.02, 0.33), (0.3, 3.3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,8 @@ class Transform:
     - ``centre``: as in evaluation.
     - ``none``: the whole image, scaled to ``size`` × ``size``.
 
-    Then it is mirrored with probability ``flip``. Scaling is bilinear.
+    Then it is mirrored with probability ``flip``, and with probability ``erase`` a box of 2 to 33 % of it, width :
+    height from 0.3 to 3.3, is filled with the colour ``fill`` (Zhong et al., AAAI 2020). Scaling is bilinear.
 
     >>> transform = Transform(name="small", size=32, resize=40)
     >>> image = np.zeros((60, 80, 3), dtype=np.uint8)
@@ -52,6 +56,8 @@ class Transform:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
     squash: bool = False
+    erase: float = 0.0
+    fill: tuple[int, int, int] = (128, 128, 128)
 
     def __post_init__(self) -> None:
         self._require("size", self.size >= 1, "at least 1")
@@ -62,16 +68,26 @@ class Transform:
         """A training crop; everything random about it is drawn from ``rng``."""
         box, mirrored = self.draw(*_check(image), rng)
         pixels = self._resample(image, box)
-        return np.array(pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else pixels)
+        crop = np.array(pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else pixels)
+        if (hole := self.draw_hole(rng)) is not None:
+            top, left, height, width = hole
+            crop[top : top + height, left : left + width] = self.fill
+        return crop
 
     def evaluate(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The evaluation crop."""
         return np.array(self._resample(image, self.centre_box(*_check(image))))
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[Box, bool]:
-        """All that is random about a training crop: what is cut out of the image, and whether it is mirrored."""
+        """What is cut out of the image for a training crop, and whether it is mirrored; then :meth:`draw_hole`."""
         box = self._train_box(height, width, rng)
         return box, bool(self.flip and rng.random() < self.flip)
+
+    def draw_hole(self, rng: np.random.Generator) -> Hole | None:
+        """What is erased of a training crop, if anything: the last that is random about it."""
+        if not self.erase or rng.random() >= self.erase:
+            return None
+        return random_box(self.size, self.size, rng, scale=_HOLE_AREA, ratio=_HOLE_SHAPE)
 
     def centre_box(self, height: int, width: int) -> Box:
         """What the evaluation crop shows of an image."""
@@ -79,14 +95,14 @@ class Transform:
         top, left = (round((side - self.size) / 2) for side in frame)
         return _in_image((top, left, self.size, self.size), frame, (height, width))
 
-    def describe(self) -> str:
-        """One line for people.
+    def describe(self, scored: Transform | None = None) -> str:
+        """One line for people; ``scored`` is what evaluates, where that is another one.
 
         >>> PRESETS["ccp"].describe()
         'ccp: random-resized crop (area 0.16–1, ratio 0.75–1.33) to 227, flip 0.5; evaluation shorter side 256, \
 centre 227; bilinear'
         """
-        before = f"squashed to {self.resize} x {self.resize}" if self.squash else f"shorter side {self.resize}"
+        before, scored = self._before, scored or self
         crop = f"random-resized crop (area {_span(self.scale)}, ratio {_span(self.ratio)}) to {self.size}"
         training = {
             "random-resized": f"{before}, {crop}" if self.squash else crop,
@@ -95,7 +111,12 @@ centre 227; bilinear'
             "none": f"whole image at {self.size} x {self.size}",
         }[self.train_crop]
         training += f", flip {self.flip:.3g}" if self.flip else ""
-        return f"{self.name}: {training}; evaluation {before}, centre {self.size}; bilinear"
+        training += f", erasing {self.erase:.3g}" if self.erase else ""
+        return f"{self.name}: {training}; evaluation {scored._before}, centre {scored.size}; bilinear"
+
+    @property
+    def _before(self) -> str:
+        return f"squashed to {self.resize} x {self.resize}" if self.squash else f"shorter side {self.resize}"
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.errors import RecipeError
 
 
 class Backbone(nn.Module):
@@ -26,6 +27,9 @@ class Backbone(nn.Module):
     folds_batch_norm = False
     """Whether its batch-norms go through :func:`normalised_convolution`."""
 
+    last_stage: tuple[str, ...] = ()
+    """Modules that halve the map for the last time, themselves or within; none where that cannot be changed."""
+
     def __init__(self, *, out_channels: int, input_size: int, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.out_channels = out_channels
@@ -34,6 +38,21 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def set_last_stride(self, stride: int) -> None:
+        """Make the last halving of the map one by ``stride``: 1 leaves it twice as fine, with the same weights."""
+        if not self.last_stage:
+            raise RecipeError(
+                f"encoder.last_stride={stride} cannot be had of {type(self).__name__}, whose last stage has no stride "
+                "to change: leave it out, or take another backbone, such as resnet50"
+            )
+        if stride not in (1, 2):
+            raise RecipeError(f"encoder.last_stride must be 1, or 2 as networks have it, got {stride}")
+        for module in [part for name in self.last_stage for part in self.get_submodule(name).modules()]:
+            if isinstance(module, nn.Conv2d) and module.stride == (2, 2):
+                module.stride = (stride, stride)
+            elif isinstance(module, nn.MaxPool2d) and module.stride == 2:
+                module.stride = stride
 
     def imagenet_weights(self) -> Path | None:
         """The weight file that comes with an installed package, or None when the user has to bring one."""

@@ -184,6 +184,7 @@ def build_encoder(
     head_init: Literal["default", "glorot"] = "default",
     head_bias: bool = True,
     channels_last: bool = False,
+    last_stride: int | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Encoder:
     """An encoder from the names that a recipe holds; what is not said here is as in :class:`Encoder`.
@@ -194,6 +195,7 @@ def build_encoder(
         weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``imagenet`` for the weights that come
             with an installed package; None to start from random numbers (from the model's own weights with ``hf:``
             and ``timm:``). What was loaded is in the encoder's ``weights_report``.
+        last_stride: of the backbone's last stage; 1 for a feature map twice as fine. None leaves it as it is.
         options: the backbone's own, and ``preprocessing``.
 
     Example:
@@ -201,7 +203,7 @@ def build_encoder(
         >>> encoder.dim, encoder.input_size
         (512, 224)
     """
-    network = build_backbone(backbone, options)
+    network = build_backbone(backbone, options, last_stride=last_stride)
     encoder = Encoder(
         network,
         build_pooling(pooling),

@@ -42,6 +42,16 @@ class Preprocessing:
         if self.scale <= 0.0:
             raise RecipeError(f"preprocessing scale must be positive, got {self.scale}")
 
+    @property
+    def mean_pixel(self) -> tuple[int, int, int]:
+        """The colour in RGB, of 0 … 255, that becomes nearly zero.
+
+        >>> IMAGENET.mean_pixel, CAFFE_BGR.mean_pixel
+        ((124, 116, 104), (128, 117, 104))
+        """
+        red, green, blue = (min(255, max(0, round(255.0 / self.scale * mean))) for mean in self.mean)
+        return (blue, green, red) if self.bgr else (red, green, blue)
+
     def __call__(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] != 3:
             raise ValueError(f"images must be uint8 [B, H, W, 3], got {images.dtype} {list(images.shape)}")

@@ -49,6 +49,17 @@ def select_by(section: ProtocolSection) -> str:
     return section.select_by or ("R@1" if section.name in SELECTED_ON_TEST else "MAP@R")
 
 
+def as_tested(rule: str, section: ProtocolSection) -> str:
+    """A selection rule, followed by what is unusual about how images are embedded to be scored.
+
+    >>> as_tested("last epoch", ProtocolSection(flip=True, test_size=288))
+    'last epoch; test crops of 288 pixels, embeddings averaged with those of mirror images'
+    """
+    said = [] if section.test_size is None else [f"test crops of {section.test_size} pixels"]
+    said += ["embeddings averaged with those of mirror images"] if section.flip else []
+    return "; ".join([*([rule] if rule else []), *([", ".join(said)] if said else [])])
+
+
 def refuse_test_scores(section: ProtocolSection, what: str, *, instead: str) -> None:
     """Refuse a training that would follow the scores of the test classes, unless the recipe says that it may."""
     if section.name in SELECTED_ON_TEST and not section.monitor_test:
@@ -174,7 +185,10 @@ class Protocol:
 
     @property
     def selection_rule(self) -> str:
-        """The rule in words, for every table that shows a score."""
+        """The rule in words, for every table that shows a score, and what else the figure was got with."""
+        return as_tested(self._selection_rule(), self.section)
+
+    def _selection_rule(self) -> str:
         if self.selects_on == "last":
             return "last epoch"
         if self.section.name == "mlrc":

@@ -64,7 +64,8 @@ def published_beside(recipe: Recipe, protocol: str) -> list[PublishedLine]:
     """Published lines for a run's method on its data, those with its own backbone first.
 
     Nothing is returned where it is not certain that the same thing was measured: other data, fewer images or other
-    labels, another image size, or a method with options that the table's does not have.
+    labels, another image size, mirror images, a finer feature map, or a method with options that the table's does not
+    have.
 
     Args:
         recipe: the run's.
@@ -73,7 +74,8 @@ def published_beside(recipe: Recipe, protocol: str) -> list[PublishedLine]:
     """
     source, asked = recipe.data.source, recipe.protocol
     # All training images with their own labels, at the size that papers use.
-    usual = asked.train_share == 1 and asked.label_noise == 0 and recipe.data.image_size in (None, 224, 227)
+    usual = asked.train_share == 1 and asked.label_noise == 0 and not asked.flip and recipe.encoder.last_stride != 1
+    usual = usual and {recipe.data.image_size, asked.test_size} <= {None, 224, 227}
     if source not in ("cub", "cars", "sop", "inshop") or not usual:
         return []
     lines: dict[tuple[str, str, str, str, int], dict[str, Published]] = {}

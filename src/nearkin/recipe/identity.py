@@ -27,15 +27,21 @@ INDIFFERENT = (
 
 LATER: Mapping[str, Any] = {
     "data.kinds": None,
+    "data.random_erasing": 0.0,
+    "encoder.last_stride": None,
     "encoder.freeze_scale_and_shift": False,
     "encoder.head_init": "default",
     "encoder.head_bias": True,
     "training.stop_at_epoch": None,
+    "training.weight_average": None,
+    "training.pull_to_start": 0.0,
     "training.milestones": [],
     "training.beta2": 0.999,
     "training.min_learning_rate": 0.0,
     "training.stop_after": None,
     "protocol.monitor_test": False,
+    "protocol.flip": False,
+    "protocol.test_size": None,
     "protocol.scores": [],
 }
 """Keys that came after recipes had names by their hash, with the defaults that leave it as it was."""

@@ -23,6 +23,7 @@ def check_values(recipe: Recipe) -> None:
         "training.learning_rate": (training.learning_rate, 0),
         "training.min_learning_rate": (training.min_learning_rate, 0),
         "training.weight_decay": (training.weight_decay, 0),
+        "training.pull_to_start": (training.pull_to_start, 0),
         "protocol.folds": (protocol.folds, 2),
         "protocol.fold": (protocol.fold, 0),
         "protocol.split_seed": (protocol.split_seed, 0),
@@ -40,6 +41,7 @@ def check_values(recipe: Recipe) -> None:
         ("training.stop_after", 1),
         ("encoder.dim", 1),
         ("data.image_size", 8),
+        ("protocol.test_size", 8),
         ("data.workers", 0),
     ):
         section, key = optional.split(".")
@@ -54,6 +56,10 @@ def check_values(recipe: Recipe) -> None:
         share = getattr(protocol, name)
         if not 0 <= share < 1:
             raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
+    if training.weight_average is not None and not 0 <= training.weight_average < 1:
+        raise RecipeError(f"training.weight_average must be at least 0 and below 1, got {training.weight_average}")
+    if not 0 <= recipe.data.random_erasing <= 1:
+        raise RecipeError(f"data.random_erasing must be a probability from 0 to 1, got {recipe.data.random_erasing}")
     if not 0 < protocol.train_share <= 1:
         raise RecipeError(f"protocol.train_share must be a share above 0 and at most 1, got {protocol.train_share}")
     if not 0 <= training.beta2 < 1:

@@ -22,11 +22,14 @@ class DataSection:
     """Overrides the side of the crop."""
     crop_scale: tuple[float, float] | None = None
     """Overrides the smallest and largest share of the area that a training crop covers."""
+    random_erasing: float = 0.0
+    """Probability that a box of a training crop, of 2 to 33 % of its area, is filled with the backbone's mean pixel."""
     cache: Literal["auto", "disk", "memory", "device"] = "auto"
     """Where decoded images are kept: on ``disk``, in ``memory`` and not on disk, or on disk and for training on the GPU
     (``device``), which then makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
     shorter_side: int = 256
-    """Decoded images are kept with this shorter side."""
+    """Decoded images are kept with this shorter side, or with a longer one where ``image_size`` or
+    ``protocol.test_size`` ask for it; none is ever enlarged for that."""
     unreadable_tolerance: float = 0.01
     """A larger share of unreadable files stops the run before training."""
     workers: int | None = None
@@ -52,6 +55,8 @@ class EncoderSection:
     head_bias: bool = True
     """Whether the projection adds a bias."""
     channels_last: bool = False
+    last_stride: int | None = None
+    """Stride of the last stage: 1 for a feature map twice as fine from the same weights, where it is 2 by default."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -99,6 +104,12 @@ class TrainingSection:
     """Epochs after which the rate decays (milestones); one that is named twice counts twice."""
     warmup_epochs: int = 0
     """Epochs at the start that train head and proxies only."""
+    weight_average: float | None = None
+    """Evaluate and save an average of the encoder's weights over the steps, of which each step leaves this share, such
+    as 0.995; training goes on with the weights themselves."""
+    pull_to_start: float = 0.0
+    """Pulls the backbone back to its pretrained weights: half of this, times the squared distance, is added to the loss
+    (L2-SP)."""
     clip: Literal["none", "value", "norm"] = "none"
     clip_at: float = 10.0
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
@@ -153,6 +164,11 @@ class ProtocolSection:
     monitor_test: bool = False
     """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau``,
     ``training.stop_after`` and CCP's patience, which are refused there otherwise. Every table names it."""
+    flip: bool = False
+    """What is scored is the mean of an image's embedding and its mirror image's, normalised. Every table names it."""
+    test_size: int | None = None
+    """Side of the crops that are scored, of images scaled in proportion; default: as in training. Every table names
+    it."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     precision_at: tuple[int, ...] = ()
     map_at: tuple[int, ...] = ()

@@ -26,7 +26,7 @@ from nearkin.recipe.identity import fingerprint
 from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, with_root_found
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained import TrainedRun, load_run
-from nearkin.training.build import build_objective
+from nearkin.training.build import build_objective, data_of
 from nearkin.training.checkpoint import Checkpoint, best_file, read_checkpoint
 from nearkin.training.state import Event
 
@@ -150,7 +150,7 @@ class OpenedRun:
 
     @cached_property
     def _run_data(self) -> RunData:
-        section = self.recipe.data
+        section = data_of(self.recipe)
         if self.look.data_root is not None:
             section = replace(section, root=str(self.look.data_root))
         if self.look.data is not None:

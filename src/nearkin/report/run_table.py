@@ -25,7 +25,7 @@ def run_table(scores: Scores) -> Table:
         table = run_table(chosen) if chosen.test else Table("", ())
         return Table(table.title, table.parts, (scores.final_of.note, *table.conditions))
     held = scores.conditions
-    parts = [f"{held.protocol} protocol, {held.selection}", held.training_conditions, f"seed {held.seed}"]
+    parts = [f"{held.protocol} protocol, {held.selection}", held.training_conditions, held.weights, f"seed {held.seed}"]
     parts += [held.hardware, f"{scores.epochs:g} epochs in {scores.seconds:.0f} s"]
     said = ["; ".join(part for part in parts if part) + "."]
     if scores.untrained:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.protocol import select_by
+from nearkin.evaluation.protocol import as_tested, select_by
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.published.matching import PublishedLine, published_beside
@@ -136,11 +136,17 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     held = [each.conditions for each in scores]
     protocol, selection = _same([each.protocol for each in held]), _same([each.selection for each in held])
     if protocol == "mlrc":
-        selection = f"best {select_by(group.recipe.protocol)} on each model's held-out fold"
+        rule = f"best {select_by(group.recipe.protocol)} on each model's held-out fold"
+        selection = as_tested(rule, group.recipe.protocol)
     encoder = group.recipe.encoder
     conditions = {
         "data": ", ".join([group.data, *sorted({each.training_conditions or "" for each in held} - {""})]),
-        "encoder": encoder.backbone if encoder.dim is None else f"{encoder.backbone}, {encoder.dim}-d",
+        "encoder": ", ".join(
+            [encoder.backbone]
+            + ([] if encoder.dim is None else [f"{encoder.dim}-d"])
+            + ([] if encoder.last_stride is None else [f"last stride {encoder.last_stride}"])
+            + sorted({each.weights for each in held if each.weights})
+        ),
         "protocol": protocol,
         "selection": selection,
         "seeds": ", ".join(map(str, sorted({each.seed for each in held}))),
@@ -149,7 +155,7 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     on_test = scores[0].chosen_on_test
     entry = Entry(
         title=f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.title,
-        what="best evaluation" if on_test else "last epoch" if selection == "last epoch" else "chosen epoch",
+        what="best evaluation" if on_test else "last epoch" if selection.startswith("last epoch") else "chosen epoch",
         scores=statistics_of([each.test for each in scores]),
         runs=len(scores),
         conditions=conditions,
@@ -164,7 +170,7 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     if not on_test:
         return [entry]
     last = {name: value for name, value in statistics_of([s.last for s in scores]).items() if name in entry.scores}
-    lasting = conditions | {"selection": "last epoch"}
+    lasting = conditions | {"selection": as_tested("last epoch", group.recipe.protocol)}
     both = [entry, replace(entry, what="last epoch", scores=last, conditions=lasting, published_as="")]
     return [each for each in both if each.scores]
 

@@ -14,7 +14,7 @@ from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.pooling import build_pooling
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError
 from nearkin.recipe import EncoderSection, Recipe
-from nearkin.training.build import build_objective, transform_of
+from nearkin.training.build import build_objective, data_of
 from nearkin.training.device import autocast_dtype, pick_device
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import check_schedule
@@ -34,7 +34,7 @@ def admit(recipe: Recipe) -> None:
     autocast_dtype(recipe.training.precision, device)
     methods.catalogue()[recipe.method.name].check(recipe)
     check_schedule(recipe)
-    transform_of(recipe.data)
+    data_of(recipe)
     batch_statistics = _admit_encoder(recipe.encoder)
     check_micro_batch(recipe.training, batch_statistics)
     try:
@@ -65,15 +65,16 @@ def _admit_encoder(section: EncoderSection) -> bool:
     build_pooling(section.pooling)
     if ":" in section.backbone:  # other libraries' models are only known to them
         return False
-    live = _admit_backbone(section.backbone, json.dumps(dict(section.options)), weights == "imagenet")
+    options = json.dumps(dict(section.options))
+    live = _admit_backbone(section.backbone, options, weights == "imagenet", section.last_stride)
     return live and not section.freeze_batch_norm
 
 
 @functools.cache
-def _admit_backbone(name: str, options: str, imagenet: bool) -> bool:
+def _admit_backbone(name: str, options: str, imagenet: bool, last_stride: int | None = None) -> bool:
     """Whether it has batch-norm that takes the statistics of the batch unless it is frozen."""
     with torch.random.fork_rng(devices=[]):  # a look takes no random numbers from whoever goes on with them
-        backbone = build_backbone(name, json.loads(options))
+        backbone = build_backbone(name, json.loads(options), last_stride=last_stride)
     try:
         brings_weights = not imagenet or backbone.imagenet_weights() is not None
     except MissingExtraError:

@@ -13,12 +13,12 @@ from torch import Tensor
 from nearkin import ranks
 from nearkin.data.folder import Kinds
 from nearkin.data.source import is_benchmark
-from nearkin.evaluation.protocol import EvaluationSet, Protocol
+from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.recipe import Recipe
 from nearkin.runs.data import Progress, open_data
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.scores import Evaluated
-from nearkin.training.build import encoder_from, transform_of
+from nearkin.training.build import data_of, encoder_from, scored_transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
 from nearkin.training.embedding import embed_images, embedded_by_all
 
@@ -74,8 +74,8 @@ def _score(
     backbone = recipe.encoder.backbone
     where = pick_device(device or recipe.training.device)
     encoder = encoder_from(recipe.encoder).to(where)
-    opened = ranks.first_on_each_machine(lambda: open_data(recipe.data, progress=progress))
-    table, transform = opened.table, transform_of(recipe.data)
+    opened = ranks.first_on_each_machine(lambda: open_data(data_of(recipe), progress=progress))
+    table, transform = opened.table, scored_transform_of(recipe)
     protocol = Protocol(recipe.protocol, table)
     part = EvaluationSet(np.arange(len(table), dtype=np.int64))
     if protocol.test is not None and any(table.has_split(name) for name in ("test", "query")):
@@ -97,6 +97,7 @@ def _score(
                 device=where,
                 dtype=autocast_dtype(recipe.training.precision, where),
                 progress=told,
+                flip=recipe.protocol.flip,
             ),
             rows,
             None if watch is None else lambda done: watch("scoring the backbone", done, len(rows)),
@@ -112,5 +113,6 @@ def _score(
         images=len(part.query),
         classes=len(np.unique(table.labels[part.query])),
         hardware=describe_hardware(where),
+        conditions=as_tested("", recipe.protocol) or None,
         scores=scores,
     )

@@ -17,6 +17,7 @@ from nearkin.notices import notice
 from nearkin.recipe import DataSection, Recipe
 from nearkin.runs.data_report import DataReport, describe_data, parts_of
 from nearkin.runs.folder import RunFolder
+from nearkin.training.build import data_of
 
 Progress = Callable[[int, int], None]
 
@@ -71,7 +72,7 @@ def open_run_data(
     scored: Sequence[str] = SCORED,
 ) -> RunData:
     """Open the data that a run folder was trained on, split as they were then (:func:`split_as_stored`)."""
-    section = recipe.data
+    section = data_of(recipe)
     if data_root is not None:
         section = dataclasses.replace(section, root=str(data_root))
     return split_as_stored(folder, recipe, open_own_data(folder, section, progress=progress), scored=scored)

@@ -23,6 +23,7 @@ from nearkin.disk import check_room, check_writable, write_atomically
 from nearkin.errors import DataError, RecipeError
 from nearkin.runs.data import Progress, open_data
 from nearkin.runs.trained import load_run
+from nearkin.training.build import data_of
 
 # A number in a .csv takes about so many bytes.
 _BYTES_PER_VALUE = {".npz": 4, ".csv": 13}
@@ -45,6 +46,8 @@ def embed_files(
     *,
     which: str = "best",
     device: str | None = None,
+    flip: bool | None = None,
+    test_size: int | None = None,
     progress: Progress | None = None,
 ) -> EmbeddedFiles:
     """Embed every readable image of ``sources`` with the run at ``path`` and write ``output`` (.npz or .csv).
@@ -60,14 +63,16 @@ def embed_files(
         output: the file to write; whether it can be written is found out first.
         which: ``best`` or ``last`` checkpoint.
         device: as for training.
+        flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
+        test_size: side of the crops; default: as the run was scored.
         progress: told how many images are decoded, and of how many.
     """
     target = Path(output).expanduser()
     with ranks.joined():
         ranks.from_first(lambda: check_output(target))
-        run = load_run(path, which=which, device=device)
+        run = load_run(path, which=which, device=device, flip=flip, test_size=test_size)
         table = images_of(sources, kinds=run.recipe.data.kinds)
-        section = replace(run.recipe.data, unreadable_tolerance=1.0)
+        section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
         opened = ranks.first_on_each_machine(lambda: open_data(section, table=table, progress=progress))
         needed = len(opened.table) * run.encoder.dim * _BYTES_PER_VALUE[target.suffix]
         ranks.from_first(lambda: check_room(target.parent, needed, target.name))

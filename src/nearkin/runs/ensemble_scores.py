@@ -82,7 +82,7 @@ class EnsembleScores(Record):
         return cls(conditions=Conditions(**known_fields(Conditions, record)), **given)
 
     def as_record(self) -> dict[str, Any]:
-        held = dataclasses.asdict(self.conditions)
+        held = self.conditions.as_record()
         del held["seed"]  # each model has its own
         record = {key: value for key, value in super().as_record().items() if key != "conditions"}
         for part in ("separate", "concatenated"):

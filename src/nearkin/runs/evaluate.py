@@ -14,13 +14,14 @@ from nearkin.data.cache import OpenedImages
 from nearkin.data.folder import Kinds
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
-from nearkin.evaluation.protocol import EvaluationSet, Protocol
+from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.recipe import ProtocolSection
 from nearkin.runs.data import SCORED, Progress, open_data, open_run_data
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.scores import Evaluated
 from nearkin.runs.trained import TrainedRun, load_run
+from nearkin.training.build import data_of
 from nearkin.training.device import describe_hardware
 
 
@@ -32,6 +33,8 @@ def evaluate_run(
     kinds: Kinds | None = None,
     which: str = "best",
     device: str | None = None,
+    flip: bool | None = None,
+    test_size: int | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Evaluated:
@@ -40,23 +43,24 @@ def evaluate_run(
     The test classes are the images that were kept for testing when the run began (``split.csv``), as far as they are
     still there; what came later is left out. Where images or classes of ``data`` were trained on, ``note`` says so and
     ``trained_on`` counts them; ``announce`` is told before they are scored what was understood of them, and ``kinds``
-    says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`).
+    says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`). ``flip`` and ``test_size``
+    take the place of the run's own (recipe keys of the protocol), and ``conditions`` names them.
     """
     with ranks.joined():
-        return _evaluate_run(path, data, data_root, kinds, which, device, progress, announce)
+        run = load_run(path, which=which, device=device, flip=flip, test_size=test_size)
+        return _evaluate_run(run, path, data, data_root, kinds, which, progress, announce)
 
 
 def _evaluate_run(
+    run: TrainedRun,
     path: str | Path,
     data: str | None,
     data_root: str | Path | None,
     kinds: Kinds | None,
     which: str,
-    device: str | None,
     progress: Progress | None,
     announce: Announce | None,
 ) -> Evaluated:
-    run = load_run(path, which=which, device=device)
     if data is None:
         own = ranks.first_on_each_machine(
             lambda: open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
@@ -64,7 +68,7 @@ def _evaluate_run(
         opened, protocol = own.images, own.protocol
         part = protocol.test
     else:
-        section = replace(run.recipe.data, source=data, kinds=kinds or run.recipe.data.kinds)
+        section = replace(data_of(run.recipe), source=data, kinds=kinds or run.recipe.data.kinds)
         section = section if data_root is None else replace(section, root=str(data_root))
         opened = ranks.first_on_each_machine(lambda: open_data(section, progress=progress))
         if any(opened.table.has_split(name) for name in ("test", "query")):
@@ -94,6 +98,7 @@ def _evaluate_run(
         trained_on=trained_on,
         hardware=describe_hardware(run.device),
         note=None if data is None else _note(run.folder, trained_on, opened, part),
+        conditions=as_tested("", run.recipe.protocol) or None,
         scores=scores,
     )
 

@@ -66,6 +66,7 @@ def _score(final_of: FinalOf) -> list[str]:
     if not scores.test:
         return [final_of.note]
     before, after = scores.untrained or {}, scores.test
+    of_weights = f"{held.weights}, " if held.weights else ""
     names = [name for name in after if "@" in name or name in ("NMI", "F1")]
     return [
         final_of.note,
@@ -77,7 +78,7 @@ def _score(final_of: FinalOf) -> list[str]:
             for name in names
         ),
         "",
-        f"{held.protocol.capitalize()} protocol, {held.selection}, seed {held.seed}.",
+        f"{held.protocol.capitalize()} protocol, {held.selection}, {of_weights}seed {held.seed}.",
     ]
 
 

@@ -27,7 +27,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.scores import Conditions, Cost, Scores
 from nearkin.training import checkpoint
-from nearkin.training.build import build_state
+from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
 from nearkin.training.memory import check_memory
@@ -109,7 +109,7 @@ def run(
         else:
             if resume and folder.environment_file.exists():
                 notice(f"{folder.path} has no checkpoint yet: the run begins at its first step")
-            opened = ranks.first_on_each_machine(lambda: open_data(recipe.data, progress=progress))
+            opened = ranks.first_on_each_machine(lambda: open_data(data_of(recipe), progress=progress))
             if announce is not None:
                 announce(report_on(recipe, opened))
             state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
@@ -143,7 +143,7 @@ def _own_images(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress
             f"{folder.path} was begun with other weights than {recipe.encoder.weights}: resume with the same file, "
             f"or give another folder with -o"
         )
-    data = split_as_stored(folder, recipe, open_own_data(folder, recipe.data, progress=progress), trains=True)
+    data = split_as_stored(folder, recipe, open_own_data(folder, data_of(recipe), progress=progress), trains=True)
     if moved:
         folder.begin(recipe)
     for key in moved:
@@ -227,7 +227,7 @@ def _check_room(state: TrainingState, folder: RunFolder) -> None:
     elsewhere = (ranks.world() - 1) * size(*banks_in(state.objective, state.learned))  # by the other ranks
     weights, learned = weights + elsewhere, learned + elsewhere
     moments = 2 if state.recipe.training.optimiser in ("adam", "adamw") else 1
-    last = weights + moments * learned
+    last = weights + moments * learned + (0 if state.average is None else encoder)
     there = sum(file.stat().st_size for kind in ("*.pt", "*.safetensors") for file in folder.checkpoints.glob(kind))
     check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - there), "the checkpoints")
 
@@ -249,6 +249,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
             selection=protocol.selection_rule,
             test_classes=protocol.test_classes,
             training_conditions=protocol.training_conditions,
+            weights=_averaged(state),
             seed=state.recipe.training.seed,
             hardware=describe_hardware(state.device),
             recipe=state.recipe.fingerprint(),
@@ -265,6 +266,10 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         last=last,
         lost_images=lost,
     )
+
+
+def _averaged(state: TrainingState) -> str | None:
+    return None if state.average is None else f"weights averaged over the steps ({state.average.decay:g})"
 
 
 def _cost(state: TrainingState) -> Cost:

@@ -41,10 +41,16 @@ class Conditions:
     """Whether training has seen the classes that are scored."""
     training_conditions: str | None = None
     """What was done to the training images, such as a tenth of them used."""
+    weights: str | None = None
+    """What the scored weights are, where they are an average of those that trained."""
     seed: int = 0
     hardware: str = ""
     recipe: str = ""
     """The recipe's hash."""
+
+    def as_record(self) -> dict[str, Any]:
+        record = dataclasses.asdict(self)
+        return {key: value for key, value in record.items() if value is not None or key != "weights"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Scores(Record):
 
     def as_record(self) -> dict[str, Any]:
         """What the file holds."""
-        record = dataclasses.asdict(self.conditions)
+        record = self.conditions.as_record()
         record |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
         record["cost"] = dataclasses.asdict(self.cost)
         record["final_of"] = self.final_of and {
@@ -117,7 +123,7 @@ class Scores(Record):
     @property
     def chosen_on_test(self) -> bool:
         """Whether the reported epoch is the one with the best test scores, beside which tables put the last."""
-        return self.conditions.protocol in SELECTED_ON_TEST and self.conditions.selection != "last epoch"
+        return self.conditions.protocol in SELECTED_ON_TEST and not self.conditions.selection.startswith("last epoch")
 
     @property
     def chosen(self) -> Evaluation:
@@ -141,9 +147,12 @@ class Evaluated(Record):
     note: str | None = None
     backbone: str | None = None
     weights: str | None = None
+    conditions: str | None = None
+    """What is unusual about how the images were embedded."""
 
     def as_record(self) -> dict[str, Any]:
         own = ("backbone", "weights") if self.run is None else ("run", "checkpoint", "trained_on", "note")
+        own = own if self.conditions is None else (*own, "conditions")
         keys = (*own, "data", "images", "classes", "hardware", "scores")
         return {key: getattr(self, key) for key in keys}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.build import encoder_from, transform_of
+from nearkin.training.build import data_of, encoder_from, scored_transform_of
 from nearkin.training.device import autocast_dtype, float32_products, pick_device
 from nearkin.training.embedding import embed_images, embedded_by_all
 
@@ -45,13 +46,14 @@ class TrainedRun:
         with float32_products(self.recipe.training.precision):
             return embed_images(
                 self.encoder,
-                as_images(images, shorter_side=self.recipe.data.shorter_side),
+                as_images(images, shorter_side=data_of(self.recipe).shorter_side),
                 self.transform,
                 rows=rows,
                 batch_size=self.recipe.training.evaluation_batch_size,
                 workers=self.recipe.data.workers,
                 device=self.device,
                 dtype=self.dtype,
+                flip=self.recipe.protocol.flip,
             )
 
     def embed_together(self, images: Images, rows: NDArray[np.int64]) -> Tensor:
@@ -59,12 +61,26 @@ class TrainedRun:
         return embedded_by_all(lambda part, _: self.embed(images, part), rows)
 
 
-def load_run(path: str | Path, *, which: str = "best", device: str | None = None) -> TrainedRun:
-    """Load the encoder of a run folder, by default its best weights."""
+def load_run(
+    path: str | Path,
+    *,
+    which: str = "best",
+    device: str | None = None,
+    flip: bool | None = None,
+    test_size: int | None = None,
+) -> TrainedRun:
+    """Load the encoder of a run folder, by default its best weights.
+
+    Images are embedded as the run was scored, unless ``flip`` or ``test_size`` say otherwise: with mirror images, and
+    as crops of another size.
+    """
     if which not in ("best", "last"):
         raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
     folder = RunFolder.existing(path)
     recipe = folder.recipe()
+    changes = {"protocol.flip": flip, "protocol.test_size": test_size}
+    if given := [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]:
+        recipe = Recipe.from_mapping(recipe.as_mapping(), given)  # which also looks whether they can be
     where = pick_device(device or "auto")
     encoder = encoder_from(recipe.encoder, pretrained=False)
     weights = checkpoint.encoder_weights(folder, which)
@@ -77,5 +93,5 @@ def load_run(path: str | Path, *, which: str = "best", device: str | None = None
         ) from error
     precision = recipe.training.precision if where.type != "cpu" else "auto"
     return TrainedRun(
-        folder, recipe, encoder.to(where).eval(), transform_of(recipe.data), where, autocast_dtype(precision, where)
+        folder, recipe, encoder.to(where).eval(), scored_transform_of(recipe), where, autocast_dtype(precision, where)
     )

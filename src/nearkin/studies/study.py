@@ -35,6 +35,7 @@ from nearkin.runs.outcome import FILE, Outcome
 from nearkin.runs.run import run
 from nearkin.studies.pool import Job, run_side_by_side, training_job
 from nearkin.suggest import did_you_mean
+from nearkin.training.build import data_of
 from nearkin.training.observers import ConsoleObserver
 from nearkin.training.state import Observer
 
@@ -186,7 +187,7 @@ def chosen_names(asked: Iterable[str], known: Sequence[str]) -> list[str]:
 def opened(recipe: Recipe, console: Console, announce: Announce | None) -> OpenedImages:
     """The images of a recipe, decoded; ``announce`` is told what was understood of them."""
     with ConsoleObserver(console) as observer:
-        data = open_data(recipe.data, progress=observer.decoding)
+        data = open_data(data_of(recipe), progress=observer.decoding)
     if announce is not None:
         announce(report_on(recipe, data))
     return data

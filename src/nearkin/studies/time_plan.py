@@ -25,7 +25,7 @@ from nearkin.report.formats import counted
 from nearkin.samplers import BalancedSampler, RandomSampler
 from nearkin.studies.pool import share_done
 from nearkin.studies.study import PlannedRun
-from nearkin.training.build import build_state
+from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, pick_device
 from nearkin.training.health import HealthCheck
 from nearkin.training.state import TrainingState
@@ -149,7 +149,7 @@ def run_seconds(recipe: Recipe) -> float:
     table = read_source(recipe.data.source, root=recipe.data.root, kinds=recipe.data.kinds)
     # Without the method, whose start can take long, and without the warm-up, whose steps are cheaper than the rest.
     plain = recipe.but({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
-    state = build_state(plain, OpenedImages(table, _stand_ins(table, recipe.data)))
+    state = build_state(plain, OpenedImages(table, _stand_ins(table, data_of(recipe))))
     chosen_on, test = state.protocol.selection_set(), state.protocol.test
     try:
         with float32_products(recipe.training.precision):
@@ -253,7 +253,7 @@ def _evaluation_seconds(state: TrainingState, part: EvaluationSet | None) -> flo
 
     def embedding(images: int) -> float:
         began = time.monotonic()
-        state.embed(rows[:images]).cpu()
+        state.embed(rows[:images], as_scored=True).cpu()
         return time.monotonic() - began
 
     return ranking + counted_up(embedding, len(rows), patience=1.0)

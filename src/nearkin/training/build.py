@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.evaluation.protocol import Protocol
+from nearkin.methods._pull import ProximalPull
 from nearkin.ranks import share_of, world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
@@ -24,6 +28,7 @@ from nearkin.training.memory import fitting_piece
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
 from nearkin.training.state import TrainingState
+from nearkin.training.weight_average import WeightAverage
 
 
 def build_state(
@@ -68,6 +73,8 @@ def build_state(
     else:
         default = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
     transform, micro_batch = transform_of(recipe.data), training.micro_batch
+    if transform.erase:
+        transform = replace(transform, fill=encoder.preprocessing.mean_pixel)
     if micro_batch is None and ":" not in recipe.encoder.backbone:  # a network from elsewhere may look at whole batches
         batch = len(share_of(min(training.batch_size, len(labels)), of=0))
         micro_batch = fitting_piece(encoder, batch, transform.size, device, dtype)
@@ -76,6 +83,7 @@ def build_state(
         data=data,
         protocol=protocol,
         transform=transform,
+        scored_transform=scored_transform_of(recipe),
         encoder=encoder,
         objective=objective,
         method=method,
@@ -87,10 +95,21 @@ def build_state(
         sampler=default,
         labels=labels,
         learned=learned,
+        average=None if training.weight_average is None else WeightAverage(encoder, training.weight_average),
+        pull=_pull_to_start(encoder, training.pull_to_start),
         micro_batch=micro_batch,
     )
     state.sampler = state.method.sampler(default, state)
     return state
+
+
+def _pull_to_start(encoder: Encoder, weight: float) -> Callable[[], None] | None:
+    """Towards the backbone as it is now. No checkpoint holds that: a resumed run is built from the same weights."""
+    if not weight:
+        return None
+    pull, parameters = ProximalPull(), list(encoder.backbone.parameters())
+    pull.remember(parameters)
+    return partial(pull.add_to_gradients, parameters, weight)
 
 
 def _scaler(device: torch.device, dtype: torch.dtype | None) -> torch.amp.GradScaler:
@@ -143,6 +162,7 @@ def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder
         head_init=section.head_init,
         head_bias=section.head_bias,
         channels_last=section.channels_last,
+        last_stride=section.last_stride,
         options=options,
     )
 
@@ -159,4 +179,26 @@ def transform_of(section: DataSection) -> Transform:
         overrides |= {"size": section.image_size, "resize": round(preset.resize * section.image_size / preset.size)}
     if section.crop_scale is not None:
         overrides["scale"] = section.crop_scale
+    if section.random_erasing:
+        overrides["erase"] = section.random_erasing
     return transform_from(section.transform, **overrides)
+
+
+def scored_transform_of(recipe: Recipe) -> Transform:
+    """The transform that makes the crops to be scored.
+
+    >>> scored_transform_of(Recipe.from_mapping({"protocol": {"test_size": 288}})).resize
+    329
+    """
+    size = recipe.protocol.test_size
+    return transform_of(recipe.data if size is None else replace(recipe.data, image_size=size))
+
+
+def data_of(recipe: Recipe) -> DataSection:
+    """What a recipe says of its data, with decoded images kept as large as its crops ask for.
+
+    >>> data_of(Recipe.from_mapping({"data": {"image_size": 256}})).shorter_side
+    293
+    """
+    asked = max(transform_of(recipe.data).resize, scored_transform_of(recipe).resize)
+    return replace(recipe.data, shorter_side=max(recipe.data.shorter_side, asked))

@@ -75,12 +75,14 @@ def save_last(state: TrainingState, folder: RunFolder, writer: BackgroundWriter 
                     file.unlink()
 
     others = {"sampler": sampler, "seconds": seconds, **values}
-    _write(folder.last_checkpoint, state, folder, _PARTS, others, writer, afterwards)
+    parts = _PARTS if state.average is None else (*_PARTS, "average")
+    _write(folder.last_checkpoint, state, folder, parts, others, writer, afterwards)
 
 
 def save_best(state: TrainingState, folder: RunFolder, writer: BackgroundWriter | None = None) -> None:
     """Write the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own."""
-    _write(best_file(folder, state.step), state, folder, ("encoder", "objective"), {}, writer)
+    weights = {"encoder": state.scored_encoder.state_dict()}
+    _write(best_file(folder, state.step), state, folder, ("objective",), weights, writer)
 
 
 def load_last(state: TrainingState, folder: RunFolder) -> None:
@@ -91,7 +93,7 @@ def load_last(state: TrainingState, folder: RunFolder) -> None:
     slices.put_back(content, folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
         slices.own_moments(content["optimiser"], state.optimiser)
-        for name in (*_PARTS, "sampler"):
+        for name in (*_PARTS, "sampler", *([] if state.average is None else ["average"])):
             getattr(state, name).load_state_dict(content[name])
         for name in ("step", *_VALUES):
             setattr(state, name, content[name])
@@ -110,7 +112,7 @@ def load_best(state: TrainingState, folder: RunFolder) -> None:
         content = _read_own(file, folder)
         slices.put_back(content, file)
         with _fitting(file):
-            state.encoder.load_state_dict(content["encoder"])
+            state.scored_encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
 
 
@@ -158,7 +160,7 @@ def save_encoder(state: TrainingState, folder: RunFolder) -> None:
     """Write the encoder alone, as safetensors: what embedding and search load."""
     if not ranks.is_first():
         return
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state.encoder.state_dict().items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state.scored_encoder.state_dict().items()}
     known = json.dumps(_run_of(state, folder))
     write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
 
@@ -185,7 +187,7 @@ def _from_checkpoint(folder: RunFolder, which: str) -> dict[str, torch.Tensor]:
     content = _read_own(folder.last_checkpoint, folder)
     if which == "best" and content["best"] is not None:
         content = _read_own(best_file(folder, content["best"]["step"]), folder)
-    weights: dict[str, torch.Tensor] = content["encoder"]
+    weights: dict[str, torch.Tensor] = content.get("average", content)["encoder"]
     return weights
 
 

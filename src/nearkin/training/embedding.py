@@ -14,6 +14,7 @@ from nearkin.data.cache import Images
 from nearkin.data.loader import evaluation_batches
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
+from nearkin.numerics import full_precision, normalise
 from nearkin.training.allocator import keep_freed_memory
 from nearkin.training.device import autocast
 
@@ -60,12 +61,14 @@ def embed_images(
     dtype: torch.dtype | None = None,
     progress: Callable[[int], None] | None = None,
     crops: Iterable[Tensor] | None = None,
+    flip: bool = False,
 ) -> Tensor:
     """Embed ``rows`` of ``images`` (default: all) in order: float32 ``[N, dim]`` on ``device``.
 
     The encoder is put into evaluation mode and back into the mode it was in. ``progress`` is told after each batch
     how many images are done. Without ``batch_size`` it is :func:`images_at_a_time`. ``crops`` are those of the rows, in
-    batches, for whoever has them already.
+    batches, for whoever has them already. With ``flip`` an embedding is the mean of that of the image and of its mirror
+    image, normalised.
     """
     device = device or next(encoder.parameters()).device
     keep_freed_memory(device)
@@ -80,7 +83,13 @@ def embed_images(
             if crops is None:
                 crops = evaluation_batches(images, transform, batch_size=batch_size, workers=workers, rows=rows)
             for pixels in crops:
-                embeddings[done : done + len(pixels)] = encoder(pixels.to(device, non_blocking=True))
+                pixels = pixels.to(device, non_blocking=True)
+                found = encoder(pixels)
+                if flip:
+                    mean = (found + encoder(pixels.flip(2))) / 2
+                    with full_precision(device.type):
+                        found = normalise(mean, encoder.normalisation)
+                embeddings[done : done + len(pixels)] = found
                 done += len(pixels)
                 if progress is not None:
                     progress(done)

@@ -8,7 +8,7 @@ from nearkin.data.device_images import DeviceImages, shapes_of
 from nearkin.data.kept_crops import KeptCrops
 from nearkin.errors import RecipeError
 from nearkin.notices import notice
-from nearkin.training.memory import COPIES, HELD_AT_ONCE, free_memory, measure
+from nearkin.training.memory import HELD_AT_ONCE, copies_of_weights, free_memory, measure
 from nearkin.training.state import TrainingState
 
 AMPLE = 1 / 4
@@ -67,7 +67,7 @@ def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
 
 def _crops(state: TrainingState, budget: int) -> KeptCrops:
     workers = state.recipe.data.workers
-    return KeptCrops(state.data.images, state.transform, state.device, budget=budget, workers=workers)
+    return KeptCrops(state.data.images, state.scored_transform, state.device, budget=budget, workers=workers)
 
 
 def _needed(state: TrainingState) -> float:
@@ -77,7 +77,7 @@ def _needed(state: TrainingState) -> float:
     weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
     kept = 0.0
     if footprint is not None:
-        scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time
+        scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time * state.scored_transform.size**2
         batch = min(training.batch_size, state.micro_batch or training.batch_size, len(state.labels))
-        kept = max(footprint.kept * batch, scored) * size**2
-    return kept + COPIES[training.optimiser] * weights
+        kept = max(footprint.kept * batch * size**2, scored)
+    return kept + copies_of_weights(training) * weights

@@ -19,8 +19,8 @@ from torch.func import functional_call
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
 from nearkin.ranks import on_this_machine, share_of
+from nearkin.recipe import TrainingSection
 from nearkin.training.device import autocast
-from nearkin.training.embedding import images_at_a_time
 from nearkin.training.micro_batch import has_batch_statistics
 from nearkin.training.state import TrainingState
 
@@ -35,6 +35,15 @@ COPIES = {"adamw": 3, "adam": 3, "sgd": 2}
 PIECE_ON_CPU = 1e9
 """Bytes of feature maps that a step on a CPU keeps at a time unasked: a laptop has some gigabytes free. The same
 whatever is free just now, so that a run is the same to the bit on any day and after it was stopped."""
+
+
+def copies_of_weights(training: TrainingSection) -> int:
+    """How often a step has the encoder's weights beside themselves.
+
+    >>> copies_of_weights(TrainingSection(optimiser="sgd", weight_average=0.99))
+    3
+    """
+    return COPIES[training.optimiser] + (training.weight_average is not None) + (training.pull_to_start > 0)
 
 
 @dataclass(frozen=True)
@@ -67,14 +76,14 @@ def check_memory(state: TrainingState) -> None:
     trains_backbone = state.total_steps > state.warmup_steps
     # While only the head trains, a step keeps no more of the backbone than an evaluation does.
     per_pixel = footprint.kept if trains_backbone else HELD_AT_ONCE * footprint.largest
-    copies = COPIES[training.optimiser] * weights if trains_backbone else 0
+    copies = copies_of_weights(training) * weights if trains_backbone else 0
     what = f"a training step on {batch} images" + (f" ({held} at a time)" if held < batch else "")
     _refuse_if_above(free, per_pixel, held, what, size, _smaller_step(state, held < batch), besides=copies)
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
-    at_a_time = training.evaluation_batch_size or images_at_a_time(size, state.device)
-    images = min(at_a_time, max((len(part.query) for part in parts), default=0))
+    images = min(state.evaluated_at_a_time, max((len(part.query) for part in parts), default=0))
     what, remedy = f"scoring {images} images at a time", f"lower training.evaluation_batch_size ({images}; {{fits}}) or"
-    _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, size, remedy)
+    key = "data.image_size" if state.recipe.protocol.test_size is None else "protocol.test_size"
+    _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, state.scored_transform.size, remedy, key=key)
 
 
 def _smaller_step(state: TrainingState, in_pieces: bool) -> str:
@@ -202,7 +211,15 @@ def _text(file: Path) -> str:
 
 
 def _refuse_if_above(
-    free: int, per_pixel: float, images: int, what: str, size: int, remedy: str, *, besides: float = 0
+    free: int,
+    per_pixel: float,
+    images: int,
+    what: str,
+    size: int,
+    remedy: str,
+    *,
+    besides: float = 0,
+    key: str = "data.image_size",
 ) -> None:
     """Refuse what needs ``per_pixel`` bytes for each pixel of all ``images``, and some ``besides``."""
     each = per_pixel * size**2
@@ -213,7 +230,7 @@ def _refuse_if_above(
     fits = f"about {fitting} would fit" if fitting else f"not one image of {size} pixels would fit"
     raise RecipeError(
         f"{what} of {size} × {size} pixels needs about {_in_words(needed)} of memory, and {_in_words(free)} are "
-        f"free: {remedy.format(fits=fits)} data.image_size ({size}), or set training.memory_check=false to "
+        f"free: {remedy.format(fits=fits)} {key} ({size}), or set training.memory_check=false to "
         f"try it all the same"
     )
 

@@ -31,6 +31,7 @@ from nearkin.training.embedding import embed_images, embedded_by_all, images_at_
 from nearkin.training.graphs import GraphedEncoder
 from nearkin.training.optimisation import Scheduler
 from nearkin.training.run_time import RunTime
+from nearkin.training.weight_average import WeightAverage
 
 EVALUATING = "evaluating"
 Evaluation = dict[str, float]
@@ -58,6 +59,8 @@ class TrainingState:
     data: OpenedImages
     protocol: Protocol
     transform: Transform
+    scored_transform: Transform
+    """What makes the crops that are scored; methods look at training images by :attr:`transform`."""
     encoder: Encoder
     objective: nn.Module
     method: Method
@@ -71,6 +74,10 @@ class TrainingState:
     """Labels of the training images, renumbered 0, 1, …, in the order of :attr:`train_set`."""
     learned: nn.Module | None = None
     """What the method learns beside encoder and objective."""
+    average: WeightAverage | None = None
+    """The average of the encoder's weights, where the recipe asks for one."""
+    pull: Callable[[], None] | None = None
+    """Adds the pull to the weights at the start to the gradients, where the recipe asks for one."""
     micro_batch: int | None = None
     """Images in the network at a time, where not the whole batch: what the recipe says, or else what is best here."""
     step: int = 0
@@ -100,6 +107,11 @@ class TrainingState:
     def weights(self) -> list[nn.Parameter]:
         """The encoder's parameters, listed once: walking the modules of a deep network takes time in every step."""
         return list(self.encoder.parameters())
+
+    @property
+    def scored_encoder(self) -> Encoder:
+        """What is evaluated and saved: the average of the weights, or the encoder as it trains."""
+        return self.encoder if self.average is None else self.average.encoder
 
     def pieces(self, images: Tensor) -> Sequence[Tensor]:
         """A batch as it goes through the network: in pieces of :attr:`micro_batch` images, or as one."""
@@ -149,27 +161,29 @@ class TrainingState:
     @property
     def evaluated_at_a_time(self) -> int:
         """Images that go through the encoder together in an evaluation."""
-        return self.recipe.training.evaluation_batch_size or images_at_a_time(self.transform.size, self.device)
+        return self.recipe.training.evaluation_batch_size or images_at_a_time(self.scored_transform.size, self.device)
 
     def embed(
         self,
         rows: NDArray[np.int64],
         *,
         encoder: Encoder | None = None,
+        as_scored: bool = False,
         progress: Callable[[int], None] | None = None,
         crops: Callable[[range], Iterable[Tensor]] | None = None,
     ) -> Tensor:
         """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device.
 
         Of several processes each embeds a share of the rows, and all get all of them. ``crops`` gives those of some
-        places among the rows, in batches, for whoever has them already.
+        places among the rows, in batches, for whoever has them already. ``as_scored``: with the protocol's own crops
+        and, where it says so, mirror images.
         """
         own = ranks.share_of(len(rows))
         return embedded_by_all(
             lambda part, told: embed_images(
                 encoder or self.encoder,
                 self.data.images,
-                self.transform,
+                self.scored_transform if as_scored else self.transform,
                 rows=part,
                 batch_size=self.evaluated_at_a_time,
                 workers=self.recipe.data.workers,
@@ -177,6 +191,7 @@ class TrainingState:
                 dtype=self.dtype,
                 progress=told,
                 crops=None if crops is None else crops(own),
+                flip=as_scored and self.recipe.protocol.flip,
             ),
             rows,
             progress,
@@ -187,7 +202,7 @@ class TrainingState:
 
         A random projection loses some of what the backbone knows, and would make training look better than it is.
         """
-        encoder = self.encoder.without_head() if baseline else self.encoder
+        encoder = self.scored_encoder.without_head() if baseline else self.scored_encoder
         what = EVALUATING
         if baseline or final:
             of = "validation" if part is self.protocol.validation else "test"
@@ -200,9 +215,10 @@ class TrainingState:
             if kept is not None:
                 crops = lambda own: kept.batches(rows[own.start : own.stop], batch_size=at_a_time)  # noqa: E731
             if watch is None:
-                return self.embed(rows, encoder=encoder, crops=crops)
+                return self.embed(rows, encoder=encoder, as_scored=True, crops=crops)
             watch(what, 0, total)
-            return self.embed(rows, encoder=encoder, progress=lambda done: watch(what, done, total), crops=crops)
+            told = lambda done: watch(what, done, total)  # noqa: E731
+            return self.embed(rows, encoder=encoder, as_scored=True, progress=told, crops=crops)
 
         with self.time.on("evaluations"):
             # Whatever the ranks make of the same embeddings, they go on with the first one's scores.

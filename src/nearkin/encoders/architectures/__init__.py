@@ -44,11 +44,13 @@ def families() -> dict[str, Builder]:
     return dict(_found("FAMILIES"))
 
 
-def build_backbone(name: str, options: Mapping[str, object] | None = None) -> Backbone:
+def build_backbone(
+    name: str, options: Mapping[str, object] | None = None, *, last_stride: int | None = None
+) -> Backbone:
     """A backbone by name, freshly initialised.
 
     ``options`` are the builder's own, and for every backbone ``preprocessing``: weights of other origin may have been
-    trained with another one.
+    trained with another one. ``last_stride`` is that of :meth:`~nearkin.encoders.backbone.Backbone.set_last_stride`.
 
     >>> build_backbone("resnet50", {"stride_in_1x1": True}).out_channels
     2048
@@ -75,4 +77,6 @@ def build_backbone(name: str, options: Mapping[str, object] | None = None) -> Ba
     backbone = builder(**given)
     if preprocessing is not None:
         backbone.preprocessing = as_preprocessing(preprocessing)
+    if last_stride is not None:
+        backbone.set_last_stride(last_stride)
     return backbone

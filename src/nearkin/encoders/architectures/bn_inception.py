@@ -53,6 +53,7 @@ class BNInception(Backbone):
     """
 
     folds_batch_norm = True
+    last_stage = ("inception_4e_3x3", "inception_4e_double_3x3_2")
 
     def __init__(self) -> None:
         super().__init__(out_channels=1024, input_size=224, preprocessing=CAFFE_BGR)
@@ -98,9 +99,11 @@ class BNInception(Backbone):
         three = self._run(x, f"{block}_3x3_reduce", f"{block}_3x3")
         double = self._run(x, f"{block}_double_3x3_reduce", f"{block}_double_3x3_1", f"{block}_double_3x3_2")
         if not widths.one:
+            stride: tuple[int, int] = getattr(self, f"{block}_3x3").stride
             # On maps with an odd side, which crops of 224 and 227 do not have, only padding keeps the branches alike.
-            odd = (x.shape[-2] % 2, x.shape[-1] % 2)
-            return torch.cat([three, double, F.max_pool2d(x, 3, stride=2, padding=odd, ceil_mode=True)], dim=1)
+            padding = (x.shape[-2] % 2, x.shape[-1] % 2) if stride == (2, 2) else (1, 1)
+            pooled = F.max_pool2d(x, 3, stride=stride, padding=padding, ceil_mode=True)
+            return torch.cat([three, double, pooled], dim=1)
         # The last block alone pools by maximum.
         around = F.max_pool2d if block.endswith("5b") else F.avg_pool2d
         pooled = self._run(around(x, 3, stride=1, padding=1), f"{block}_pool_proj")

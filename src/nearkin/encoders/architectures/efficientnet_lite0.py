@@ -118,6 +118,7 @@ class EfficientNetLite0(Backbone):
     """
 
     folds_batch_norm = True
+    last_stage = ("_blocks.11",)
 
     def __init__(self) -> None:
         super().__init__(out_channels=1280, input_size=224, preprocessing=LITE)

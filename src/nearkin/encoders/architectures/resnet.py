@@ -88,6 +88,7 @@ class ResNet(Backbone):
     """
 
     folds_batch_norm = True
+    last_stage = ("layer4",)
 
     def __init__(
         self,

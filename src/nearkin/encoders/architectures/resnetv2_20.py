@@ -38,6 +38,8 @@ class ResNetV2(Backbone):
         torch.Size([1, 64, 7, 7])
     """
 
+    last_stage = ("blocks.6",)
+
     def __init__(self) -> None:
         super().__init__(out_channels=64, input_size=28, preprocessing=HALF)
         self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)

@@ -23,6 +23,8 @@ class Small(Backbone):
         torch.Size([1, 128, 6, 6])
     """
 
+    last_stage = ("layers.10",)
+
     def __init__(self, *, width: int = 32) -> None:
         super().__init__(out_channels=4 * width, input_size=48, preprocessing=HALF)
         self.layers = nn.Sequential(

@@ -92,6 +92,7 @@ def conditions_of(results: Results) -> list[str]:
     parts = [
         f"{' and '.join(said(done, 'protocol'))} protocol, {' or '.join(said(done, 'selection'))}",
         *said(done, "training_conditions"),
+        *said(done, "weights"),
         f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}",
         " or ".join(dict.fromkeys(budget_text(result.row.recipe) for result in done)),
         " and ".join(said(done, "hardware")) + (f", up to {sharing} runs at a time" if sharing > 1 else ""),

@@ -19,7 +19,7 @@ from nearkin.disk import write_atomically
 from nearkin.errors import DataError
 from nearkin.evaluation.confidence import combination_interval, mean_interval
 from nearkin.evaluation.ensemble import concatenate_embeddings, fold_combinations
-from nearkin.evaluation.protocol import Protocol
+from nearkin.evaluation.protocol import Protocol, as_tested
 from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
@@ -65,9 +65,10 @@ def score_models(models: Sequence[PlannedRun], data: OpenedImages, folder: Path,
             objective=recipe.objective.name,
             method=recipe.method.name,
             protocol="mlrc",
-            selection=f"best {protocol.select_by} on the held-out class fold of each model",
+            selection=as_tested(f"best {protocol.select_by} on the held-out class fold of each model", recipe.protocol),
             test_classes=protocol.test_classes,
             training_conditions=protocol.training_conditions,
+            weights=runs[0].conditions.weights,
             hardware=" and ".join(sorted({run.conditions.hardware for run in runs})),
             recipe=recipe.fingerprint(),
         ),

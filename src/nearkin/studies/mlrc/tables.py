@@ -47,7 +47,7 @@ def mlrc_conditions(result: EnsembleScores) -> list[str]:
     parts = [
         f"{held.protocol} protocol, {held.selection}",
         f"{folds} folds, {counted(repeats, 'repeat')}, seeds {seeds[0]}–{seeds[-1]}",
-        *([held.training_conditions] if held.training_conditions else []),
+        *(said for said in (held.training_conditions, held.weights) if said),
         held.hardware,
         f"recipe {held.recipe}",
     ]
