@@ -158,6 +158,18 @@ def test_depth_is_met_per_query_and_zero_skips_one():
     assert sorted(seen) == [row for row in range(30) if depth[row] > 0]
 
 
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_copies_of_a_query_share_a_ranking_each_without_itself(monkeypatch, distance):
+    which = np.random.default_rng(0).integers(0, 7, size=60)
+    vectors = np.array(grid(2, 2, seed=0)[:7])[which]
+    expected = [exact_order(v, vectors.tolist(), distance, left_out=i) for i, v in enumerate(vectors.tolist())]
+    for budget in (neighbours.BLOCK_BYTES, 3 * 24 * 60):
+        monkeypatch.setattr(neighbours, "BLOCK_BYTES", budget)
+        for k in (1, 20, 59):
+            indices, _ = nearest(vectors, k=k, distance=distance)
+            assert indices.tolist() == [order[:k] for order in expected]
+
+
 def test_gradients_are_not_kept():
     _, similarities = nearest(torch.randn(4, 3, requires_grad=True), k=2)
     assert not similarities.requires_grad

@@ -117,13 +117,6 @@ def test_vectors_that_are_all_alike_are_left_to_ranking():
     assert places_at(vectors, vectors, labels, labels, 10, 10) is None
 
 
-@pytest.mark.parametrize("many", ["true references", "places"])
-def test_what_would_save_nothing_is_left_to_ranking(many):
-    x, labels = clusters(2, 200, 4) if many == "true references" else clusters(100, 4, 4)
-    vectors = as_vectors(x, "x")
-    assert places_at(vectors, vectors, labels, labels, 4, 4 if many == "true references" else 101) is None
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_scores_do_not_depend_on_threads_blocks_or_products(monkeypatch, threads):
     x, labels = clusters(200, 4, 24, spread=2.0)

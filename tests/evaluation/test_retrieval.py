@@ -11,7 +11,7 @@ from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
 
-from nearkin.evaluation import neighbours, ranking_scores, retrieval_scores
+from nearkin.evaluation import large_classes, neighbours, ranking_scores, retrieval, retrieval_scores
 
 EVERY_KIND = {"recall_at": (1, 2, 5), "precision_at": (1, 3, 40), "map_at": (2, 40), "ndcg_at": (1, 3, 40)}
 
@@ -255,11 +255,41 @@ def test_blocks_do_not_change_the_scores(monkeypatch, distance):
     assert retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND) == whole
 
 
+@pytest.mark.parametrize(
+    "classes, copies, depth, expected",
+    [
+        (100, 1, 10, ["places_of_true"]),
+        (100, 5, 10, ["ranked_blocks"]),
+        (2, 1, 10, ["hits_by_merging"]),
+        (100, 1, 300, ["hits_by_merging"]),
+    ],
+)
+def test_what_is_fastest_does_it(monkeypatch, classes, copies, depth, expected):
+    x, labels = clusters(classes, 800 // classes, 16, seed=3)
+    x = x[torch.arange(800) // copies]
+    called = []
+
+    def noted(name, work):
+        def note(*args, **kwargs):
+            if name != "ranked_blocks" or bool(args[2].any()):
+                called.append(name)
+            return work(*args, **kwargs)
+
+        return note
+
+    for name in ("places_of_true", "hits_by_merging", "ranked_blocks"):
+        monkeypatch.setattr(retrieval, name, noted(name, getattr(retrieval, name)))
+    retrieval_scores(x, labels, recall_at=(depth,))
+    assert called == expected
+
+
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 @pytest.mark.parametrize("copies", [False, True])
 def test_no_tensor_exceeds_the_budget(monkeypatch, largest_tensor, distance, copies):
     budget = 4 * 2**20
     monkeypatch.setattr(neighbours, "BLOCK_BYTES", budget)
+    monkeypatch.setitem(large_classes.BLOCK, "cpu", 128)
+    monkeypatch.setitem(large_classes.SORTED, "cpu", budget // 8)
     embeddings, labels = clusters(300, 10, 16, seed=6)
     labels[:1000] = 0
     if copies:

@@ -42,3 +42,11 @@ def test_parts_cover_all_rows_and_the_largest_is_a_magnitude(monkeypatch):
 def test_a_gallery_has_as_many_columns():
     with pytest.raises(ValueError, match="gallery must have 3 columns like the queries, got 2"):
         as_gallery(torch.ones(2, 2), as_vectors(torch.ones(1, 3), "queries"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_copies_are_counted(dtype):
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert as_vectors(x, "x").copies() == 1.0
+    assert as_vectors(x[torch.arange(20) // 4], "x").copies() == 4.0
+    assert as_vectors(x.T, "x").copies() == 1.0, "rows need not lie together"

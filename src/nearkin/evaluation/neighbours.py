@@ -2,7 +2,7 @@
 
 The order is that of :mod:`nearkin.evaluation.pairs`. A matrix product in float64 decides where it is certain to agree
 with that, and what lies too close together for it is compared by the definition. Rows of the gallery that are copies
-of each other share one product, whichever tile they fell into.
+of each other share one product, whichever tile they fell into; queries that are copies share one ranking.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nearkin.evaluation.pairs import Distance, Metric, metric_of
-from nearkin.evaluation.selection import argsort_rows, places_for_sure, positions, spread
-from nearkin.evaluation.vectors import ArrayLike, Vectors, as_count, as_gallery, as_vectors
+from nearkin.evaluation.selection import argsort_rows, columns_of, places_for_sure, positions, sorted_by, spread
+from nearkin.evaluation.vectors import ArrayLike, Vectors, as_count, as_gallery, as_vectors, row_hashes
 from nearkin.suggest import did_you_mean
 
 # What a block of queries against the whole gallery may take; larger blocks are hardly faster.
@@ -84,6 +83,17 @@ class RankedBlock:
     indices: Tensor
     similarities: Tensor
 
+    def of(self, rows: Tensor, ranked: Tensor, *, exclude_self: bool) -> RankedBlock:
+        """The rankings ``ranked [M]`` of this for copies ``rows [M]`` of the queries, each with itself left out."""
+        indices, similarities = self.indices[ranked], self.similarities[ranked]
+        if exclude_self:
+            itself = indices == rows.to(indices.device)[:, None]
+            itself[:, -1] |= ~itself.any(dim=1)
+            kept = torch.arange(indices.shape[1] - 1, device=indices.device)
+            kept = kept + (kept >= itself.byte().argmax(dim=1, keepdim=True))
+            indices, similarities = indices.gather(1, kept), similarities.gather(1, kept)
+        return RankedBlock(rows, indices, similarities)
+
 
 def ranked_blocks(
     queries: Vectors, gallery: Vectors, depth: Tensor, *, distance: Distance, exclude_self: bool
@@ -93,29 +103,38 @@ def ranked_blocks(
     Queries of similar depth share a block, so one large class does not make every ranking long; queries of depth 0
     are left out. Memory is bounded by ``BLOCK_BYTES`` beside the vectors themselves and a float64 copy of the gallery.
     """
-    if not bool(depth.any()):
+    asked = (depth > 0).nonzero()[:, 0]
+    if not len(asked):
         return
     metric = metric_of(distance, queries, gallery)
     columns, copy_of = _distinct(metric.scale(gallery.rows(slice(None))))
-    order = depth.argsort(stable=True)
-    order = order[depth[order] > 0]
+    same = copy_of.cpu()[asked] if copy_of is not None and queries is gallery else torch.arange(len(asked))
+    _, group, sizes = torch.unique(same, return_inverse=True, return_counts=True)
+    # Each group is ranked once, with itself, which is then left out: copies of a query differ in nothing else.
+    deepest = torch.zeros_like(sizes).scatter_reduce_(0, group, depth[asked], "amax") + int(exclude_self)
+    order = deepest.argsort(stable=True)
+    members = asked[order.argsort()[group].argsort(stable=True)]
+    sizes = sizes[order]
+    ends = sizes.cumsum(0)
     block = max(1, BLOCK_BYTES // (_BYTES_PER_PAIR * len(gallery)))
     for start in range(0, len(order), block):
-        rows = order[start : start + block]
-        on_device = rows.to(queries.device)
-        scaled = metric.scale(queries.rows(on_device))
+        part = slice(start, start + block)
+        rows = members[(ends - sizes)[part]].to(queries.device)
+        scaled = metric.scale(queries.rows(rows))
         values = metric.products(scaled, columns)
         if copy_of is not None:
-            values = values.index_select(1, copy_of)
-        if exclude_self:
-            values[torch.arange(len(rows), device=values.device), on_device] = torch.inf
-        places = int(depth[rows].max())
+            values = columns_of(values, copy_of)
+        places = min(int(deepest[order[part]].max()), len(gallery))
         error = 2.0 * metric.error(scaled, columns)[:, None]
         values, indices = _nearest_first(values, places, error, metric)
         close = (values.diff(dim=1) <= error + metric.resolution(values[:, 1:])) & values[:, 1:].isfinite()
         if bool(close.any()):
-            _order_close_ones(indices, close, on_device, copy_of, metric)
-        yield RankedBlock(rows, indices[:, :places], metric.similarity(values[:, :places]))
+            _order_close_ones(indices, close, rows, copy_of, metric)
+        ranking = RankedBlock(rows.cpu(), indices[:, :places], metric.similarity(values[:, :places]))
+        which = torch.repeat_interleave(sizes[part])
+        copies = members[int(ends[start] - sizes[start]) :][: len(which)]
+        for own, ranked in zip(copies.split(block), which.split(block), strict=True):  # type: ignore[no-untyped-call]
+            yield ranking.of(own, ranked.to(queries.device), exclude_self=exclude_self)
 
 
 def _nearest_first(values: Tensor, places: int, error: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
@@ -167,16 +186,13 @@ def _order_close_ones(
     code = torch.zeros_like(column)
     compared = mixed[run]
     code[compared] = metric.codes(query_rows[found[compared] // indices.shape[1]], column[compared])
-    order = np.lexsort([each.cpu().numpy() for each in (column, code, run)])
-    indices.view(-1)[found] = column[torch.from_numpy(order).to(column.device)]
+    indices.view(-1)[found] = column[sorted_by(run, code, column)]
 
 
 def _distinct(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """The different rows of ``x`` and, for each row, which of them it is; ``None`` when all differ."""
-    # Adding zero turns -0.0 into 0.0. Products and sums of integers wrap round, alike in every order.
-    factors = torch.randint(-(2**62), 2**62, (x.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
-    hashes = ((x + 0.0).view(torch.int64) * factors.to(x.device)).sum(dim=1)
-    names, which = torch.unique(hashes, return_inverse=True)
+    # Adding zero turns -0.0 into 0.0.
+    names, which = torch.unique(row_hashes(x + 0.0), return_inverse=True)
     if len(names) == len(x):
         return x, None
     first = torch.full_like(names, len(x)).scatter_reduce_(0, which, torch.arange(len(x), device=x.device), "amin")

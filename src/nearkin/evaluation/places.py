@@ -15,27 +15,22 @@ import threading
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from nearkin import ranks
 from nearkin.evaluation.pairs import Cosine, unit_rows
-from nearkin.evaluation.products import Block, Product, half_pays, row_products, true_float32, workers
-from nearkin.evaluation.selection import above, places_for_sure, positions, spread
+from nearkin.evaluation.products import Block, Product, half_pays, pair_products, true_float32, workers
+from nearkin.evaluation.selection import above, at_places, places_for_sure, positions, spread
 from nearkin.evaluation.vectors import Vectors
 
 BLOCK = {"cpu": 2048, "cuda": 16384}
 """Queries and references of one product: smaller ones are slower, larger ones compute more of the diagonal twice."""
 SAMPLE = 2048
 """References from which it is guessed how similar one at a given depth is."""
-MOST_TRUE = 128
-"""True references of a query, on average, beyond which ranking is no slower."""
 MOST_TRUE_IN_HALF = 16
-"""The same, beyond which nearly every false reference is too close to some true one to be told by half precision."""
-MOST_OF_ALL = 0.25
-"""Share of the references beyond which a depth leaves nothing to be saved."""
+"""True references of a query, on average, beyond which half precision can hardly tell a false one from some of them."""
 MOST_COMPARED = 16
 """Pairs of a query, on average, that are compared by the definition before ranking is no slower."""
 
@@ -92,9 +87,6 @@ def places_of_true(
         by_all: whether all processes of a run ask for the same, and each is to do a share of the work.
     """
     together = queries is references
-    counts = torch.bincount(reference_classes, minlength=int(query_classes.max()) + 1)[query_classes] - int(together)
-    if int(first_depth.max()) > MOST_OF_ALL * len(references) or int(counts.sum()) > MOST_TRUE * len(queries):
-        return None
     generator = torch.Generator().manual_seed(0)
     there = _Side.shuffled(references, reference_classes, generator)
     here = there if together else _Side.shuffled(queries, query_classes, generator)
@@ -210,8 +202,7 @@ class _Search:
 
     def similarities(self, query: Tensor, reference: Tensor) -> Tensor:
         """In float32, of pairs ``[P]``."""
-        pairs = zip(query.split(4096), reference.split(4096), strict=True)  # type: ignore[no-untyped-call]
-        return torch.cat([row_products(self.queries.units[q], self.references.units[r]) for q, r in pairs])
+        return pair_products(self.queries.units, query, self.references.units, reference)
 
     def _true_pairs(self) -> _TruePairs:
         """Class by class, those of the same size at once."""
@@ -246,15 +237,7 @@ class _Search:
         """For each depth ``[B]`` a similarity that about so many references exceed, rather more than fewer."""
         drawn = sample.shape[1]
         places = [places_for_sure(each, drawn / len(self.references.order)).clamp(1, drawn) for each in depths]
-        deepest = int(torch.stack(places).max())
-        if sample.is_cuda:
-            ordered = sample.topk(deepest, dim=1).values.flip(1)
-        else:
-            # The bits of bfloat16 order as integers where they are not negative, which is good enough for a guess.
-            entries = sample.view(torch.int16) if sample.dtype == torch.bfloat16 else sample
-            largest = np.partition(entries.numpy(), drawn - deepest, axis=1)[:, drawn - deepest :]
-            ordered = torch.from_numpy(np.sort(largest, axis=1)).view(sample.dtype)
-        return [ordered.gather(1, deepest - place[:, None]).squeeze(1).float() for place in places]
+        return list(at_places(sample, torch.stack(places, dim=1)).unbind(1))
 
     def codes(self, query: Tensor, reference: Tensor) -> Tensor:
         return self.metric.codes(self.queries.order[query], self.references.order[reference])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from torch import Tensor
 Block = tuple[int, int]
 """Where a block of queries and a block of references begin."""
 MOST_WORKERS = 16
+# Columns that are added up at a time: half of them make products slower, twice as many less exact.
+_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,56 @@ class Product:
         return (thresholds - thresholds.abs() * (2.0 * self.relative + 2.0**-23)).to(self.queries.dtype).float()
 
 
-def row_products(x: Tensor, y: Tensor) -> Tensor:
-    """Inner products of rows ``[P]``; NumPy makes no product of all entries first."""
-    return (x * y).sum(1) if x.is_cuda else torch.from_numpy(np.einsum("pd,pd->p", x.numpy(), y.numpy()))
+def chunked_products(x: Tensor, y: Tensor) -> Tensor:
+    """Inner products of rows ``[B, D]`` and ``[C, D]`` in float32, some columns at a time, which is more exact."""
+    products = x[:, :_CHUNK] @ y[:, :_CHUNK].T
+    more = torch.empty_like(products)
+    for start in range(_CHUNK, x.shape[1], _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        products += torch.mm(x[:, chunk], y[:, chunk].T, out=more)
+    return products
+
+
+def chunked_error(dim: int) -> float:
+    """How far :func:`chunked_products` of unit vectors may be from the true ones.
+
+    Rounded to float32, multiplied, added in any order (Higham, Accuracy and Stability, 3.1), chunk after chunk.
+    """
+    steps = (min(dim, _CHUNK) + math.ceil(dim / _CHUNK) + 3) * 2.0**-24
+    return steps / (1.0 - steps) + 1e-8
+
+
+def pair_products(x: Tensor, rows: Tensor, y: Tensor, columns: Tensor) -> Tensor:
+    """Inner products of pairs of rows ``rows [P]`` of ``x`` and ``columns [P]`` of ``y``, in their own precision.
+
+    >>> pair_products(torch.eye(3), torch.tensor([2, 0]), torch.ones(2, 3), torch.tensor([1, 1]))
+    tensor([1., 1.])
+    """
+    if x.is_cuda:
+        pairs = zip(rows.split(1 << 16), columns.split(1 << 16), strict=True)  # type: ignore[no-untyped-call]
+        return torch.cat([(x[some] * y[others]).sum(1) for some, others in pairs])
+    # As a sparse matrix, for which no row is copied: four times as fast.
+    _quiet_about_sparse()
+    first, last = (int(each) for each in rows.aminmax())
+    order = torch.from_numpy(np.argsort(rows.numpy(), kind="stable"))
+    counts = torch.bincount(rows - first, minlength=last + 1 - first)
+    pattern = torch.sparse_csr_tensor(
+        torch.nn.functional.pad(counts.cumsum(0), (1, 0)),
+        columns[order],
+        torch.zeros(len(rows), dtype=x.dtype),
+        size=(last + 1 - first, len(y)),
+        check_invariants=False,
+    )
+    found = torch.sparse.sampled_addmm(pattern, x[first : last + 1], y.T, beta=0.0).values()
+    return torch.empty_like(found).index_copy_(0, order, found)
+
+
+@functools.cache
+def _quiet_about_sparse() -> None:
+    """PyTorch says once that sparse matrices are new to it; no user has asked for one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([1.0]), size=(1, 1))
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nearkin import ranks
+from nearkin.evaluation.large_classes import hits_by_merging
 from nearkin.evaluation.neighbours import check_distance, ranked_blocks
 from nearkin.evaluation.pairs import Distance
 from nearkin.evaluation.places import places_of_true
@@ -18,6 +19,13 @@ from nearkin.evaluation.scores.ndcg import NDCG
 from nearkin.evaluation.scores.precision import Precision
 from nearkin.evaluation.scores.recall import Recall
 from nearkin.evaluation.vectors import ArrayLike, as_count, as_gallery, as_labels, as_vectors
+
+MOST_COPIES = 4
+"""Times that each reference is there, on average, beyond which ranking is faster, which copies share."""
+MOST_TRUE = 128
+"""True references of a query, on average, beyond which they are not kept but computed again."""
+MOST_OF_ALL = 0.25
+"""Share of the references beyond which a depth leaves counting little to save."""
 
 
 def retrieval_scores(
@@ -107,10 +115,6 @@ def score_rankings(
 
     available = len(references) - int(gallery is None)
     depth, first_depth = _depths(scores, num_true, available)
-    places = None
-    if distance == "cosine":
-        asked = {"depth": depth, "first_depth": first_depth}
-        places = places_of_true(queries, references, query_ids, reference_ids, **asked, by_all=by_all)
     values = torch.zeros(len(scores), len(queries), dtype=torch.float64)
 
     def score(rows: Tensor, hits: Tensor) -> None:
@@ -121,13 +125,19 @@ def score_rankings(
     def own(rows: Tensor) -> Tensor:
         return rows[ranks.rank() :: ranks.world()] if by_all else rows
 
-    settled = torch.zeros_like(counted) if places is None else places.settled
+    asked = queries, references, query_ids, reference_ids
+    places, to_rank = None, own(counted.nonzero()[:, 0])
+    if distance == "cosine" and references.copies() <= MOST_COPIES:
+        if int(num_true.sum()) > MOST_TRUE * len(queries) or int(first_depth.max()) > MOST_OF_ALL * len(references):
+            to_rank = hits_by_merging(*asked, depth=first_depth, found=score, by_all=by_all).nonzero()[:, 0]
+        else:
+            places = places_of_true(*asked, depth=depth, first_depth=first_depth, by_all=by_all)
     if places is not None:
-        found = (counted & settled).nonzero()[:, 0]
+        found = (counted & places.settled).nonzero()[:, 0]
         for rows in own(found[first_depth[found].argsort(stable=True)]).split(4096):  # type: ignore[no-untyped-call]
             score(rows, places.hits(rows, int(first_depth[rows].max())))
+        to_rank = own((counted & ~places.settled).nonzero()[:, 0])
     left = torch.zeros_like(first_depth)
-    to_rank = own((counted & ~settled).nonzero()[:, 0])
     left[to_rank] = first_depth[to_rank]
     on_device = reference_ids.to(queries.device)
     for block in ranked_blocks(queries, references, left, distance=distance, exclude_self=gallery is None):

@@ -39,9 +39,61 @@ def above(values: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor
     return torch.from_numpy(np.flatnonzero(mask))
 
 
+def columns_of(x: Tensor, which: Tensor) -> Tensor:
+    """Columns ``[C]`` of ``x [B, M]``; NumPy has the faster one on a CPU."""
+    return x.index_select(1, which) if x.is_cuda else torch.from_numpy(np.take(x.numpy(), which.numpy(), axis=1))
+
+
 def argsort_rows(x: Tensor) -> Tensor:
     """Order of each row ``[B, M]``, rising; NumPy has the faster one on a CPU."""
     return x.argsort(dim=1) if x.is_cuda else torch.from_numpy(np.argsort(x.numpy(), axis=1))
+
+
+def falling(x: Tensor) -> Tensor:
+    """Order of each row of float32 ``[B, M]``, the largest first.
+
+    >>> falling(torch.tensor([[0.5, -2.0, 3.0, -torch.inf]]))
+    tensor([[2, 0, 1, 3]])
+    """
+    if x.is_cuda:
+        return x.argsort(dim=1, descending=True)
+    # NumPy sorts 16 bits by counting: the lower half first, then the upper one, which keeps the order of the lower.
+    order = torch.empty(x.shape, dtype=torch.int64)
+    rows = max(1, (1 << 17) // x.shape[1])
+    for part, out in zip(x.split(rows), order.split(rows), strict=True):  # type: ignore[no-untyped-call]
+        bits = part.contiguous().view(torch.int32)
+        keys = ~(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+        by_low = torch.from_numpy(np.argsort(keys.numpy().astype(np.uint16), axis=1, kind="stable"))
+        high = (keys >> 16).short().gather(1, by_low)
+        torch.gather(by_low, 1, torch.from_numpy(np.argsort(high.numpy(), axis=1, kind="stable")), out=out)
+    return order
+
+
+def sorted_by(*keys: Tensor) -> Tensor:
+    """Order of ``[P]`` by the first key, then the second, …, rising.
+
+    >>> sorted_by(torch.tensor([1, 0, 1]), torch.tensor([0.5, 0.7, 0.2]))
+    tensor([1, 2, 0])
+    """
+    if not keys[0].is_cuda:
+        return torch.from_numpy(np.lexsort([key.numpy() for key in reversed(keys)]))
+    order = torch.arange(len(keys[0]), device=keys[0].device)
+    for key in reversed(keys):
+        order = order[key[order].argsort(stable=True)]
+    return order
+
+
+def at_places(x: Tensor, places: Tensor) -> Tensor:
+    """The ``places [B, P]``-th largest of each row of ``x [B, M]``, from 1, in float32."""
+    deepest, count = int(places.max()), x.shape[1]
+    if x.is_cuda:
+        largest = x.topk(deepest, dim=1).values.flip(1)
+    else:
+        # The bits of bfloat16 order as integers where they are not negative, which is good enough for a guess.
+        entries = x.view(torch.int16) if x.dtype == torch.bfloat16 else x
+        partitioned = np.partition(entries.numpy(), count - deepest, axis=1)[:, count - deepest :]
+        largest = torch.from_numpy(np.sort(partitioned, axis=1)).view(x.dtype)
+    return largest.gather(1, deepest - places).float()
 
 
 def spread(first: Tensor, counts: Tensor) -> Tensor:

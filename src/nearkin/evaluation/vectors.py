@@ -35,6 +35,11 @@ class Vectors:
             which = which.to(self.source.device)
         return self.source[which].to(self.device).to(torch.float64)
 
+    def copies(self) -> float:
+        """How many times each row is there, on average, by its bits."""
+        hashes = torch.cat([row_hashes(self.source[part]) for part in self.parts()])
+        return len(self) / len(torch.unique(hashes))
+
     def largest(self) -> float:
         """The largest magnitude."""
         return max(float(self.source[part].abs().max()) for part in self.parts())
@@ -43,6 +48,19 @@ class Vectors:
         """The rows, so many at a time that converting them takes little room."""
         step = max(1, _AT_ONCE // self.dim)
         return [slice(start, start + step) for start in range(0, len(self), step)]
+
+
+def row_hashes(x: Tensor) -> Tensor:
+    """A number for each row ``[N, D]``, the same for rows of the same bits.
+
+    >>> first, second, third = row_hashes(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])).tolist()
+    >>> first == third, first == second
+    (True, False)
+    """
+    # Products and sums of integers wrap round, alike in every order.
+    factors = torch.randint(-(2**62), 2**62, (x.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
+    bits = x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    return (bits * factors.to(x.device)).sum(dim=1)
 
 
 def as_vectors(x: ArrayLike, name: str, device: torch.device | str | None = None) -> Vectors:

@@ -1,0 +1,334 @@
+"""Which places of its exact ranking are hits, for queries with too many true references to keep a list of them.
+
+What is kept are the false references above a query's threshold. The true ones are computed again for some queries at
+a time, and both are sorted together. The threshold is a similarity that somewhat more references exceed than the depth
+that scores ask for, by a sample; queries for which it was too high are left to be ranked. Similarities are computed in
+float32; where true and false references lie within its error bound of each other they are put in order by float64, and
+where that cannot tell by the definition (:mod:`nearkin.evaluation.pairs`). Where queries are searched among themselves,
+one product serves both its sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nearkin import ranks
+from nearkin.evaluation.pairs import Cosine, unit_rows
+from nearkin.evaluation.products import Block, chunked_error, chunked_products, pair_products, true_float32, workers
+from nearkin.evaluation.selection import above, at_places, falling, places_for_sure, positions, sorted_by, spread
+from nearkin.evaluation.vectors import Vectors
+
+BLOCK = {"cpu": 1024, "cuda": 8192}
+"""Queries and references of one product."""
+SAMPLE = 2048
+"""References from which it is guessed how similar one at a given depth is."""
+KEPT = {"cpu": 50_000_000, "cuda": 1_000_000_000}
+"""False references that are kept, 8 bytes each; where there are more, a product serves fewer sides."""
+SORTED = {"cpu": 1 << 21, "cuda": 1 << 24}
+"""References that are sorted at a time."""
+BEYOND = 64
+"""Places beyond the depth at which it is looked for one that certainly comes after it."""
+MOST_CLOSE = 0.5
+"""Share of the references too close to others to be told by float32, beyond which ranking is no slower."""
+MOST_COMPARED = 256
+"""References of a query, on average, that are compared by the definition before ranking is no slower."""
+
+
+@torch.no_grad()
+def hits_by_merging(
+    queries: Vectors,
+    references: Vectors,
+    query_classes: Tensor,
+    reference_classes: Tensor,
+    *,
+    depth: Tensor,
+    found: Callable[[Tensor, Tensor], None],
+    by_all: bool = False,
+) -> Tensor:
+    """Call ``found(rows, hits)`` with queries ``[B]`` and bool ``[B, L]``, their hits, by cosine; by several threads.
+
+    Args:
+        queries: searched among themselves, each without itself, where ``references`` is the same object.
+        references: what is searched.
+        query_classes: ``[Q]``, numbered 0, 1, …
+        reference_classes: ``[N]``, likewise.
+        depth: ``[Q]``, down to which place hits are asked for; queries without a true reference are left out.
+        found: what to do with hits; those beyond a query's depth mean nothing.
+        by_all: whether all processes of a run ask for the same, and each is to do a share of the work.
+
+    Returns:
+        Bool ``[Q]``: queries that are left to be ranked, by this process.
+    """
+    sizes = torch.bincount(reference_classes, minlength=int(query_classes.max()) + 1)
+    # Classes of about the same size follow each other, so that rows that are sorted together are about as long.
+    rank = sizes.argsort(stable=True).argsort()
+    there = _Side.by_class(references, rank[reference_classes], len(sizes))
+    here = there if queries is references else _Side.by_class(queries, rank[query_classes], len(sizes))
+    search = _Search(here, there, depth)
+    blocks = search.blocks[ranks.rank() :: ranks.world()] if by_all else search.blocks
+    with true_float32(), workers(search.device) as each_of:
+        each_of(search.guess, [(block, 0) for block in blocks])
+        for some in search.in_parts(blocks):
+            kept = _Kept({block: [] for block in some})
+            each_of(partial(search.keep_false, kept), search.pairs(some))
+            each_of(partial(search.merge, kept, found), [(block, 0) for block in some])
+    left = torch.zeros(len(queries), dtype=torch.bool)
+    left[here.order[search.left].cpu()] = True
+    return left
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Queries or references class by class; of class c those from ``first[c]`` to ``first[c + 1]``."""
+
+    vectors: Vectors
+    order: Tensor
+    """Which of the vectors each is."""
+    units: Tensor
+    """Float64 ``[N, D]``."""
+    classes: Tensor
+    first: list[int]
+
+    @classmethod
+    def by_class(cls, vectors: Vectors, classes: Tensor, count: int) -> _Side:
+        order = classes.argsort(stable=True)
+        units = torch.empty(len(vectors), vectors.dim, dtype=torch.float64, device=vectors.device)
+        for part in vectors.parts():
+            units[part] = unit_rows(vectors.rows(order[part]))
+        first = torch.bincount(classes, minlength=count).cumsum(0).tolist()
+        place = vectors.device
+        return cls(vectors, order.to(place), units, classes[order].to(place), [0, *first])
+
+    def runs(self, rows: slice) -> list[tuple[int, slice]]:
+        """The classes of these rows, and which rows are of each."""
+        classes, counts = torch.unique_consecutive(self.classes[rows], return_counts=True)
+        ends = (rows.start + counts.cumsum(0)).tolist()
+        return [
+            (number, slice(end - count, end))
+            for number, end, count in zip(classes.tolist(), ends, counts.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """False references above the thresholds of some blocks of queries."""
+
+    pieces: dict[int, list[tuple[int, Tensor, Tensor, Tensor]]]
+    """Of each block of queries: where a block of references begins, queries and references in their blocks, values."""
+
+    def add(self, block: int, start: int, query: Tensor, reference: Tensor, value: Tensor) -> None:
+        self.pieces[block].append((start, query.short(), reference.short(), value))
+
+    def of(self, block: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries in their block, rising, references and values ``[P]``; they are kept no longer."""
+        pieces = self.pieces.pop(block)
+        if not pieces:  # all references are true
+            nothing = torch.empty(0, dtype=torch.int64, device=device)
+            return nothing, nothing, nothing.float()
+        query = torch.cat([piece[1] for piece in pieces])
+        order = sorted_by(query)
+        reference = torch.cat([piece[2].int() + piece[0] for piece in pieces])
+        return query[order].long(), reference[order].long(), torch.cat([piece[3] for piece in pieces])[order]
+
+
+class _Search:
+    def __init__(self, queries: _Side, references: _Side, depth: Tensor) -> None:
+        self.queries, self.references = queries, references
+        self.together = queries is references
+        self.device = queries.units.device
+        self.metric = Cosine(queries.vectors, references.vectors)
+        self.margin = 2.0 * chunked_error(queries.vectors.dim)
+        """How far apart two similarities of a query must be to tell which is greater."""
+        self.exact_margin = 2.0 * float(self.metric.error(queries.units[:1], queries.units[:1])) + 2.0**-43
+        """The same for products in float64, of which the definition rounds something away."""
+        self.block = BLOCK[self.device.type]
+        self.blocks = list(range(0, len(queries.order), self.block))
+        self.depth = depth.to(self.device)[queries.order]
+        self.true = torch.tensor(references.first, device=self.device).diff()[queries.classes]
+        """How many references are of each query's class, itself among them."""
+        self.first_true = torch.tensor(references.first, device=self.device)[queries.classes]
+        self.thresholds = torch.full((len(queries.order),), 3.0, device=self.device)
+        self.left = torch.zeros(len(queries.order), dtype=torch.bool, device=self.device)
+        self._expected = torch.zeros(len(queries.order), device=self.device)
+        """How many false references lie above each query's threshold, about."""
+        drawn = torch.randperm(len(references.order), generator=torch.Generator().manual_seed(0))[:SAMPLE]
+        self._sample = drawn.to(self.device)
+        self._sampled = references.units[self._sample].float()
+
+    def guess(self, place: Block) -> None:
+        """Find thresholds for a block of queries."""
+        rows = self._rows(place[0])
+        similarities = chunked_products(self.queries.units[rows].float(), self._sampled)
+        share = len(self._sample) / len(self.references.order)
+        places = places_for_sure(self.depth[rows] + int(self.together), share)
+        thresholds = at_places(similarities, places.clamp_max(len(self._sample))[:, None])[:, 0]
+        thresholds[places > len(self._sample)] = -2.0  # below all
+        thresholds[self.true[rows] <= int(self.together)] = 3.0  # nothing to be found
+        false = self.queries.classes[rows, None] != self.references.classes[self._sample]
+        self._expected[rows] = ((similarities > thresholds[:, None]) & false).sum(1) / share
+        self.thresholds[rows] = thresholds
+
+    def in_parts(self, blocks: list[int]) -> list[list[int]]:
+        """Blocks of queries whose false references can be kept together."""
+        expected = torch.stack([self._expected[self._rows(block)].sum() for block in blocks])
+        part = (expected.double().cumsum(0) / KEPT[self.device.type]).long().tolist()
+        return [[block for block, of in zip(blocks, part, strict=True) if of == number] for number in sorted(set(part))]
+
+    def pairs(self, some: list[int]) -> list[Block]:
+        """Blocks of queries and references; of those that serve both sides, one."""
+        within = set(some) if self.together else set()
+        starts = range(0, len(self.references.order), self.block)
+        return [(block, start) for block in some for start in starts if start <= block or start not in within]
+
+    def keep_false(self, kept: _Kept, place: Block) -> None:
+        begin, start = place
+        rows, columns = self._rows(begin), slice(start, min(start + self.block, len(self.references.order)))
+        similarities: Tensor | None = None
+        for number, run in self.queries.runs(rows):
+            first = max(self.references.first[number], columns.start)
+            last = min(self.references.first[number + 1], columns.stop)
+            if first < last:
+                if run == rows and last - first == columns.stop - columns.start:
+                    return  # all of them are true
+                similarities = self.similarities(rows, columns) if similarities is None else similarities
+                similarities[run.start - begin : run.stop - begin, first - start : last - start] = -torch.inf
+        similarities = self.similarities(rows, columns) if similarities is None else similarities
+        thresholds = self.thresholds[rows]
+        turned = self.thresholds[columns] if self.together and start != begin and start in kept.pieces else None
+        where = above(similarities, thresholds, turned)
+        value = similarities.flatten()[where]
+        query, reference = where // similarities.shape[1], where % similarities.shape[1]
+        if turned is not None:
+            counts = value > turned[reference]
+            kept.add(start, begin, reference[counts], query[counts], value[counts])
+            counts = value > thresholds[query]
+            query, reference, value = query[counts], reference[counts], value[counts]
+        kept.add(begin, start, query, reference, value)
+
+    def merge(self, kept: _Kept, found: Callable[[Tensor, Tensor], None], place: Block) -> None:
+        """Sort true and false references of a block of queries together."""
+        rows = self._rows(place[0])
+        false = kept.of(place[0], self.device)
+        counts = torch.bincount(false[0], minlength=rows.stop - rows.start)
+        ends = counts.cumsum(0).tolist()
+        step = max(1, SORTED[self.device.type] // int((self.true[rows] + counts).max()))
+        for start in range(rows.start, rows.stop, step):
+            some = slice(start, min(start + step, rows.stop))
+            begin, end = start - rows.start, some.stop - rows.start
+            those = slice(ends[begin - 1] if begin else 0, ends[end - 1])
+            merged = _Merged.of(self, some, counts[begin:end], false[1][those], false[2][those])
+            settled = merged.settle()
+            asked = self.true[some] > int(self.together)
+            self.left[some] = asked & ~settled
+            which = (asked & settled).cpu()
+            if bool(which.any()):
+                found(self.queries.order[some].cpu()[which], merged.hits.cpu()[which])
+
+    def _rows(self, block: int) -> slice:
+        return slice(block, min(block + self.block, len(self.queries.order)))
+
+    def similarities(self, rows: slice, columns: slice) -> Tensor:
+        return chunked_products(self.queries.units[rows].float(), self.references.units[columns].float())
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """The references of some queries that matter, the most similar first, ``[B, L]``."""
+
+    search: _Search
+    rows: slice
+    values: Tensor
+    order: Tensor
+    """Which it is: of the references of the query's class, and beyond their number of its false ones."""
+    hits: Tensor
+    false: Tensor
+    """False references of all these queries."""
+    first_false: Tensor
+    everything: bool
+    """Whether none was cut off."""
+
+    @classmethod
+    def of(cls, search: _Search, rows: slice, counts: Tensor, false: Tensor, value: Tensor) -> _Merged:
+        """From the false references of each query, their number and their similarities."""
+        true = search.true[rows]
+        unsorted = value.new_full((len(true), int((true + counts).max())), -torch.inf)
+        for number, run in search.queries.runs(rows):
+            columns = slice(*search.references.first[number : number + 2])
+            if columns.start < columns.stop:
+                similarities = search.similarities(run, columns)
+                if search.together:
+                    similarities.diagonal(run.start - columns.start).fill_(-torch.inf)
+                unsorted[run.start - rows.start : run.stop - rows.start, : similarities.shape[1]] = similarities
+        query = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        unsorted[query, spread(true, counts)] = value
+        length = int(search.depth[rows].max()) + BEYOND
+        order = falling(unsorted)[:, :length]
+        everything = length >= unsorted.shape[1]
+        first_false = counts.cumsum(0) - counts
+        values = unsorted.gather(1, order)
+        hits = (order < true[:, None]) & values.isfinite()  # not itself
+        return cls(search, rows, values, order, hits, false, first_false, everything)
+
+    def settle(self) -> Tensor:
+        """Put hits in the order of the definition; says for which queries ``[B]`` that was possible."""
+        close = self.values[:, :-1] - self.values[:, 1:] <= self.search.margin
+        settled = self._complete(close)
+        mixed = pad(close & (self.hits[:, 1:] != self.hits[:, :-1]), (0, 1)).flatten()
+        close = pad(close, (0, 1)).flatten()  # to the next one
+        before = positions(mixed)
+        touched = mixed
+        touched[before + 1] = True
+        for step in (-1, 1):
+            last = before + (step > 0)
+            while len(last):
+                last = last[close[last if step > 0 else last - 1]] + step
+                last = last[~touched[last]]
+                touched[last] = True
+        found = positions(touched)
+        if not len(found):
+            return settled
+        if len(found) > MOST_CLOSE * close.numel() or not self._order(found, ~close[found - 1]):
+            return torch.zeros_like(settled)
+        return settled
+
+    def _complete(self, close: Tensor) -> Tensor:
+        """For which queries a reference at their depth or a little beyond certainly comes before all others."""
+        depth, length = self.search.depth[self.rows], self.values.shape[1]
+        begin = min(int(depth.min()), length) - 1
+        apart = pad(~close, (0, 1), value=self.everything)[:, begin:]
+        apart &= torch.arange(begin, length, device=depth.device) >= depth[:, None] - 1
+        least = self.values[:, begin:].gather(1, apart.byte().argmax(dim=1, keepdim=True))[:, 0]
+        return apart.any(dim=1) & (least > self.search.thresholds[self.rows] + self.search.margin)
+
+    def _order(self, found: Tensor, begins: Tensor) -> bool:
+        """Order hits ``found [P]``, by their flattened form, within runs; says whether that was done."""
+        search, flat = self.search, self.hits.view(-1)
+        row, slot = found // self.order.shape[1], self.order.flatten()[found]
+        true = search.true[self.rows]
+        query = row + self.rows.start
+        own_class = search.first_true[query] + slot
+        falses = self.false[(self.first_false[row] + slot - true[row]).clamp_(0, len(self.false) - 1)]
+        reference = torch.where(slot < true[row], own_class, falses)
+        run = begins.cumsum(0)
+        value = pair_products(search.queries.units, query, search.references.units, reference)
+        order = sorted_by(run, -value)
+        hit = flat[found][order]
+        flat[found] = hit
+        query, reference, value = query[order], reference[order], value[order]
+        begins[1:] = (run[1:] != run[:-1]) | (value[:-1] - value[1:] > search.exact_margin)
+        run = begins.cumsum(0) - 1
+        mixed = torch.zeros(int(run[-1]) + 1, dtype=torch.bool, device=run.device)
+        mixed[run[hit != hit[begins][run]]] = True
+        which = positions(mixed[run])
+        if len(which) > MOST_COMPARED * len(self.hits):
+            return False
+        original = search.references.order[reference[which]]
+        code = search.metric.codes(search.queries.order[query[which]], original)
+        flat[found[which]] = hit[which][sorted_by(run[which], code, original)]
+        return True
