@@ -266,11 +266,11 @@ COURSES = {
 }
 
 
-def scored(distance: str, copies: int) -> dict[str, Tensor]:
+def scored(distance: str, copies: int, classes: int = 150) -> dict[str, Tensor]:
     """Retrieval scores of which every process computes a share."""
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(150).repeat(4)
-    x = torch.randn(150, 16, generator=generator)[labels] + 2.0 * torch.randn(600, 16, generator=generator)
+    labels = torch.arange(classes).repeat(600 // classes)
+    x = torch.randn(classes, 16, generator=generator)[labels] + 2.0 * torch.randn(600, 16, generator=generator)
     if copies:
         x = x[torch.arange(600) // copies]
     scores = measure(["R@1", "R@100", "MAP@R", "nDCG@20"], x, labels, distance=distance, by_all=True)
@@ -351,6 +351,7 @@ def cases(world: int, folder: Path) -> dict[str, Callable[[], dict[str, Tensor]]
         "scores": partial(scored, "cosine", 0),
         "scores of distances": partial(scored, "euclidean", 0),
         "scores of copies": partial(scored, "cosine", 30),
+        "scores of large classes": partial(scored, "cosine", 0, classes=3),
         "batch-norm of images": partial(batch_norm, 7, (2, 3)),
         "batch-norm of vectors": partial(batch_norm, 5, ()),
         "batch-norm of fewer images than ranks": partial(batch_norm, 2, (3, 2)),

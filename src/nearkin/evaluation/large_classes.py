@@ -3,9 +3,9 @@
 What is kept are the false references above a query's threshold. The true ones are computed again for some queries at
 a time, and both are sorted together. The threshold is a similarity that somewhat more references exceed than the depth
 that scores ask for, by a sample; queries for which it was too high are left to be ranked. Similarities are computed in
-float32; where true and false references lie within its error bound of each other they are put in order by float64, and
-where that cannot tell by the definition (:mod:`nearkin.evaluation.pairs`). Where queries are searched among themselves,
-one product serves both its sides.
+float32, those of true references in float64; where true and false ones lie within the error bound of each other they
+are all put in order by float64, and where that cannot tell by the definition (:mod:`nearkin.evaluation.pairs`). Where
+queries are searched among themselves, one product serves both its sides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK = {"cpu": 1024, "cuda": 8192}
 """Queries and references of one product."""
 SAMPLE = 2048
 """References from which it is guessed how similar one at a given depth is."""
-KEPT = {"cpu": 50_000_000, "cuda": 1_000_000_000}
+KEPT = {"cpu": 50_000_000, "cuda": 250_000_000}
 """False references that are kept, 8 bytes each; where there are more, a product serves fewer sides."""
 SORTED = {"cpu": 1 << 21, "cuda": 1 << 24}
 """References that are sorted at a time."""
@@ -143,8 +143,8 @@ class _Search:
         self.together = queries is references
         self.device = queries.units.device
         self.metric = Cosine(queries.vectors, references.vectors)
-        self.margin = 2.0 * chunked_error(queries.vectors.dim)
-        """How far apart two similarities of a query must be to tell which is greater."""
+        self.margin = chunked_error(queries.vectors.dim) + 2.0**-24
+        """How far apart a true reference, rounded once, and a false one must be to tell which is nearer."""
         self.exact_margin = 2.0 * float(self.metric.error(queries.units[:1], queries.units[:1])) + 2.0**-43
         """The same for products in float64, of which the definition rounds something away."""
         self.block = BLOCK[self.device.type]
@@ -261,7 +261,7 @@ class _Merged:
         for number, run in search.queries.runs(rows):
             columns = slice(*search.references.first[number : number + 2])
             if columns.start < columns.stop:
-                similarities = search.similarities(run, columns)
+                similarities = search.queries.units[run] @ search.references.units[columns].T
                 if search.together:
                     similarities.diagonal(run.start - columns.start).fill_(-torch.inf)
                 unsorted[run.start - rows.start : run.stop - rows.start, : similarities.shape[1]] = similarities
