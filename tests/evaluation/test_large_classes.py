@@ -109,7 +109,7 @@ def test_a_guess_that_was_too_high_leaves_queries_to_be_ranked(monkeypatch):
     x, labels = clusters([200, 200, 200], 20, spread=3.0)
     honest = retrieval_scores(x, labels, **KEYS)
     monkeypatch.setattr(large_classes, "SAMPLE", 64)
-    monkeypatch.setattr(large_classes, "places_for_sure", lambda depth, sampled: (depth * sampled).ceil().long())
+    monkeypatch.setattr(large_classes, "places_for_sure", lambda depth, sampled, **_: (depth * sampled).ceil().long())
     vectors = as_vectors(x, "x")
     hits, left = merged(vectors, vectors, labels, labels, 199)
     assert 0 < len(left) < 600

@@ -26,9 +26,11 @@ from nearkin.evaluation.vectors import Vectors
 
 BLOCK = {"cpu": 1024, "cuda": 8192}
 """Queries and references of one product."""
-SAMPLE = 2048
+SAMPLE = 4096
 """References from which it is guessed how similar one at a given depth is."""
-KEPT = {"cpu": 50_000_000, "cuda": 250_000_000}
+DEVIATIONS = 3.5
+"""How far the guess errs on the safe side: of 4,000 queries one is left to be ranked; more would keep more of all."""
+KEPT = {"cpu": 25_000_000, "cuda": 250_000_000}
 """False references that are kept, 8 bytes each; where there are more, a product serves fewer sides."""
 SORTED = {"cpu": 1 << 21, "cuda": 1 << 24}
 """References that are sorted at a time."""
@@ -166,7 +168,7 @@ class _Search:
         rows = self._rows(place[0])
         similarities = chunked_products(self.queries.units[rows].float(), self._sampled)
         share = len(self._sample) / len(self.references.order)
-        places = places_for_sure(self.depth[rows] + int(self.together), share)
+        places = places_for_sure(self.depth[rows] + int(self.together), share, deviations=DEVIATIONS)
         thresholds = at_places(similarities, places.clamp_max(len(self._sample))[:, None])[:, 0]
         thresholds[places > len(self._sample)] = -2.0  # below all
         thresholds[self.true[rows] <= int(self.together)] = 3.0  # nothing to be found

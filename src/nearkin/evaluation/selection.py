@@ -107,11 +107,13 @@ def spread(first: Tensor, counts: Tensor) -> Tensor:
     return begins.add_(torch.arange(len(begins), device=first.device))
 
 
-def places_for_sure(depth: Tensor, sampled: float) -> Tensor:
+def places_for_sure(depth: Tensor, sampled: float, *, deviations: float = 5.0) -> Tensor:
     """The place in a random sample, a share ``sampled`` of all, above which almost certainly ``depth`` of all lie.
+
+    How certain that is, ``deviations`` says, in standard deviations of how many of the first ``depth`` are drawn.
 
     >>> places_for_sure(torch.tensor([100]), 0.04), places_for_sure(torch.tensor([100]), 1.0)
     (tensor([18]), tensor([104]))
     """
     mean = depth.double() * sampled
-    return (mean + (5.0 * mean.sqrt() if sampled < 1.0 else 0.0) + 4.0).ceil().long()
+    return (mean + (deviations * mean.sqrt() if sampled < 1.0 else 0.0) + 4.0).ceil().long()
