@@ -32,7 +32,7 @@ DEVIATIONS = 3.5
 """How far the guess errs on the safe side: of 4,000 queries one is left to be ranked; more would keep more of all."""
 KEPT = {"cpu": 25_000_000, "cuda": 250_000_000}
 """False references that are kept, 8 bytes each; where there are more, a product serves fewer sides."""
-SORTED = {"cpu": 1 << 21, "cuda": 1 << 24}
+SORTED = {"cpu": 1 << 19, "cuda": 1 << 24}
 """References that are sorted at a time."""
 BEYOND = 64
 """Places beyond the depth at which it is looked for one that certainly comes after it."""
