@@ -188,7 +188,7 @@ def test_a_step_in_pieces_on_a_gpu(stepped, precision):
     with float32_products(precision):
         ours, calls = stepped(*options, "training.micro_batch=3", change=unscaled, steps=1)
         plain, _ = stepped(*options, change=unscaled, steps=1)
-    assert len(calls) == 6
+    assert len(calls) == 5  # the last piece is kept
     # In half precision a piece may round otherwise than the whole, and the loss magnifies that.
     tolerance = {"float32": 1e-3}.get(precision, 0.2)
     for a, b in zip(ours.weights, plain.weights, strict=True):
