@@ -7,7 +7,7 @@ import torch
 from nearkin.evaluation import large_classes, retrieval, retrieval_scores
 from nearkin.evaluation.large_classes import hits_by_merging
 from nearkin.evaluation.pairs import Cosine
-from nearkin.evaluation.products import chunked_error, chunked_products, pair_products
+from nearkin.evaluation.products import Product, pair_products, single_error
 from nearkin.evaluation.vectors import as_vectors
 
 KEYS = {"recall_at": (1, 10, 100), "ndcg_at": (5, 40), "map_at": (10,), "precision_at": (3,)}
@@ -74,11 +74,19 @@ def test_ties_go_by_index_however_products_are_rounded(monkeypatch):
     labels = torch.arange(200) % 3
     vectors = as_vectors(x, "x")
 
-    def off(x, y):
-        noise = torch.rand(len(x), len(y), generator=generator) * 2.0 - 1.0
-        return chunked_products(x, y) + 0.5 * chunked_error(5) * noise
+    honest = Product.of
 
-    monkeypatch.setattr(large_classes, "chunked_products", off)
+    def off(product, rows, columns):
+        found = honest(product, rows, columns)
+        noise = torch.rand(found.shape, generator=generator) * 2.0 - 1.0
+        return found + (0.5 * product.absolute * noise).to(found.dtype)
+
+    def off_by_little(x, rows, y, columns):
+        found = pair_products(x, rows, y, columns)
+        return found + 2.0**-53 * (torch.rand(len(found), generator=generator) * 2.0 - 1.0)
+
+    monkeypatch.setattr(Product, "of", off)
+    monkeypatch.setattr(large_classes, "pair_products", off_by_little)
     monkeypatch.setattr(large_classes, "MOST_CLOSE", 2.0)
     monkeypatch.setattr(large_classes, "MOST_COMPARED", 10_000)
     monkeypatch.setattr(large_classes, "BEYOND", 200)
@@ -109,7 +117,7 @@ def test_a_guess_that_was_too_high_leaves_queries_to_be_ranked(monkeypatch):
     x, labels = clusters([200, 200, 200], 20, spread=3.0)
     honest = retrieval_scores(x, labels, **KEYS)
     monkeypatch.setattr(large_classes, "SAMPLE", 64)
-    monkeypatch.setattr(large_classes, "places_for_sure", lambda depth, sampled, **_: (depth * sampled).ceil().long())
+    monkeypatch.setattr(large_classes, "DEVIATIONS", -2.0)
     vectors = as_vectors(x, "x")
     hits, left = merged(vectors, vectors, labels, labels, 199)
     assert 0 < len(left) < 600
@@ -148,7 +156,14 @@ def test_products_are_as_exact_as_they_say(dim):
     generator = torch.Generator().manual_seed(dim)
     x, y = (torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1) for n in (30, 40))
     exact = x.double() @ y.double().T
-    assert float((chunked_products(x, y) - exact).abs().max()) <= chunked_error(dim)
+    everything = slice(None), slice(None)
+    for product in (
+        Product.fastest(x, y),
+        Product.single(x, y, single_error(dim)),
+        Product.half(x, y, single_error(dim)),
+    ):
+        found = product.of(*everything)
+        assert bool(((found.double() - exact).abs() <= product.error(found)).all())
     rows, columns = torch.randint(0, 30, (200,), generator=generator), torch.randint(0, 40, (200,), generator=generator)
     for each in (x, x.double()):
         found = pair_products(each, rows, y.to(each.dtype), columns)

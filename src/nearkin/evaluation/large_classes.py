@@ -1,11 +1,11 @@
 """Which places of its exact ranking are hits, for queries with too many true references to keep a list of them.
 
-What is kept are the false references above a query's threshold. The true ones are computed again for some queries at
-a time, and both are sorted together. The threshold is a similarity that somewhat more references exceed than the depth
-that scores ask for, by a sample; queries for which it was too high are left to be ranked. Similarities are computed in
-float32, those of true references in float64; where true and false ones lie within the error bound of each other they
-are all put in order by float64, and where that cannot tell by the definition (:mod:`nearkin.evaluation.pairs`). Where
-queries are searched among themselves, one product serves both its sides.
+A fast product finds the false references above a query's threshold, and which they are is kept. For some queries at a
+time their similarities, and those of all true references, are then computed in float64 and sorted together as float32.
+The threshold is a similarity that somewhat more references exceed than the depth that scores ask for, by a sample;
+queries for which it was too high are left to be ranked. Where rounding to float32 leaves true and false references too
+close to each other they are put in order by float64, and where that cannot tell by the definition
+(:mod:`nearkin.evaluation.pairs`). Where queries are searched among themselves, one product serves both its sides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from nearkin import ranks
 from nearkin.evaluation.pairs import Cosine, unit_rows
-from nearkin.evaluation.products import Block, chunked_error, chunked_products, pair_products, true_float32, workers
+from nearkin.evaluation.products import Block, Product, pair_products, true_float32, workers
 from nearkin.evaluation.selection import above, at_places, falling, places_for_sure, positions, sorted_by, spread
 from nearkin.evaluation.vectors import Vectors
 
@@ -30,9 +30,9 @@ SAMPLE = 4096
 """References from which it is guessed how similar one at a given depth is."""
 DEVIATIONS = 3.5
 """How far the guess errs on the safe side: of 4,000 queries one is left to be ranked; more would keep more of all."""
-KEPT = {"cpu": 25_000_000, "cuda": 250_000_000}
-"""False references that are kept, 8 bytes each; where there are more, a product serves fewer sides."""
-SORTED = {"cpu": 1 << 19, "cuda": 1 << 24}
+KEPT = {"cpu": 64_000_000, "cuda": 250_000_000}
+"""False references that are kept, 4 bytes each; where there are more, a product serves fewer sides."""
+SORTED = {"cpu": 1 << 20, "cuda": 1 << 24}
 """References that are sorted at a time."""
 BEYOND = 64
 """Places beyond the depth at which it is looked for one that certainly comes after it."""
@@ -121,22 +121,11 @@ class _Side:
 class _Kept:
     """False references above the thresholds of some blocks of queries."""
 
-    pieces: dict[int, list[tuple[int, Tensor, Tensor, Tensor]]]
-    """Of each block of queries: where a block of references begins, queries and references in their blocks, values."""
+    pieces: dict[int, list[tuple[int, Tensor]]]
+    """Of each block of queries: where a block of references begins, and int16 ``[2, P]``, both in their blocks."""
 
-    def add(self, block: int, start: int, query: Tensor, reference: Tensor, value: Tensor) -> None:
-        self.pieces[block].append((start, query.short(), reference.short(), value))
-
-    def of(self, block: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries in their block, rising, references and values ``[P]``; they are kept no longer."""
-        pieces = self.pieces.pop(block)
-        if not pieces:  # all references are true
-            nothing = torch.empty(0, dtype=torch.int64, device=device)
-            return nothing, nothing, nothing.float()
-        query = torch.cat([piece[1] for piece in pieces])
-        order = sorted_by(query)
-        reference = torch.cat([piece[2].int() + piece[0] for piece in pieces])
-        return query[order].long(), reference[order].long(), torch.cat([piece[3] for piece in pieces])[order]
+    def add(self, block: int, start: int, query: Tensor, reference: Tensor) -> None:
+        self.pieces[block].append((start, torch.stack([query.short(), reference.short()])))
 
 
 class _Search:
@@ -145,41 +134,72 @@ class _Search:
         self.together = queries is references
         self.device = queries.units.device
         self.metric = Cosine(queries.vectors, references.vectors)
-        self.margin = chunked_error(queries.vectors.dim) + 2.0**-24
-        """How far apart a true reference, rounded once, and a false one must be to tell which is nearer."""
         self.exact_margin = 2.0 * float(self.metric.error(queries.units[:1], queries.units[:1])) + 2.0**-43
-        """The same for products in float64, of which the definition rounds something away."""
+        """How far apart products in float64 must be to tell which is nearer; the definition rounds something away."""
+        self.margin = 1.5 * 2.0**-24
+        """The same for products that were rounded to float32: each by 2^-25 at most, and the rest is ample."""
+        self.product = Product.fastest(queries.units, references.units)
         self.block = BLOCK[self.device.type]
         self.blocks = list(range(0, len(queries.order), self.block))
         self.depth = depth.to(self.device)[queries.order]
         self.true = torch.tensor(references.first, device=self.device).diff()[queries.classes]
         """How many references are of each query's class, itself among them."""
         self.first_true = torch.tensor(references.first, device=self.device)[queries.classes]
-        self.thresholds = torch.full((len(queries.order),), 3.0, device=self.device)
+        self.enough = torch.full((len(queries.order),), 3.0, device=self.device)
+        """Above this similarity all false references of a query are kept."""
+        self.thresholds = torch.full_like(self.enough, 3.0)
+        """What that is for the fast product."""
         self.left = torch.zeros(len(queries.order), dtype=torch.bool, device=self.device)
-        self._expected = torch.zeros(len(queries.order), device=self.device)
-        """How many false references lie above each query's threshold, about."""
-        drawn = torch.randperm(len(references.order), generator=torch.Generator().manual_seed(0))[:SAMPLE]
+        self._expected: dict[int, float] = {}
+        """How many false references of a block lie above its queries' thresholds, about."""
+        # One of each stretch of references: of every class its share, which makes counts vary less.
+        count = len(references.order)
+        sample = min(SAMPLE, count)
+        within = torch.rand(sample, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        drawn = ((torch.arange(sample) + within) * (count / sample)).long().clamp_max_(count - 1)
         self._sample = drawn.to(self.device)
         self._sampled = references.units[self._sample].float()
+        self._first_sampled: list[int] = torch.searchsorted(drawn, torch.tensor(references.first)).tolist()
+        """Where each class begins in the sample, which is in the order of the references."""
 
     def guess(self, place: Block) -> None:
         """Find thresholds for a block of queries."""
         rows = self._rows(place[0])
-        similarities = chunked_products(self.queries.units[rows].float(), self._sampled)
-        share = len(self._sample) / len(self.references.order)
-        places = places_for_sure(self.depth[rows] + int(self.together), share, deviations=DEVIATIONS)
-        thresholds = at_places(similarities, places.clamp_max(len(self._sample))[:, None])[:, 0]
-        thresholds[places > len(self._sample)] = -2.0  # below all
-        thresholds[self.true[rows] <= int(self.together)] = 3.0  # nothing to be found
-        false = self.queries.classes[rows, None] != self.references.classes[self._sample]
-        self._expected[rows] = ((similarities > thresholds[:, None]) & false).sum(1) / share
-        self.thresholds[rows] = thresholds
+        similarities = self.queries.units[rows].float() @ self._sampled.T
+        drawn = len(self._sample)
+        share = drawn / len(self.references.order)
+        depth = self.depth[rows] + int(self.together)
+        # No place beyond what is certain if true and false ones vary alike.
+        last = int(places_for_sure(depth, share, deviations=DEVIATIONS).max().clamp_max(drawn))
+        nearest = at_places(similarities, torch.arange(1, last + 1, device=self.device).expand(len(depth), last))
+        # They are drawn apart, so that counts vary less: by as much as at the place that is likely.
+        likely = (depth * share).ceil().long().clamp_(1, last)
+        hits, true = self._true_above(similarities, rows, nearest.gather(1, likely[:, None] - 1))
+        variance = hits * (1.0 - hits / true.clamp_min(1)) + (likely - hits).clamp_min(0)
+        places = (depth * share + DEVIATIONS * variance.clamp_min(1.0).sqrt() * (share < 1.0) + 4.0).ceil().long()
+        enough = nearest.gather(1, places.clamp_max(last)[:, None] - 1)[:, 0]
+        enough[places > drawn] = -2.0  # below all
+        enough[self.true[rows] <= int(self.together)] = 3.0  # nothing to be found
+        self.enough[rows] = enough
+        thresholds = self.thresholds[rows] = self.product.rounded_down(enough - self.product.error(enough))
+        hits, _ = self._true_above(similarities, rows, thresholds[:, None])
+        above_all = int((similarities >= thresholds[:, None]).count_nonzero())
+        self._expected[place[0]] = (above_all - int(hits.sum())) / share
+
+    def _true_above(self, similarities: Tensor, rows: slice, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+        """How many of each query's true references in the sample are above ``[B, 1]``, and how many there are."""
+        hits, true = (torch.zeros(len(thresholds), dtype=torch.int64, device=self.device) for _ in range(2))
+        for number, run in self.queries.runs(rows):
+            own = slice(*self._first_sampled[number : number + 2])
+            those = slice(run.start - rows.start, run.stop - rows.start)
+            hits[those] = (similarities[those, own] >= thresholds[those]).sum(1)
+            true[those] = own.stop - own.start
+        return hits, true
 
     def in_parts(self, blocks: list[int]) -> list[list[int]]:
         """Blocks of queries whose false references can be kept together."""
-        expected = torch.stack([self._expected[self._rows(block)].sum() for block in blocks])
-        part = (expected.double().cumsum(0) / KEPT[self.device.type]).long().tolist()
+        expected = torch.tensor([self._expected[block] for block in blocks], dtype=torch.float64)
+        part = (expected.cumsum(0) / KEPT[self.device.type]).long().tolist()
         return [[block for block, of in zip(blocks, part, strict=True) if of == number] for number in sorted(set(part))]
 
     def pairs(self, some: list[int]) -> list[Block]:
@@ -198,33 +218,33 @@ class _Search:
             if first < last:
                 if run == rows and last - first == columns.stop - columns.start:
                     return  # all of them are true
-                similarities = self.similarities(rows, columns) if similarities is None else similarities
+                similarities = self.product.of(rows, columns) if similarities is None else similarities
                 similarities[run.start - begin : run.stop - begin, first - start : last - start] = -torch.inf
-        similarities = self.similarities(rows, columns) if similarities is None else similarities
+        similarities = self.product.of(rows, columns) if similarities is None else similarities
         thresholds = self.thresholds[rows]
         turned = self.thresholds[columns] if self.together and start != begin and start in kept.pieces else None
         where = above(similarities, thresholds, turned)
-        value = similarities.flatten()[where]
         query, reference = where // similarities.shape[1], where % similarities.shape[1]
         if turned is not None:
+            value = similarities.flatten()[where].float()
             counts = value > turned[reference]
-            kept.add(start, begin, reference[counts], query[counts], value[counts])
+            kept.add(start, begin, reference[counts], query[counts])
             counts = value > thresholds[query]
-            query, reference, value = query[counts], reference[counts], value[counts]
-        kept.add(begin, start, query, reference, value)
+            query, reference = query[counts], reference[counts]
+        kept.add(begin, start, query, reference)
 
     def merge(self, kept: _Kept, found: Callable[[Tensor, Tensor], None], place: Block) -> None:
         """Sort true and false references of a block of queries together."""
         rows = self._rows(place[0])
-        false = kept.of(place[0], self.device)
-        counts = torch.bincount(false[0], minlength=rows.stop - rows.start)
+        query, reference, value = self.false_of(rows, kept.pieces.pop(place[0]))
+        counts = torch.bincount(query, minlength=rows.stop - rows.start)
         ends = counts.cumsum(0).tolist()
         step = max(1, SORTED[self.device.type] // int((self.true[rows] + counts).max()))
         for start in range(rows.start, rows.stop, step):
             some = slice(start, min(start + step, rows.stop))
             begin, end = start - rows.start, some.stop - rows.start
             those = slice(ends[begin - 1] if begin else 0, ends[end - 1])
-            merged = _Merged.of(self, some, counts[begin:end], false[1][those], false[2][those])
+            merged = _Merged.of(self, some, counts[begin:end], reference[those], value[those])
             settled = merged.settle()
             asked = self.true[some] > int(self.together)
             self.left[some] = asked & ~settled
@@ -232,11 +252,25 @@ class _Search:
             if bool(which.any()):
                 found(self.queries.order[some].cpu()[which], merged.hits.cpu()[which])
 
+    def false_of(self, rows: slice, pieces: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries in their block, rising, their false references and similarities in float32, ``[P]`` each."""
+        queries = [torch.empty(0, dtype=torch.int16, device=self.device)]
+        references = [torch.empty(0, dtype=torch.int32, device=self.device)]
+        values = [torch.empty(0, device=self.device)]
+        units = self.queries.units[rows]
+        for start, piece in pieces:
+            if piece.shape[1]:
+                # Block by block, as few rows stay in the processor's cache.
+                others = self.references.units[start : start + self.block]
+                values.append(pair_products(units, piece[0].long(), others, piece[1].long()).float())
+                queries.append(piece[0])
+                references.append(piece[1].int() + start)
+        query = torch.cat(queries)
+        order = sorted_by(query)
+        return query[order].long(), torch.cat(references)[order].long(), torch.cat(values)[order]
+
     def _rows(self, block: int) -> slice:
         return slice(block, min(block + self.block, len(self.queries.order)))
-
-    def similarities(self, rows: slice, columns: slice) -> Tensor:
-        return chunked_products(self.queries.units[rows].float(), self.references.units[columns].float())
 
 
 @dataclass(frozen=True)
@@ -306,7 +340,7 @@ class _Merged:
         apart = pad(~close, (0, 1), value=self.everything)[:, begin:]
         apart &= torch.arange(begin, length, device=depth.device) >= depth[:, None] - 1
         least = self.values[:, begin:].gather(1, apart.byte().argmax(dim=1, keepdim=True))[:, 0]
-        return apart.any(dim=1) & (least > self.search.thresholds[self.rows] + self.search.margin)
+        return apart.any(dim=1) & (least > self.search.enough[self.rows] + self.search.margin)
 
     def _order(self, found: Tensor, begins: Tensor) -> bool:
         """Order hits ``found [P]``, by their flattened form, within runs; says whether that was done."""

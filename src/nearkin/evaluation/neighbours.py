@@ -107,7 +107,10 @@ def ranked_blocks(
     if not len(asked):
         return
     metric = metric_of(distance, queries, gallery)
-    columns, copy_of = _distinct(metric.scale(gallery.rows(slice(None))))
+    columns = torch.empty(len(gallery), gallery.dim, dtype=torch.float64, device=gallery.device)
+    for part in gallery.parts():
+        columns[part] = metric.scale(gallery.rows(part))
+    columns, copy_of = _distinct(columns)
     same = copy_of.cpu()[asked] if copy_of is not None and queries is gallery else torch.arange(len(asked))
     _, group, sizes = torch.unique(same, return_inverse=True, return_counts=True)
     # Each group is ranked once, with itself, which is then left out: copies of a query differ in nothing else.
@@ -192,7 +195,8 @@ def _order_close_ones(
 def _distinct(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """The different rows of ``x`` and, for each row, which of them it is; ``None`` when all differ."""
     # Adding zero turns -0.0 into 0.0.
-    names, which = torch.unique(row_hashes(x + 0.0), return_inverse=True)
+    hashes = torch.cat([row_hashes(some + 0.0) for some in x.split(1 << 13)])  # type: ignore[no-untyped-call]
+    names, which = torch.unique(hashes, return_inverse=True)
     if len(names) == len(x):
         return x, None
     first = torch.full_like(names, len(x)).scatter_reduce_(0, which, torch.arange(len(x), device=x.device), "amin")

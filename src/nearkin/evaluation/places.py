@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from nearkin import ranks
 from nearkin.evaluation.pairs import Cosine, unit_rows
-from nearkin.evaluation.products import Block, Product, half_pays, pair_products, true_float32, workers
+from nearkin.evaluation.products import Block, Product, half_pays, pair_products, single_error, true_float32, workers
 from nearkin.evaluation.selection import above, at_places, places_for_sure, positions, spread
 from nearkin.evaluation.vectors import Vectors
 
@@ -127,10 +127,7 @@ class _Search:
         self.queries, self.references = queries, references
         self.together = queries is references
         self.device = queries.units.device
-        # Rounded to float32, multiplied, added in any order (Higham, Accuracy and Stability, 3.1); and a little for
-        # what vanishes below float32's range and for keys of many queries.
-        steps = (queries.vectors.dim + 3) * 2.0**-24
-        self.error = steps / (1.0 - steps) + 1e-8
+        self.error = single_error(queries.vectors.dim)
         """How far a float32 similarity may be from the true one."""
         self.metric = Cosine(queries.vectors, references.vectors)
 

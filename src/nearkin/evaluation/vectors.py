@@ -12,7 +12,7 @@ from torch import Tensor
 ArrayLike: TypeAlias = Any
 
 # Elements that are looked at or converted at a time.
-_AT_ONCE = 1 << 24
+_AT_ONCE = 1 << 20
 
 
 class Vectors:
