@@ -403,3 +403,24 @@ def test_a_perfect_ranking_scores_exactly_one():
     )
     assert set(scores.values()) == {0.0, 1.0}
     assert scores["queries_without_match"] == 0.0
+
+
+def test_scores_are_the_same_whether_half_precision_pays_or_not(monkeypatch):
+    """Where it does, classes of some fifty are merged, else counted."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(500) % 10
+    x = torch.randn(10, 24, generator=generator)[labels] + 2.0 * torch.randn(500, 24, generator=generator)
+    merged, found = [], []
+    honest = retrieval.hits_by_merging
+
+    def noted(*args, **kwargs):
+        merged[-1] = True
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(retrieval, "hits_by_merging", noted)
+    for pays in (False, True):
+        monkeypatch.setattr(retrieval, "half_pays", lambda pays=pays: pays)
+        merged.append(False)
+        found.append(retrieval_scores(x, labels, recall_at=(1, 8), ndcg_at=(10,)))
+    assert merged == [False, True]
+    assert found[0] == found[1]

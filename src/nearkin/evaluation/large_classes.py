@@ -27,7 +27,7 @@ from nearkin.evaluation.vectors import Vectors
 BLOCK = {"cpu": 1024, "cuda": 8192}
 """Queries and references of one product."""
 SAMPLE = 4096
-"""References from which it is guessed how similar one at a given depth is."""
+"""References, at most, from which it is guessed how similar one at a given depth is."""
 DEVIATIONS = 3.5
 """How far the guess errs on the safe side: of 4,000 queries one is left to be ranked; more would keep more of all."""
 KEPT = {"cpu": 64_000_000, "cuda": 250_000_000}
@@ -154,18 +154,17 @@ class _Search:
         """How many false references of a block lie above its queries' thresholds, about."""
         # One of each stretch of references: of every class its share, which makes counts vary less.
         count = len(references.order)
-        sample = min(SAMPLE, count)
+        sample = min(SAMPLE, max(1024, count // 8), count)
         within = torch.rand(sample, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         drawn = ((torch.arange(sample) + within) * (count / sample)).long().clamp_max_(count - 1)
         self._sample = drawn.to(self.device)
-        self._sampled = references.units[self._sample].float()
         self._first_sampled: list[int] = torch.searchsorted(drawn, torch.tensor(references.first)).tolist()
         """Where each class begins in the sample, which is in the order of the references."""
 
     def guess(self, place: Block) -> None:
         """Find thresholds for a block of queries."""
         rows = self._rows(place[0])
-        similarities = self.queries.units[rows].float() @ self._sampled.T
+        similarities = self.product.of(rows, self._sample).float()
         drawn = len(self._sample)
         share = drawn / len(self.references.order)
         depth = self.depth[rows] + int(self.together)

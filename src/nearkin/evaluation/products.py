@@ -50,7 +50,7 @@ class Product:
         half = not queries.is_cuda and half_pays()
         return (cls.half if half else cls.single)(here, there, single_error(queries.shape[1]))
 
-    def of(self, rows: slice, columns: slice) -> Tensor:
+    def of(self, rows: slice, columns: slice | Tensor) -> Tensor:
         return self.queries[rows] @ self.references[columns].T
 
     def error(self, values: Tensor) -> Tensor:

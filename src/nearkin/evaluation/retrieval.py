@@ -13,6 +13,7 @@ from nearkin.evaluation.large_classes import hits_by_merging
 from nearkin.evaluation.neighbours import check_distance, ranked_blocks
 from nearkin.evaluation.pairs import Distance
 from nearkin.evaluation.places import places_of_true
+from nearkin.evaluation.products import half_pays
 from nearkin.evaluation.scores import RetrievalScore
 from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
 from nearkin.evaluation.scores.ndcg import NDCG
@@ -24,6 +25,8 @@ MOST_COPIES = 4
 """Times that each reference is there, on average, beyond which ranking is faster, which copies share."""
 MOST_TRUE = 128
 """True references of a query, on average, beyond which they are not kept but computed again."""
+MOST_TRUE_COUNTED = 32
+"""The same where products in half precision pay: counting needs float32 for that many, merging does not."""
 MOST_OF_ALL = 0.25
 """Share of the references beyond which a depth leaves counting little to save."""
 
@@ -128,7 +131,12 @@ def score_rankings(
     asked = queries, references, query_ids, reference_ids
     places, to_rank = None, own(counted.nonzero()[:, 0])
     if distance == "cosine" and references.copies() <= MOST_COPIES:
-        if int(num_true.sum()) > MOST_TRUE * len(queries) or int(first_depth.max()) > MOST_OF_ALL * len(references):
+        true = int(num_true.sum()) / len(queries)
+        # All that is within the depth is merged: little more than the true ones it must be.
+        merge = true > MOST_TRUE_COUNTED and int(first_depth.sum()) <= 2 * int(num_true.sum())
+        # Processors of several processes may differ in what pays, and all must go the same way.
+        merge = merge and queries.device.type == "cpu" and ranks.world() == 1 and half_pays()
+        if merge or true > MOST_TRUE or int(first_depth.max()) > MOST_OF_ALL * len(references):
             to_rank = hits_by_merging(*asked, depth=first_depth, found=score, by_all=by_all).nonzero()[:, 0]
         else:
             places = places_of_true(*asked, depth=depth, first_depth=first_depth, by_all=by_all)
