@@ -25,7 +25,7 @@ LEVELS = (
     ("methods",),
     ("recipe.rules", "recipe.reading"),
     ("training",),
-    ("runs", "published"),
+    ("runs", "exports", "published"),
     ("report",),
     ("studies",),
     ("cli",),
@@ -46,6 +46,9 @@ OPTIONAL = {
     "transformers",
     "tensorboard",
     "optuna",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
     "pillow_heif",
     "pytorch_metric_learning",
 }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nearkin.evaluation import clustering_scores as clustering_scores
     from nearkin.evaluation import ranking_scores as ranking_scores
     from nearkin.evaluation import retrieval_scores as retrieval_scores
+    from nearkin.exports.export import export as export
     from nearkin.recipe import Recipe as Recipe
     from nearkin.runs.backbone_score import evaluate_backbone as evaluate_backbone
     from nearkin.runs.evaluate import evaluate_run as evaluate_run
@@ -55,6 +56,7 @@ _HOMES = {
     "embed_images": "training.embedding",
     "evaluate_backbone": "runs.backbone_score",
     "evaluate_run": "runs.evaluate",
+    "export": "exports.export",
     "load_run": "runs.trained",
     "mlrc": "studies.mlrc",
     "ranking_scores": "evaluation",

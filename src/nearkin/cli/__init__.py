@@ -14,6 +14,7 @@ from rich.console import Console
 from nearkin.cli._app import app, error_line, escape
 
 from nearkin.cli.training import embed, evaluate, train  # isort: skip
+from nearkin.cli.export import export  # isort: skip
 from nearkin.cli.plot import plot  # isort: skip
 from nearkin.cli.compare import compare  # isort: skip
 from nearkin.cli.mlrc import mlrc  # isort: skip
@@ -35,6 +36,7 @@ __all__ = [
     "datasets",
     "embed",
     "evaluate",
+    "export",
     "losses",
     "main",
     "methods",

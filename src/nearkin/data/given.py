@@ -6,16 +6,23 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from nearkin.data.cache import Images
 from nearkin.data.images import decode, decode_bytes, decode_picture
 from nearkin.errors import DataError
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """A tensor of torch, which is not imported for this: an exported encoder takes images where there is no torch."""
+
+    def detach(self) -> Any: ...
+
 
 Picture: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor"
 
@@ -69,8 +76,8 @@ def as_images(given: Images | Picture | Iterable[Picture], *, shorter_side: int 
 
 def _many(given: Picture | Iterable[Picture]) -> Iterable[Picture]:
     if isinstance(given, Tensor):
-        given = given.detach().cpu()
-        return given.unbind() if given.ndim == 4 else [given]
+        tensor = given.detach().cpu()
+        return tensor.unbind() if tensor.ndim == 4 else [tensor]
     if isinstance(given, np.ndarray):
         return list(given) if given.ndim == 4 or given.dtype.kind in "OU" else [given]
     if isinstance(given, (str, os.PathLike, bytes, bytearray, Image.Image)):
@@ -103,12 +110,12 @@ def _checked(item: Picture, place: int) -> Path | bytes | Image.Image | NDArray[
 
 def _checked_array(item: NDArray[Any] | Tensor, place: int) -> NDArray[Any]:
     if isinstance(item, Tensor):
-        item = item.detach().cpu()
+        tensor = item.detach().cpu()
         # torch's own readers put the channels first.
-        if item.ndim == 3 and item.shape[0] in _CHANNELS and item.shape[2] not in _CHANNELS:
-            item = item.permute(1, 2, 0)
-        item = item.numpy()
-    array = np.ascontiguousarray(item)
+        if tensor.ndim == 3 and tensor.shape[0] in _CHANNELS and tensor.shape[2] not in _CHANNELS:
+            tensor = tensor.permute(1, 2, 0)
+        item = tensor.numpy()
+    array: NDArray[Any] = np.ascontiguousarray(item)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     grey, colour = array.ndim == 2, array.ndim == 3 and array.shape[2] in _CHANNELS

@@ -97,7 +97,9 @@ def folded_together(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
 
 
 def _is_frozen(norm: nn.BatchNorm2d) -> bool:
-    return not norm.training and norm.running_var is not None and norm.affine
+    # An exported graph keeps both layers: what runs it folds them once and for all, not in every call.
+    is_fixed = not norm.training and norm.running_var is not None and norm.affine
+    return is_fixed and not torch.compiler.is_exporting()
 
 
 def _affines(norms: Sequence[nn.BatchNorm2d]) -> dict[nn.Module, Affine]:

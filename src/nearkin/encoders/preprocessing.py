@@ -55,14 +55,15 @@ class Preprocessing:
     def __call__(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] != 3:
             raise ValueError(f"images must be uint8 [B, H, W, 3], got {images.dtype} {list(images.shape)}")
-        gain, shift = _gain_and_shift(self, images.device)
+        gain, shift = gain_and_shift(self, images.device)
         x = images.permute(0, 3, 1, 2)
         x = x.flip(1) if self.bgr else x
         return x.to(torch.float32, memory_format=torch.contiguous_format).mul_(gain).add_(shift)
 
 
 @functools.lru_cache(maxsize=64)
-def _gain_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
+def gain_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What values of 0 … 255 are multiplied by, and what is added then: float32 ``[3, 1, 1]`` each."""
     # Kept per device, so that a batch on an accelerator does not wait for six numbers to be copied there. They must
     # be ordinary tensors even when the first caller is in inference mode.
     with torch.inference_mode(False):

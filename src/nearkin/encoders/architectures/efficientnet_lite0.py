@@ -67,7 +67,7 @@ class SameConv2d(nn.Conv2d):
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows, columns = self._padding_of(x.shape[-2], 0), self._padding_of(x.shape[-1], 1)
         is_even = rows[0] == rows[1] and columns[0] == columns[1]
-        if x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        if x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_exporting():
             learns = torch.is_grad_enabled() and weight.requires_grad
             if not learns and not is_even:
                 return padded_convolution(x, weight, bias, self.stride, rows, columns, self.groups)
