@@ -92,7 +92,7 @@ def test_given_images_are_what_it_is_checked_on(trained, photos, tmp_path):
         export(trained, "safetensors", tmp_path / "a.safetensors", images=[])
 
 
-def test_int8_says_what_it_costs(trained, photos, tmp_path, has_onnx):
+def test_int8_says_what_it_costs(trained, photos, tmp_path, has_onnx, monkeypatch):
     whole = export(trained, "onnx", tmp_path / "a.onnx")
     made = export(trained, "onnx", tmp_path / "b.onnx", int8=True)
     assert files_in(tmp_path) == ["a.onnx", "a.onnx.md", "b.onnx", "b.onnx.md", "own photos", "run"]
@@ -111,6 +111,11 @@ def test_int8_says_what_it_costs(trained, photos, tmp_path, has_onnx):
         made = export(trained, "onnx", tmp_path / "c.onnx", int8=True, images=given)
     assert made.int8.recall is None
     assert "R@1 was not measured" in made.card.read_text()
+    before = made.file.read_bytes()
+    monkeypatch.setattr(module, "TO_FLOAT", 1.1)
+    with pytest.warns(Notice, match="not measured"), pytest.raises(DataError, match="nothing was written: in int8"):
+        export(trained, "onnx", tmp_path / "c.onnx", int8=True, images=given)
+    assert made.file.read_bytes() == before
 
 
 def test_mistakes_are_told_before_any_work(trained, tmp_path, monkeypatch):
