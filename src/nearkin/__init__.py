@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from nearkin.runs.evaluate import evaluate_run as evaluate_run
     from nearkin.runs.final import train_final as train_final
     from nearkin.runs.folder import RunFolder as RunFolder
+    from nearkin.runs.model import Model as Model
+    from nearkin.runs.model import load as load
     from nearkin.runs.run import run as run
     from nearkin.runs.trained import load_run as load_run
     from nearkin.studies.compare import compare as compare
@@ -47,6 +49,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Encoder": "encoders",
     "ImageTable": "data.table",
+    "Model": "runs.model",
     "NearkinError": "errors",
     "Recipe": "recipe",
     "RunFolder": "runs.folder",
@@ -57,6 +60,7 @@ _HOMES = {
     "evaluate_backbone": "runs.backbone_score",
     "evaluate_run": "runs.evaluate",
     "export": "exports.export",
+    "load": "runs.model",
     "load_run": "runs.trained",
     "mlrc": "studies.mlrc",
     "ranking_scores": "evaluation",

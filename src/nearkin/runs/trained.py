@@ -36,12 +36,18 @@ class TrainedRun:
     device: torch.device
     dtype: torch.dtype | None
 
-    def embed(self, images: Images | Picture | Iterable[Picture], rows: NDArray[np.int64] | None = None) -> Tensor:
+    def embed(
+        self,
+        images: Images | Picture | Iterable[Picture],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Tensor:
         """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
 
         One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
         file would be (:class:`~nearkin.data.given.GivenImages`). Or what :func:`~nearkin.runs.data.open_data` has
-        opened, of which ``rows`` may choose some.
+        opened, of which ``rows`` may choose some. Without ``batch_size`` as many at a time as in evaluation.
         """
         with float32_products(self.recipe.training.precision):
             return embed_images(
@@ -49,7 +55,7 @@ class TrainedRun:
                 as_images(images, shorter_side=data_of(self.recipe).shorter_side),
                 self.transform,
                 rows=rows,
-                batch_size=self.recipe.training.evaluation_batch_size,
+                batch_size=batch_size or self.recipe.training.evaluation_batch_size,
                 workers=self.recipe.data.workers,
                 device=self.device,
                 dtype=self.dtype,
