@@ -27,6 +27,8 @@ LEVELS = (
     ("training",),
     ("runs", "exports", "published"),
     ("report",),
+    ("runs", "published"),
+    ("report", "index"),
     ("studies",),
     ("cli",),
     ("__main__",),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nearkin.evaluation import ranking_scores as ranking_scores
     from nearkin.evaluation import retrieval_scores as retrieval_scores
     from nearkin.exports.export import export as export
+    from nearkin.index import Index as Index
     from nearkin.recipe import Recipe as Recipe
     from nearkin.runs.backbone_score import evaluate_backbone as evaluate_backbone
     from nearkin.runs.evaluate import evaluate_run as evaluate_run
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Encoder": "encoders",
     "ImageTable": "data.table",
+    "Index": "index",
     "Model": "runs.model",
     "NearkinError": "errors",
     "Recipe": "recipe",

@@ -20,9 +20,16 @@ def test_every_form_of_an_image_is_encoded_in_the_order_given(trained, photos):
     paths = sorted(photos.rglob("*.png"))[:5]
     wanted = load_run(trained, device="cpu").embed(paths).numpy()
     arrays = [np.asarray(Image.open(path)) for path in paths]
-    for given in (paths, [str(path) for path in paths], list(map(Image.open, paths)), arrays, torch.from_numpy(np.stack(arrays))):
+    for given in (
+        paths,
+        [str(path) for path in paths],
+        list(map(Image.open, paths)),
+        arrays,
+        torch.from_numpy(np.stack(arrays)),
+    ):
         found = model.encode(given)
-        assert found.dtype == np.float32 and isinstance(found, np.ndarray)
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == np.float32
         np.testing.assert_allclose(found, wanted, atol=1e-6)
     np.testing.assert_allclose(model.encode(paths[::-1], batch_size=2), wanted[::-1], atol=1e-6)
     assert model.encode(paths[0]).shape == (1, 8)

@@ -1,0 +1,157 @@
+"""From a score to the probability that a hit is of the query's kind.
+
+A cut-off on similarity means something else for every encoder. A logistic curve through what was seen of this one does
+not: of labelled images each looks for its nearest among the others, and each of those is of its kind or not. The curve
+rises with the score, so it never changes an order. How good it is is measured on classes that it was not fitted to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearkin.evaluation.neighbours import nearest
+from nearkin.evaluation.pairs import Distance
+from nearkin.runs.model import HeldOut
+
+NEIGHBOURS = (10, 100, 1000)
+"""Hits of each labelled image that are looked at: those that a search shows, or more."""
+FOLDS = 5
+MOST_IMAGES = 2_000
+_FEWEST = 20
+_BINS = 10
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Hits of nearly the same confidence: how many, its mean, and the share of them that were right."""
+
+    hits: int
+    confidence: float
+    right: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``confidence = 1 / (1 + exp(−(slope · score + intercept)))``, and how far it can be believed."""
+
+    slope: float
+    intercept: float
+    source: str
+    """What it was fitted on."""
+    hits: int
+    brier: float
+    """Mean squared difference between confidence and truth, on classes that were not fitted to."""
+    brier_of_share: float
+    """The same, had every hit been given the share of hits that are right."""
+    reliability: tuple[Bin, ...]
+
+    def confidence(self, score: float) -> float:
+        """
+        >>> Calibration(10.0, -5.0, "", 100, 0.1, 0.2, ()).confidence(0.5)
+        0.5
+        """
+        return float(_logistic(np.array(self.slope * score + self.intercept)))
+
+
+def fit_held_out(held_out: HeldOut | None, distance: Distance) -> Calibration | None:
+    """The curve from images of classes that the encoder was not trained on, as kinds of a search are."""
+    if held_out is None:
+        return None
+    images, kinds = len(held_out.labels), len(np.unique(held_out.labels))
+    return fit(held_out.vectors, held_out.labels, distance, f"{images:,} images of {kinds:,} kinds not trained on")
+
+
+def fit_own(vectors: NDArray[np.float32], names: NDArray[np.str_], distance: Distance) -> Calibration | None:
+    """The curve from an index's own labelled images, which training may have seen."""
+    labels = np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return fit(vectors, labels, distance, f"{len(labels):,} labelled images of the index, each against the others")
+
+
+def some_of(ids: NDArray[np.int64], names: NDArray[np.str_]) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
+    """At most so many labelled items as a curve needs, drawn by chance."""
+    some = np.sort(np.random.default_rng(0).permutation(len(ids))[:MOST_IMAGES])
+    return ids[some], names[some]
+
+
+def fit(vectors: NDArray[np.float32], labels: NDArray[np.int64], distance: Distance, source: str) -> Calibration | None:
+    """Fit the curve to labelled vectors ``[N, dim]``; None where they are too few to tell right from wrong."""
+    if len(np.unique(labels)) < 2 or len(labels) < 3:
+        return None
+    for k in NEIGHBOURS:  # further ones only where all near ones are right, which says nothing of those that are not
+        k = min(k, len(labels) - 1)
+        found, similarities = nearest(torch.from_numpy(vectors), k=k, distance=distance)
+        scores = similarities.numpy()
+        right = (labels[found.numpy()] == labels[:, None]).astype(np.float64)
+        if right.size >= _FEWEST and 0 < right.mean() < 1:
+            break
+    else:
+        return None
+    # A fold is a set of whole classes, since it is new kinds that a search is asked for.
+    classes = np.unique(labels)
+    fold_of = np.random.default_rng(0).permutation(len(classes)) % min(FOLDS, len(classes))
+    folds = fold_of[np.searchsorted(classes, labels)]
+    seen = np.empty_like(scores)
+    for fold in np.unique(folds):
+        held, rest = folds == fold, folds != fold
+        seen[held] = _logistic(_evaluate(_fitted(scores[rest].ravel(), right[rest].ravel()), scores[held]))
+    slope, intercept = _fitted(scores.ravel(), right.ravel())
+    return Calibration(
+        slope=slope,
+        intercept=intercept,
+        source=source,
+        hits=right.size,
+        brier=float(((seen - right) ** 2).mean()),
+        brier_of_share=float(right.mean() * (1 - right.mean())),
+        reliability=_reliability(seen.ravel(), right.ravel()),
+    )
+
+
+def _fitted(scores: NDArray[np.float64], right: NDArray[np.float64]) -> tuple[float, float]:
+    """Slope, never falling, and intercept of the likeliest logistic curve, by Newton's method (Platt 1999).
+
+    His targets, a little away from 0 and 1, keep the curve finite where the two kinds of hits do not overlap.
+    """
+    positive = right.sum()
+    target = np.where(right > 0, (positive + 1) / (positive + 2), 1 / (len(right) - positive + 2))
+    centre, spread = scores.mean(), scores.std() or 1.0
+    design = np.stack([(scores - centre) / spread, np.ones_like(scores)], axis=1)
+
+    def loss(weights: NDArray[np.float64]) -> float:
+        margin = design @ weights
+        return float((np.logaddexp(0, margin) - target * margin).mean())
+
+    weights = np.array([0.0, math.log(target.mean() / (1 - target.mean()))])
+    for _ in range(100):
+        probability = _logistic(design @ weights)
+        gradient = design.T @ (probability - target) / len(target)
+        curvature = (design.T * (probability * (1 - probability))) @ design / len(target) + 1e-9 * np.eye(2)
+        step = np.linalg.solve(curvature, gradient)
+        size, before = 1.0, loss(weights)
+        while loss(weights - size * step) > before and size > 1e-6:
+            size /= 2
+        weights = weights - size * step
+        if np.abs(step).max() < 1e-9:
+            break
+    if weights[0] < 0:
+        return 0.0, math.log(target.mean() / (1 - target.mean()))
+    return float(weights[0] / spread), float(weights[1] - weights[0] * centre / spread)
+
+
+def _evaluate(curve: tuple[float, float], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    return curve[0] * scores + curve[1]
+
+
+def _logistic(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def _reliability(confidence: NDArray[np.float64], right: NDArray[np.float64]) -> tuple[Bin, ...]:
+    bins = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
+    counts = np.bincount(bins, minlength=_BINS)
+    means, shares = (np.bincount(bins, values, minlength=_BINS) for values in (confidence, right))
+    return tuple(Bin(int(n), float(means[i] / n), float(shares[i] / n)) for i, n in enumerate(counts.tolist()) if n)

@@ -1,0 +1,389 @@
+"""An index: a folder of images' vectors that can be searched, added to and removed from."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.data.folder import nearest_folder
+from nearkin.errors import DataError, RecipeError
+from nearkin.index import calibration
+from nearkin.index.adding import Added, Labels, Loaded, Progress, loaded, sources_of, write_batch
+from nearkin.index.calibration import Bin, Calibration
+from nearkin.index.engine import check_engine, open_engine
+from nearkin.index.items import NAME, Item, Items
+from nearkin.index.queries import combined, nearest_of, query_vectors
+from nearkin.index.results import Hit, Status, classified, one_of_each
+from nearkin.index.segments import Segments
+from nearkin.index.where import Where
+from nearkin.runs.lock import sole_writer_of
+from nearkin.runs.model import Model, load
+from nearkin.suggest import did_you_mean
+
+FORMAT = 1
+
+
+class Index:
+    """Images of any number, by what they look like to one encoder.
+
+    Make one with :meth:`create`, open it with :meth:`open`. Any number of processes may search; one at a time may add
+    or remove, and the others see it with their next search.
+    """
+
+    def __init__(self, folder: Path, items: Items, model: Model | None) -> None:
+        self.path = folder
+        self._items, self._model = items, model
+        facts = {key: items.fact(key) for key in ("format", "dim", "distance", "engine")}
+        if facts["format"] != FORMAT:
+            raise DataError(f"{folder} was made by another version of nearkin (format {facts['format']}): make it anew")
+        self.dim: int = facts["dim"]
+        self.distance: str = facts["distance"]
+        self._vectors = Segments(folder / "vectors", self.dim, np.float32)
+        self._engine_name = facts["engine"]
+        self._engine = open_engine(
+            facts["engine"], folder / "engine" / facts["engine"], self._vectors, facts["distance"]
+        )
+        self._seen: tuple[int, int] | None = None
+        self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._calibration: Calibration | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, folder: str | Path, model: Model, *, engine: str = "exact") -> Index:
+        """A new, empty index for the vectors of ``model`` in ``folder``, which must be new or empty."""
+        place = Path(folder).expanduser()
+        check_engine(engine)
+        if (place / NAME).exists():
+            raise RecipeError(f"{place} holds an index already: open it with Index.open, or give another folder")
+        if place.exists() and (not place.is_dir() or any(not entry.name.startswith(".") for entry in place.iterdir())):
+            raise RecipeError(f"{place} exists and is no index: give a new folder")
+        facts = {
+            "format": FORMAT,
+            "encoder": model.identity,
+            "model": str(model.path),
+            "dim": model.dim,
+            "distance": model.distance,
+            "engine": engine,
+            "rows": 0,
+        }
+        with sole_writer_of(place):
+            items = Items.create(place / NAME, facts)
+        return cls(place, items, model)
+
+    @classmethod
+    def open(cls, folder: str | Path, model: Model | None = None) -> Index:
+        """The index in ``folder``; without ``model`` that is loaded from where it was, once it is needed."""
+        place = Path(folder).expanduser()
+        if not (place / NAME).is_file():
+            what = (
+                f"{place} is no index" if place.exists() else f"there is no index {str(place)!r}{nearest_folder(place)}"
+            )
+            raise DataError(f"{what}: 'nearkin index RUN FOLDER -o INDEX' makes one")
+        items = Items.open(place / NAME)
+        if model is not None:
+            _check_same(place, items, model)
+        return cls(place, items, model)
+
+    @property
+    def model(self) -> Model:
+        """The encoder of the index, and no other."""
+        if self._model is None:
+            path = self._items.fact("model")
+            try:
+                model = load(path)
+            except DataError as error:
+                raise DataError(
+                    f"the encoder of {self.path} cannot be loaded: {error}. Say where it is now: "
+                    f"Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
+                ) from error
+            _check_same(self.path, self._items, model)
+            self._model = model
+        return self._model
+
+    def __len__(self) -> int:
+        return self._items.count()
+
+    def close(self) -> None:
+        self._items.close()
+
+    def add(
+        self,
+        source: Any,
+        labels: Labels = "folder",
+        *,
+        batch_size: int = 64,
+        progress: Progress | None = None,
+    ) -> Added:
+        """Add every image of a folder, a manifest, image files, or images as :meth:`Model.encode` takes them.
+
+        What is there already is skipped by its content, so the same call after an interruption goes on, and after
+        photos were added takes the new ones. A file whose content changed takes the place of what it was; a new label
+        counts. Each batch is on the disk before the next is begun. What cannot be read is in ``failed`` and in
+        :meth:`status`.
+
+        Args:
+            source: where the images are.
+            labels: ``"folder"`` for the names of folders or what a manifest says, one for each image, or None.
+            batch_size: images that are embedded and written together.
+            progress: told how many images are done, and of how many.
+        """
+        if batch_size < 1:
+            raise RecipeError(f"batch_size must be at least 1, got {batch_size}")
+        model = self.model
+        sources = sources_of(source, labels, model.shorter_side)
+        counts = {"added": 0, "known": 0}
+        failed: list[tuple[str, str]] = []
+        with self._writing():
+            with self._items.writing():
+                self._items.add_columns(sources.columns)
+                told = self._items.fact("left_out") or {}
+                self._items.set_fact("left_out", told | {sources.name: sources.left_out})
+            done, batch = 0, list[Loaded]()
+            every = loaded(sources, model.shorter_side, self._items.file, lambda each: bool(self._items.known([each])))
+            with contextlib.closing(every):
+                for one in every:
+                    batch.append(one)
+                    done += 1
+                    if one.reason is not None:
+                        failed.append((one.source.name or f"image {one.source.place + 1}", one.reason))
+                    if len(batch) == batch_size or done == len(sources.rows):
+                        new = write_batch(batch, self._items, self._vectors, self._engine, model, batch_size)
+                        counts["added"] += new
+                        counts["known"] += sum(each.reason is None for each in batch) - new
+                        batch = []
+                        if progress is not None:
+                            progress(done, len(sources.rows))
+            if counts["added"] or self._items.fact("calibration") is None:
+                self._calibrate(model)
+        return Added(counts["added"], counts["known"], tuple(failed), sources.left_out)
+
+    def remove(self, ids: Iterable[int]) -> None:
+        """Take items out for good; all of them, or none where one is not there."""
+        wanted = [int(each) for each in ids]
+        with self._writing():
+            self._check_there(wanted)
+            self._engine.remove(np.array(wanted, dtype=np.int64))
+            with self._items.writing():
+                self._items.delete(wanted)
+
+    def get(self, id: int) -> Item:
+        """What is known of an item."""
+        return self._check_there([id])[id]
+
+    def thumbnail(self, id: int) -> bytes:
+        """A small JPEG of an item, without anything that its file says of place or camera."""
+        found = self._items.thumbnail(id)
+        if found is None:
+            raise DataError(f"there is no item {id} in {self.path}")
+        return found
+
+    def search(
+        self,
+        query: Any = None,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+        like: Sequence[int] = (),
+        unlike: Sequence[int] = (),
+        group_by: str | None = None,
+        min_confidence: float | None = None,
+        offset: int = 0,
+    ) -> Any:
+        """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
+
+        Of several queries, in a list or as rows of an array, a list of such lists. Exact with the engine ``exact``.
+
+        Args:
+            query: a path, bytes, a Pillow image, a uint8 array; the id of an item; a vector of floating point numbers.
+            k: how many at most.
+            where: by field a value, a list of which any will do, or a range ``(from, to)`` with None for no end.
+            like: ids of items that it should be like, too; with them there need be no query.
+            unlike: ids of items that it should not be like.
+            group_by: a field of which every value is shown once, by its nearest item.
+            min_confidence: leave out hits of which it is less likely that they are of the query's kind.
+            offset: how many hits to pass over, for the next page.
+        """
+        for name, value, least in (("k", k, 1), ("offset", offset, 0)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+                raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        self._refresh()
+        self._check_there([*like, *unlike])
+        asked = query_vectors(query, self.dim, lambda: self.model, self._stored)
+        wanted, unwanted = (self._stored(list(each)) if len(each) else None for each in (like, unlike))
+        vectors = combined(asked.vectors, wanted, unwanted, self.distance)
+        excluded = [{*own, *like, *unlike} for own in asked.ids]
+        allowed = self._allowed(where)
+        if min_confidence is not None and self._calibration is None:
+            raise RecipeError(
+                f"min_confidence needs labels to learn from, and {self.path} has too few: add labelled images"
+            )
+        if group_by is not None and group_by not in self._items.fields():
+            raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
+        found = [
+            self._page(hits, group_by, min_confidence, offset, k)
+            for hits in self._hits(vectors, excluded, allowed, offset + k, group_by)
+        ]
+        return found[0] if asked.is_one else found
+
+    def classify(self, query: Any, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None) -> Any:
+        """The label of an image by its ``k`` nearest labelled items, or "none of these": a :class:`Classified`.
+
+        Each neighbour counts by its confidence, and the label with most is as sure as its surest neighbour. Without
+        a calibration neighbours count alike, and there is always a label. Several queries give a list.
+        """
+        labelled = self._items.labels()[0]
+        if not len(labelled):
+            raise RecipeError(f"no item of {self.path} has a label: add images with labels to classify by")
+        if where is not None:
+            labelled = np.intersect1d(labelled, self._items.ids(where))
+        found = self.search(query, k, where={"id": labelled.tolist()})
+        if found and isinstance(found[0], list):
+            return [classified(hits, min_confidence) for hits in found]
+        return classified(found, min_confidence)
+
+    def status(self) -> Status:
+        """What is there, what is not and why, and how far confidences can be believed."""
+        self._refresh()
+        found, embedded, distinct, failed = self._items.coverage()
+        labels = self._items.labels()[1]
+        return Status(
+            path=self.path,
+            items=len(self),
+            labelled=len(labels),
+            labels=len(np.unique(labels)),
+            found=found,
+            embedded=embedded,
+            duplicates=embedded - distinct,
+            failed=tuple((file.path, str(file.reason)) for file in failed),
+            left_out={name: said for name, said in (self._items.fact("left_out") or {}).items() if said},
+            columns=tuple(self._items.fields())[3:],
+            dim=self.dim,
+            distance=self.distance,
+            encoder=self._items.fact("encoder"),
+            model=self._items.fact("model"),
+            engine={"name": self._engine_name, **self._engine.status()},
+            calibration=self._calibration,
+        )
+
+    def _refresh(self) -> None:
+        """See what has been added and removed since, here or by another process."""
+        with self._lock:
+            if (version := self._items.version()) == self._seen:
+                return
+            rows = self._items.fact("rows")
+            self._vectors.show(rows)
+            self._engine.show(rows)
+            live = self._items.ids()
+            self._live = live[live < rows]
+            self._calibration = _read_calibration(self._items.fact("calibration"))
+            self._seen = version
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the index as its one writer; what a writer before left half done is put away first."""
+        with sole_writer_of(self.path):
+            rows = self._items.fact("rows")
+            self._vectors.truncate(rows)
+            self._engine.rebuild(rows)
+            yield
+
+    def _calibrate(self, model: Model) -> None:
+        """Fit the curve of confidence on classes held out from training, or on the index's own labels without any.
+
+        Held-out classes stay what they are; the index's own labels may have become more.
+        """
+        self._refresh()
+        before = self._items.fact("calibration")
+        if before is not None and before["held_out"]:
+            return
+        fitted = calibration.fit_held_out(model.held_out(), model.distance) if before is None else None
+        held_out = fitted is not None
+        if fitted is None:
+            ids, names = calibration.some_of(*self._items.labels())
+            fitted = calibration.fit_own(self._vectors.take(ids), names, model.distance)
+        curve = None if fitted is None else asdict(fitted)
+        with self._items.writing():
+            self._items.set_fact("calibration", {"held_out": held_out, "curve": curve})
+
+    def _stored(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """The vectors of items."""
+        self._check_there(ids)
+        taken: NDArray[np.float32] = self._vectors.take(np.array(ids, dtype=np.int64))
+        return taken
+
+    def _check_there(self, ids: Iterable[int]) -> dict[int, Item]:
+        wanted = [int(each) for each in ids]
+        found = self._items.get(wanted)
+        if missing := [each for each in wanted if each not in found]:
+            raise DataError(f"there is no item {', '.join(map(str, missing[:5]))} in {self.path}")
+        return found
+
+    def _allowed(self, where: Where | None) -> NDArray[np.int64] | None:
+        """The rows to search among, or None for all."""
+        if where:
+            found = self._items.ids(where)
+            return found[found < self._vectors.rows]
+        return None if len(self._live) == self._vectors.rows else self._live
+
+    def _hits(
+        self,
+        vectors: NDArray[np.float64],
+        excluded: Sequence[set[int]],
+        allowed: NDArray[np.int64] | None,
+        wanted: int,
+        group_by: str | None,
+    ) -> Iterator[list[Hit]]:
+        """For each query as many hits as it takes to show ``wanted``, or all there are."""
+        there = self._vectors.rows if allowed is None else len(allowed)
+        if not there:
+            yield from ([] for _ in vectors)
+            return
+        depth = wanted + max(map(len, excluded), default=0)
+        ranked = nearest_of(self._engine, self._vectors, self.distance, vectors, min(depth, there), allowed)
+        for vector, out, (ids, scores) in zip(vectors, excluded, ranked, strict=True):
+            hits, deep = self._as_hits(ids, scores, out), depth
+            while group_by is not None and deep < there and len(one_of_each(hits, group_by)) < wanted:
+                deep *= 4
+                again = nearest_of(self._engine, self._vectors, self.distance, vector[None], min(deep, there), allowed)
+                hits = self._as_hits(*again[0], out)
+            yield hits
+
+    def _as_hits(self, ids: NDArray[np.int64], scores: NDArray[np.float64], out: set[int]) -> list[Hit]:
+        items = self._items.get(ids.tolist())
+        hits = []
+        for id, score in zip(ids.tolist(), scores.tolist(), strict=True):
+            if id in items and id not in out:
+                sure = None if self._calibration is None else self._calibration.confidence(score)
+                hits.append(Hit(id, score, sure, items[id].label, items[id].path, items[id].columns))
+        return hits
+
+    def _page(
+        self, hits: list[Hit], group_by: str | None, min_confidence: float | None, offset: int, k: int
+    ) -> list[Hit]:
+        if group_by is not None:
+            hits = one_of_each(hits, group_by)
+        if min_confidence is not None:
+            hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
+        return hits[offset : offset + k]
+
+
+def _check_same(folder: Path, items: Items, model: Model) -> None:
+    if model.identity != items.fact("encoder"):
+        raise DataError(
+            f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
+            f"another index with it, or give the run that made this one ({items.fact('model')})"
+        )
+
+
+def _read_calibration(told: Mapping[str, Any] | None) -> Calibration | None:
+    if told is None or told["curve"] is None:
+        return None
+    curve = told["curve"]
+    return Calibration(**{**curve, "reliability": tuple(Bin(**each) for each in curve["reliability"])})

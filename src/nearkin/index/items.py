@@ -1,0 +1,243 @@
+"""The items of an index in SQLite: what each image is, which files were found, and facts about the index itself.
+
+Nothing that a user names becomes SQL: further columns are called ``c0``, ``c1``, … and their names stand in a table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.disk import writing
+from nearkin.errors import DataError, OutputError
+from nearkin.index.where import Field, Where, as_number, condition
+
+NAME = "items.sqlite"
+_OWN = {"id": Field("id", True), "label": Field("label", False), "path": Field("path", False)}
+_SCHEMA = """
+CREATE TABLE facts(key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE items(id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, path TEXT, label TEXT);
+CREATE INDEX items_by_label ON items(label);
+CREATE INDEX items_by_path ON items(path);
+CREATE TABLE thumbnails(id INTEGER PRIMARY KEY, image BLOB NOT NULL);
+CREATE TABLE files(path TEXT PRIMARY KEY, size INTEGER, changed INTEGER, id INTEGER, reason TEXT);
+CREATE INDEX files_by_item ON files(id);
+CREATE TABLE columns(place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, is_number INTEGER NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image of an index; ``columns`` are those that a manifest has beside path and label."""
+
+    id: int
+    path: str | None
+    label: str | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that was found: its size and time of change, and its item or why it has none."""
+
+    path: str
+    size: int
+    changed: int
+    id: int | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class NewItem:
+    """An item to be written, with its vector's row as its id."""
+
+    id: int
+    hash: bytes
+    path: str | None
+    label: str | None
+    columns: Mapping[str, str]
+    thumbnail: bytes
+
+
+class Items:
+    """One connection to an index's table, for any thread; a writer holds the index's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+        self._connection.execute("PRAGMA synchronous=FULL")
+        self._own_changes = 0
+
+    @classmethod
+    def create(cls, path: Path, facts: Mapping[str, Any]) -> Items:
+        """A new table, which is there whole or not at all."""
+        half_done = path.with_name(f".{path.name}.new")
+        for left in path.parent.glob(f"{half_done.name}*"):
+            left.unlink()
+        with writing(path), contextlib.closing(cls(half_done)) as items, items.writing():
+            for statement in _SCHEMA.split(";"):
+                items._connection.execute(statement)
+            for key, value in facts.items():
+                items.set_fact(key, value)
+        os.replace(half_done, path)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Items:
+        try:
+            items = cls(path)
+            items.fact("format")
+            with contextlib.suppress(sqlite3.OperationalError):  # a folder that can only be read
+                items._connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.Error as error:
+            raise DataError(f"{path} cannot be read as an index ({error}): give another, or make it anew") from error
+        return items
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """All of what is written within, or nothing."""
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self._connection.execute("COMMIT")
+                except BaseException:
+                    self._connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.OperationalError as error:
+                raise OutputError(f"cannot write to the index: {error}. What was there before is untouched") from error
+            finally:
+                self._own_changes += 1
+
+    def version(self) -> tuple[int, int]:
+        """Another value after every change, by this process or by another."""
+        with self._lock:
+            return self._connection.execute("PRAGMA data_version").fetchone()[0], self._own_changes
+
+    def fact(self, key: str) -> Any:
+        """A fact about the index; None where it was never said."""
+        found = self._rows("SELECT value FROM facts WHERE key = ?", [key])
+        return json.loads(found[0][0]) if found else None
+
+    def set_fact(self, key: str, value: Any) -> None:
+        self._rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", [key, json.dumps(value)])
+
+    def fields(self) -> dict[str, Field]:
+        """What can be filtered and grouped by."""
+        own = self._rows("SELECT name, place, is_number FROM columns ORDER BY place")
+        return _OWN | {name: Field(f"c{place}", bool(is_number)) for name, place, is_number in own}
+
+    def ids(self, where: Where | None = None) -> NDArray[np.int64]:
+        """Items that are there and meet ``where``, ascending."""
+        text, parameters = condition(where or {}, self.fields())
+        found = self._rows(f"SELECT id FROM items WHERE {text} ORDER BY id", parameters)
+        return np.fromiter((row[0] for row in found), dtype=np.int64, count=len(found))
+
+    def get(self, ids: Iterable[int]) -> dict[int, Item]:
+        """Items by id; those that are not there are left out."""
+        names = [name for name in self.fields() if name not in _OWN]
+        columns = "".join(f", c{place}" for place in range(len(names)))
+        found = self._rows(
+            f"SELECT id, path, label{columns} FROM items WHERE id IN (SELECT value FROM json_each(?))",
+            [json.dumps([int(each) for each in ids])],
+        )
+        return {row[0]: Item(row[0], row[1], row[2], dict(zip(names, row[3:], strict=True))) for row in found}
+
+    def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
+        """The items that have a label, ascending, and their labels."""
+        found = self._rows("SELECT id, label FROM items WHERE label IS NOT NULL ORDER BY id")
+        return np.array([row[0] for row in found], dtype=np.int64), np.array([row[1] for row in found], dtype=np.str_)
+
+    def thumbnail(self, id: int) -> bytes | None:
+        found = self._rows("SELECT image FROM thumbnails WHERE id = ?", [int(id)])
+        return found[0][0] if found else None
+
+    def known(self, hashes: Sequence[bytes]) -> dict[bytes, int]:
+        """Which contents are there already, and as which items."""
+        pairs = [self._rows("SELECT hash, id FROM items WHERE hash = ?", [each]) for each in hashes]
+        return {pair[0][0]: pair[0][1] for pair in pairs if pair}
+
+    def file(self, path: str) -> File | None:
+        found = self._rows("SELECT path, size, changed, id, reason FROM files WHERE path = ?", [path])
+        return File(*found[0]) if found else None
+
+    def add_columns(self, columns: Mapping[str, Sequence[str]]) -> None:
+        """Make room for a manifest's further columns, of numbers where all of their values are numbers."""
+        fields = self.fields()
+        for name, values in columns.items():
+            given = [value for value in values if value]
+            wrong = next((value for value in given if as_number(value) is None), None)
+            if name in _OWN:
+                raise DataError(f"a column of a manifest cannot be called {name!r}: rename it")
+            if name not in fields:
+                place = len(fields) - len(_OWN)
+                self._rows("INSERT INTO columns VALUES (?, ?, ?)", [place, name, wrong is None and bool(given)])
+                self._rows(f"ALTER TABLE items ADD COLUMN c{place}")
+                fields = self.fields()
+            elif fields[name].is_number and wrong is not None:
+                raise DataError(f"the column {name!r} holds numbers in this index, and {wrong!r} is none: rename it")
+
+    def insert(self, item: NewItem) -> None:
+        values = [item.id, item.hash, item.path, item.label]
+        self._rows("INSERT INTO items(id, hash, path, label) VALUES (?, ?, ?, ?)", values)
+        self._rows("INSERT INTO thumbnails VALUES (?, ?)", [item.id, item.thumbnail])
+        self.describe(item.id, item.label, item.columns)
+
+    def describe(self, id: int, label: str | None, columns: Mapping[str, str]) -> None:
+        """Say anew what an item is; a label that is not given stays."""
+        fields, parts, parameters = self.fields(), ["label = coalesce(?, label)"], [label]
+        for name, text in columns.items():
+            parts.append(f"{fields[name].column} = ?")
+            value: Any = as_number(text) if fields[name].is_number else text
+            parameters.append(value if text else None)
+        self._rows(f"UPDATE items SET {', '.join(parts)} WHERE id = ?", [*parameters, id])
+
+    def move(self, id: int, path: str | None) -> None:
+        """An item's file is elsewhere now."""
+        self._rows("UPDATE items SET path = ? WHERE id = ?", [path, id])
+
+    def note_file(self, file: File) -> None:
+        """Remember a file that was found; where it was another item before and was the last of it, that goes."""
+        before = self.file(file.path)
+        self._rows(
+            "INSERT OR REPLACE INTO files(path, size, changed, id, reason) VALUES (?, ?, ?, ?, ?)",
+            [file.path, file.size, file.changed, file.id, file.reason],
+        )
+        if before is not None and before.id is not None and before.id != file.id:
+            others = self._rows("SELECT path FROM files WHERE id = ? ORDER BY path LIMIT 1", [before.id])
+            if others:
+                self._rows("UPDATE items SET path = ? WHERE id = ?", [others[0][0], before.id])
+            else:
+                self.delete([before.id])
+
+    def delete(self, ids: Sequence[int]) -> None:
+        for table in ("items", "thumbnails", "files"):
+            for each in ids:
+                self._rows(f"DELETE FROM {table} WHERE id = ?", [int(each)])
+
+    def count(self) -> int:
+        return int(self._rows("SELECT count(*) FROM items")[0][0])
+
+    def coverage(self) -> tuple[int, int, int, list[File]]:
+        """Files found, files with an item, items that these are, and the files that could not be read."""
+        found, embedded, distinct = self._rows("SELECT count(*), count(id), count(DISTINCT id) FROM files")[0]
+        failed = self._rows("SELECT path, size, changed, id, reason FROM files WHERE reason IS NOT NULL ORDER BY path")
+        return found, embedded, distinct, [File(*row) for row in failed]
+
+    def _rows(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with self._lock:
+            return self._connection.execute(text, parameters).fetchall()

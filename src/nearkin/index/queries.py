@@ -1,0 +1,131 @@
+"""What a search is asked with, as vectors, and the exact ranking of what an engine proposes for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.errors import RecipeError
+from nearkin.index.engine import Engine
+from nearkin.index.segments import Segments
+from nearkin.runs.model import Model
+
+UNLIKE = 0.5
+"""How much an item that is not wanted counts beside those that are."""
+_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Vectors of queries ``[Q, dim]``, None where only examples are given, and the items that each is itself."""
+
+    vectors: NDArray[np.float64] | None
+    ids: list[set[int]]
+    is_one: bool
+
+
+def query_vectors(
+    query: Any, dim: int, model: Callable[[], Model], stored: Callable[[Sequence[int]], NDArray[np.float32]]
+) -> Asked:
+    """An id, a vector, an image, or several of them in a list or an array."""
+    if query is None:
+        return Asked(None, [set()], True)
+    several = isinstance(query, (list, tuple)) or (_is_array(query) and (_is_vectors(query) and query.ndim == 2))
+    several = several or (_is_array(query) and query.ndim == 4)
+    given = list(query) if several else [query]
+    found = np.empty((len(given), dim), dtype=np.float64)
+    ids: list[set[int]] = [set() for _ in given]
+    images: dict[int, Any] = {}
+    for place, one in enumerate(given):
+        if isinstance(one, (int, np.integer)) and not isinstance(one, bool):
+            ids[place] = {int(one)}
+            found[place] = stored([int(one)])[0]
+        elif _is_array(one) and _is_vectors(one):
+            found[place] = _checked(one, dim)
+        else:
+            images[place] = one
+    if images:
+        found[list(images)] = model().encode(list(images.values()))
+    return Asked(found, ids, not several)
+
+
+def combined(
+    vectors: NDArray[np.float64] | None,
+    like: NDArray[np.float32] | None,
+    unlike: NDArray[np.float32] | None,
+    distance: str,
+) -> NDArray[np.float64]:
+    """The mean of a query and what it should be like, less half the mean of what it should not be like (Rocchio 1971).
+
+    >>> combined(np.array([[2.0, 0.0]]), None, None, "cosine")
+    array([[1., 0.]])
+    """
+    if vectors is None and like is None:
+        raise RecipeError("give an image, an id or a vector to search for, or ids in like")
+    rows = np.zeros((1, like.shape[1])) if vectors is None and like is not None else np.array(vectors, dtype=np.float64)
+    if distance == "cosine":
+        rows = _unit(rows)
+    if like is not None:
+        examples = like.astype(np.float64)
+        own = 0 if vectors is None else 1
+        rows = (own * rows + examples.sum(axis=0)) / (own + len(examples))
+    if unlike is not None:
+        rows = rows - UNLIKE * unlike.astype(np.float64).mean(axis=0)
+    return _unit(rows) if distance == "cosine" else rows
+
+
+def nearest_of(
+    engine: Engine,
+    vectors: Segments,
+    distance: str,
+    queries: NDArray[np.float64],
+    k: int,
+    allowed: NDArray[np.int64] | None,
+) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """For each query the ``k`` nearest of what the engine proposes, by scores in float64, equal ones by row."""
+    found = []
+    for query, rows in zip(queries, engine.candidates(queries, k, allowed), strict=True):
+        parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
+        scores = np.concatenate([_scores(vectors.take(part), query, distance) for part in parts] or [np.empty(0)])
+        order = np.lexsort((rows, -scores))[:k]
+        found.append((rows[order], scores[order]))
+    return found
+
+
+def _scores(rows: NDArray[np.float32], query: NDArray[np.float64], distance: str) -> NDArray[np.float64]:
+    # Row by row and not as a matrix product, whose last bits depend on where a row stands: equal rows score the same.
+    if distance == "cosine":
+        scores: NDArray[np.float64] = (rows * query).sum(axis=1)
+        return scores
+    distances: NDArray[np.float64] = np.sqrt(((rows - query) ** 2).sum(axis=1))
+    return -distances
+
+
+def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows of length 1; zeros stay zeros."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: NDArray[np.float64] = rows / np.where(lengths > 0, lengths, 1.0)
+    return unit
+
+
+def _is_array(one: Any) -> bool:
+    return isinstance(one, (np.ndarray, Tensor)) and not isinstance(one, os.PathLike)
+
+
+def _is_vectors(one: Any) -> bool:
+    """Whether an array holds vectors: of floating point numbers, which pixels are not."""
+    floating = one.is_floating_point() if isinstance(one, Tensor) else one.dtype.kind == "f"
+    return bool(floating) and one.ndim in (1, 2)
+
+
+def _checked(one: Any, dim: int) -> NDArray[np.float64]:
+    vector = np.asarray(one.detach().cpu() if isinstance(one, Tensor) else one, dtype=np.float64).reshape(-1)
+    if vector.shape != (dim,) or not np.isfinite(vector).all():
+        raise RecipeError(f"a vector to search for must have {dim} finite numbers, got {list(np.shape(one))}")
+    return vector

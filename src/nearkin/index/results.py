@@ -1,0 +1,82 @@
+"""What an index answers with: hits, a label, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nearkin.index.calibration import Calibration
+
+
+@dataclass(frozen=True)
+class Hit:
+    """An item that a search found."""
+
+    id: int
+    score: float
+    """The cosine, or minus the distance where the encoder's vectors are compared by distance."""
+    confidence: float | None
+    """The probability that it is of the query's kind; None where there were no labels to learn that from."""
+    label: str | None
+    path: str | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The label that a query's neighbours agree on, or None for "none of these"."""
+
+    label: str | None
+    confidence: float | None
+    hits: tuple[Hit, ...]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What an index holds, and what it does not."""
+
+    path: Path
+    items: int
+    labelled: int
+    labels: int
+    found: int
+    """Files that were found in all that was added."""
+    embedded: int
+    duplicates: int
+    """Files of these whose content another file has as well."""
+    failed: tuple[tuple[str, str], ...]
+    """Files that could not be read, and why."""
+    left_out: Mapping[str, Sequence[str]]
+    """By folder, what lies beside the images."""
+    columns: tuple[str, ...]
+    dim: int
+    distance: str
+    encoder: str
+    model: str
+    engine: Mapping[str, Any]
+    calibration: Calibration | None
+
+
+def one_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
+    """The nearest hit of each value of a field."""
+    first: dict[Any, Hit] = {}
+    for hit in hits:
+        value = getattr(hit, group_by) if group_by in ("id", "label", "path") else hit.columns[group_by]
+        first.setdefault(value, hit)
+    return list(first.values())
+
+
+def classified(hits: Sequence[Hit], min_confidence: float) -> Classified:
+    """The label with most confidence among hits, unless even the surest of its hits is not sure enough."""
+    if not hits:
+        return Classified(None, None, ())
+    votes: dict[str, float] = {}
+    for hit in hits:
+        votes[str(hit.label)] = votes.get(str(hit.label), 0.0) + (1.0 if hit.confidence is None else hit.confidence)
+    label = max(votes, key=votes.__getitem__)
+    sure = [hit.confidence for hit in hits if hit.label == label and hit.confidence is not None]
+    if not sure:
+        return Classified(label, None, tuple(hits))
+    return Classified(label if max(sure) >= min_confidence else None, max(sure), tuple(hits))

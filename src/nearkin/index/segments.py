@@ -1,0 +1,127 @@
+"""Rows of numbers on disk: appended to, never changed, read as memory-mapped files of at most so many rows each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from nearkin.disk import make_folder, writing
+from nearkin.errors import DataError
+
+ROWS_PER_SEGMENT = 1 << 16
+
+
+class Segments:
+    """``[rows, width]`` in files of a folder.
+
+    How many rows count is not for these files to say: a writer that was killed may have left more than it reported.
+
+    >>> import tempfile
+    >>> rows = Segments(Path(tempfile.mkdtemp()) / "vectors", 2, np.float32, rows_per_segment=2)
+    >>> rows.append(0, np.arange(6).reshape(3, 2))
+    >>> rows.show(3)
+    >>> rows.available(), rows.take(np.array([2, 0])).tolist()
+    (3, [[4.0, 5.0], [0.0, 1.0]])
+    """
+
+    def __init__(self, folder: Path, width: int, dtype: DTypeLike, *, rows_per_segment: int = ROWS_PER_SEGMENT) -> None:
+        self.folder, self.width, self.dtype = folder, width, np.dtype(dtype)
+        self.rows_per_segment = rows_per_segment
+        self.rows = 0
+        """How many are shown."""
+        self._maps: list[NDArray[Any]] = []
+
+    def append(self, first: int, values: NDArray[Any]) -> None:
+        """Put ``values`` at row ``first`` and behind, in place of what lies there; on return they are on the disk."""
+        values = np.ascontiguousarray(values, dtype=self.dtype)
+        make_folder(self.folder)
+        for segment, start, stop in self._parts(first, first + len(values)):
+            path, row = self._path(segment), segment * self.rows_per_segment + start - first
+            with writing(path, needed=values.nbytes):
+                new = not path.exists()
+                with open(path, "wb" if new else "r+b") as file:
+                    file.truncate(start * self._row_bytes)
+                    file.seek(start * self._row_bytes)
+                    file.write(values[row : row + stop - start].tobytes())
+                    file.flush()
+                    os.fsync(file.fileno())
+                if new:
+                    _sync_folder(self.folder)
+
+    def truncate(self, rows: int) -> None:
+        """Take away what lies behind the first ``rows``."""
+        segment, start = divmod(rows, self.rows_per_segment)
+        while (path := self._path(segment)).exists():
+            with writing(path):
+                if start:
+                    os.truncate(path, min(start * self._row_bytes, path.stat().st_size))
+                else:
+                    path.unlink()
+            segment, start = segment + 1, 0
+
+    def available(self) -> int:
+        """How many whole rows lie on the disk."""
+        rows = segment = 0
+        while (path := self._path(segment)).exists():
+            held = min(path.stat().st_size // self._row_bytes, self.rows_per_segment)
+            rows, segment = rows + held, segment + 1
+            if held < self.rows_per_segment:
+                break
+        return rows
+
+    def show(self, rows: int) -> None:
+        """Map the first ``rows``, which :meth:`maps` and :meth:`take` then give."""
+        maps = []
+        for segment, _, stop in self._parts(0, rows):
+            path = self._path(segment)
+            if not path.exists() or path.stat().st_size < stop * self._row_bytes:
+                raise DataError(f"{path} is missing or too short, so the index is damaged: make it anew")
+            kept = self._maps[segment] if segment < len(self._maps) else None
+            if kept is None or len(kept) != stop:
+                # Copy on write, as PyTorch warns of arrays that cannot be written to; nothing is.
+                kept = np.memmap(path, self.dtype, mode="c", shape=(stop, self.width))
+            maps.append(kept)
+        self._maps, self.rows = maps, rows
+
+    def maps(self) -> list[NDArray[Any]]:
+        """The rows that are shown, segment by segment."""
+        return self._maps
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """A copy of single rows, in the order asked for."""
+        taken = np.empty((len(rows), self.width), dtype=self.dtype)
+        segments, places = np.divmod(rows, self.rows_per_segment)
+        for segment in np.unique(segments).tolist():
+            here = segments == segment
+            taken[here] = self._maps[segment][places[here]]
+        return taken
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
+
+    def _path(self, segment: int) -> Path:
+        return self.folder / f"{segment:06d}.{self.dtype.name}"
+
+    def _parts(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """The segments that rows ``first`` up to ``last`` lie in, and where in them."""
+        while first < last:
+            segment, start = divmod(first, self.rows_per_segment)
+            stop = min(self.rows_per_segment, start + last - first)
+            yield segment, start, stop
+            first += stop - start
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file's name, too, has to reach the disk."""
+    if os.name != "nt":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,71 @@
+"""Confidence of hits: right as often as it says, never out of order, and honest about new classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nearkin.index import calibration
+from nearkin.index.calibration import Calibration, fit
+
+
+def kinds(classes, each, spread, seed=0, dim=16):
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), each)
+    vectors = rng.normal(size=(classes, dim))[labels] + spread * rng.normal(size=(classes * each, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("spread", [0.5, 0.9])
+def test_hits_are_right_as_often_as_their_confidence_says(distance, spread):
+    fitted = fit(*kinds(80, 8, spread), distance, "drawn")
+    assert fitted.brier < fitted.brier_of_share
+    vectors, labels = kinds(80, 8, spread, seed=1)
+    far = np.linalg.norm(vectors[:, None].astype(np.float64) - vectors[None], axis=2)
+    scores = 1 - far**2 / 2 if distance == "cosine" else -far
+    np.fill_diagonal(scores, -np.inf)
+    top = np.argsort(-scores, axis=1)[:, :10]
+    sure = np.array([[fitted.confidence(scores[i, j]) for j in row] for i, row in enumerate(top)])
+    right = labels[top] == labels[:, None]
+    assert abs(sure.mean() - right.mean()) < 0.05
+    for low, high in ((0, 0.5), (0.5, 1)):
+        some = (sure >= low) & (sure < high)
+        if some.sum() > 200:
+            assert abs(sure[some].mean() - right[some].mean()) < 0.1
+    assert np.mean((sure - right) ** 2) == pytest.approx(fitted.brier, abs=0.05)
+
+
+def test_the_curve_is_the_likeliest_one():
+    rng = np.random.default_rng(0)
+    scores = rng.uniform(-1, 1, 20_000)
+    right = (rng.uniform(size=len(scores)) < 1 / (1 + np.exp(-(6 * scores - 2)))).astype(np.float64)
+    slope, intercept = calibration._fitted(scores, right)
+    assert slope == pytest.approx(6, abs=0.3)
+    assert intercept == pytest.approx(-2, abs=0.15)
+
+
+def test_more_similar_is_never_less_sure():
+    rng = np.random.default_rng(0)
+    scores = rng.uniform(-1, 1, 500)
+    slope, _ = calibration._fitted(scores, (scores < 0).astype(np.float64))
+    assert slope == 0.0
+    separable = calibration._fitted(scores, (scores > 0).astype(np.float64))
+    assert np.isfinite(separable).all()
+    sure = [Calibration(*separable, "", 1, 0, 0, ()).confidence(score) for score in np.linspace(-1, 1, 50)]
+    assert sure == sorted(sure)
+    assert 0 < sure[0] < sure[-1] < 1
+
+
+def test_too_little_to_learn_from():
+    vectors, labels = kinds(5, 4, 0.5)
+    assert fit(vectors, np.zeros_like(labels), "cosine", "") is None
+    assert fit(vectors, np.arange(len(labels)), "cosine", "") is None
+    assert fit(vectors[:2], labels[[0, 5]], "cosine", "") is None
+
+
+def test_where_all_near_hits_are_right_farther_ones_are_looked_at():
+    vectors, labels = kinds(4, 30, 0.05)
+    fitted = fit(vectors, labels, "cosine", "")
+    assert fitted.hits > 10 * len(labels)
+    assert fitted.confidence(1.0) > 0.9 > 0.1 > fitted.confidence(0.0)

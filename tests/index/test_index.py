@@ -1,0 +1,355 @@
+"""An index: images added, searched, removed; labels, filters, examples; and who may write."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import nearkin
+from nearkin.errors import BusyError, DataError, RecipeError
+from nearkin.index import Index
+from nearkin.runs.lock import sole_writer_of
+from nearkin.runs.model import HeldOut
+
+
+@pytest.fixture
+def index(tmp_path, images, model):
+    made = Index.create(tmp_path / "index", model)
+    made.add(images)
+    return made
+
+
+def paths_of(root):
+    return sorted(root.rglob("*.png"))
+
+
+def expected(query, root, k, embed):
+    """The paths of the nearest images, by products in float64."""
+    paths = paths_of(root)
+    vectors = embed([np.asarray(Image.open(path)) for path in paths], None).astype(np.float64)
+    own = embed([np.asarray(Image.open(query))], None)[0].astype(np.float64)
+    scores = vectors @ (own / np.linalg.norm(own))
+    order = np.argsort(-scores, kind="stable")[:k]
+    return [str(paths[place]) for place in order], scores[order]
+
+
+def test_an_image_finds_its_nearest(index, images, mean_colours):
+    query = images / "kind 1" / "2.png"
+    hits = index.search(query, k=7)
+    paths, scores = expected(query, images, 7, mean_colours)
+    assert [hit.path for hit in hits] == paths
+    np.testing.assert_allclose([hit.score for hit in hits], scores, atol=1e-12)
+    assert hits[0].path == str(query)
+    assert hits[0].label == "kind 1"
+    assert [hit.id for hit in index.search(str(query), k=7)] == [hit.id for hit in hits]
+    for given in (Image.open(query), np.asarray(Image.open(query)), query.read_bytes()):
+        assert [hit.id for hit in index.search(given, k=7)] == [hit.id for hit in hits]
+
+
+def test_ids_vectors_and_several_at_once(index, images):
+    hits = index.search(images / "kind 1" / "2.png", k=7)
+    own = hits[0].id
+    assert [hit.id for hit in index.search(own, k=6)] == [hit.id for hit in hits[1:]], "an item does not find itself"
+    vector = index.model.encode(images / "kind 1" / "2.png")[0]
+    assert [hit.id for hit in index.search(3 * vector, k=7)] == [hit.id for hit in hits]
+    many = index.search([own, vector, images / "kind 1" / "2.png"], k=3)
+    assert [[hit.id for hit in each] for each in many] == [[h.id for h in hits[1:4]], *2 * [[h.id for h in hits[:3]]]]
+    assert len(index.search(np.stack([vector, vector]), k=3)) == 2
+    assert len(index.search([own], k=3)) == 1
+    assert index.search([], k=3) == []
+    assert len(index.search(own, k=1000)) == 19
+    pages = [hit.id for offset in range(0, 20, 6) for hit in index.search(vector, 6, offset=offset)]
+    assert pages == [hit.id for hit in index.search(vector, 20)]
+
+
+def test_mistakes_say_what_to_do(index, tmp_path, model):
+    for arguments, said in (
+        ({"query": 0, "k": 0}, "k must be a whole number of at least 1"),
+        ({"query": 0, "offset": -1}, "offset must be"),
+        ({"query": 0, "where": {"lable": "x"}}, "did you mean 'label'"),
+        ({"query": 0, "group_by": "lable"}, "did you mean 'label'"),
+        ({}, "give an image, an id or a vector"),
+        ({"query": np.zeros(5)}, "must have 6 finite numbers"),
+        ({"query": np.full(6, np.nan)}, "must have 6 finite numbers"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            index.search(**arguments)
+    for call in (lambda: index.search(99), lambda: index.search(0, like=[99]), lambda: index.remove([0, 99])):
+        with pytest.raises(DataError, match="no item 99"):
+            call()
+    assert len(index) == 20
+    with pytest.raises(DataError, match=r"no index .*indx'; did you mean '.*index'.*nearkin index RUN FOLDER -o INDEX"):
+        Index.open(tmp_path / "indx")
+    with pytest.raises(DataError, match="is no index"):
+        Index.open(tmp_path)
+    with pytest.raises(RecipeError, match="holds an index already"):
+        Index.create(tmp_path / "index", model)
+    with pytest.raises(RecipeError, match="is no index: give a new folder"):
+        Index.create(tmp_path / "images", model)
+    with pytest.raises(RecipeError, match="unknown engine 'exat'; did you mean 'exact'"):
+        Index.create(tmp_path / "new", model, engine="exat")
+    with pytest.raises(RecipeError, match="20 images were given, and 1 labels"):
+        index.add([np.zeros((8, 8, 3), np.uint8)] * 20, labels=["x"])
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "items.sqlite").write_bytes(b"no database, " * 100)
+    with pytest.raises(DataError, match="cannot be read as an index"):
+        Index.open(tmp_path / "broken")
+
+
+def test_another_encoder_is_refused(index, tmp_path, stand_in):
+    with pytest.raises(DataError, match="made with another encoder"):
+        Index.open(tmp_path / "index", stand_in("another"))
+    with pytest.raises(DataError, match=r"cannot be loaded: there is no run folder .*--run RUN"):
+        Index.open(tmp_path / "index").search(np.zeros((4, 4, 3), np.uint8))
+    assert Index.open(tmp_path / "index").search(0, k=1), "what needs no encoder works without"
+
+
+def test_removed_items_never_appear(index, images, tmp_path):
+    hits = index.search(images / "kind 1" / "2.png", k=20)
+    reader = Index.open(tmp_path / "index")
+    assert len(reader.search(hits[5].id, k=20)) == 19
+    gone = [hit.id for hit in hits[:4]]
+    index.remove(gone)
+    for each in (index, reader, Index.open(tmp_path / "index", index.model)):
+        left = each.search(hits[5].id, k=20)
+        assert len(left) == 15
+        assert not {hit.id for hit in left} & set(gone)
+        assert len(each.search(hits[5].id, k=20, where={"label": "kind 1"})) < 5
+    with pytest.raises(DataError, match="no item"):
+        index.thumbnail(gone[0])
+    assert index.add(images).added == 4, "what is asked for again comes back, as something new"
+    assert {hit.id for hit in index.search(hits[5].id, 20)} & {20, 21, 22, 23} == {20, 21, 22, 23}
+    assert not {hit.id for hit in reader.search(hits[5].id, 20)} & set(gone)
+
+
+def test_filters_ranges_and_groups(tmp_path, images, model):
+    rows = ["path,label,year,colour,code"]
+    for number, path in enumerate(paths_of(images)):
+        year = "" if number == 3 else 2015 + number % 10
+        rows.append(
+            f"{path.relative_to(tmp_path)},{path.parent.name},{year},{'red' if number % 2 else 'blue'},00{number}"
+        )
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    index = Index.create(tmp_path / "index", model)
+    index.add(tmp_path / "list.csv")
+
+    def found(**where):
+        return {hit.id for hit in index.search(np.ones(6), k=99, where=where)}
+
+    every = set(range(20))
+    years = {id: 2015 + id % 10 for id in every - {3}}
+    assert found(year=2018) == {13}
+    assert found(year=(2020, None)) == {id for id, year in years.items() if year >= 2020}
+    assert found(year=(2016, "2018")) == {id for id, year in years.items() if 2016 <= year <= 2018}
+    assert found(year=None) == {3}
+    assert found(year=[2015, 2016.0]) == {0, 10, 1, 11}
+    assert found(colour="red", label=["kind 0", "kind 3"]) == {1, 3, 15, 17, 19}
+    assert found(code="007") == {7}, "a number with zeros before it is a name"
+    assert found(label="none such") == set()
+    assert found(id=[4, 5]) == {4, 5}
+    assert found(label="'; DROP TABLE items; --") == set()
+    assert found() == every
+    groups = index.search(np.ones(6), k=99, group_by="label")
+    assert sorted(hit.label for hit in groups) == [f"kind {kind}" for kind in range(4)]
+    everything = index.search(np.ones(6), k=99)
+    assert groups == [next(hit for hit in everything if hit.label == each.label) for each in groups]
+    assert groups[:2] == index.search(np.ones(6), k=2, group_by="label")
+    assert len(index.search(np.ones(6), k=99, group_by="colour", where={"year": (2015, 2016)})) == 2
+    assert everything[0].columns["colour"] in ("red", "blue")
+    for where, said in (
+        ({"year": "new"}, "holds numbers"),
+        ({"colour": 3}, "holds text"),
+        ({"year": (1, 2, 3)}, "pair"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            index.search(0, where=where)
+    (tmp_path / "list.csv").write_text("\n".join(rows).replace(",2016,", ",soon,"))
+    with pytest.raises(DataError, match="'year' holds numbers in this index, and 'soon' is none"):
+        index.add(tmp_path / "list.csv")
+    relabelled = [row.replace(",kind 0,", ",kind zero,") for row in rows]
+    (tmp_path / "list.csv").write_text("\n".join(relabelled))
+    assert index.add(tmp_path / "list.csv").added == 0
+    assert found(label="kind zero") == {0, 1, 2, 3, 4}
+
+
+def test_more_like_these_and_less_like_those(index):
+    vectors = index._stored(range(20)).astype(np.float64)
+
+    def ranked(direction, without):
+        scores = vectors @ (direction / np.linalg.norm(direction))
+        return [id for id in np.argsort(-scores, kind="stable").tolist() if id not in without]
+
+    both = vectors[[2, 7, 9]].mean(axis=0)
+    assert [hit.id for hit in index.search(2, 20, like=[7, 9])] == ranked(both, {2, 7, 9})
+    assert [hit.id for hit in index.search(like=[7, 9], k=20)] == ranked(vectors[[7, 9]].mean(axis=0), {7, 9})
+    less = both - 0.5 * vectors[[11, 12]].mean(axis=0)
+    assert [hit.id for hit in index.search(2, 20, like=[7, 9], unlike=[11, 12])] == ranked(less, {2, 7, 9, 11, 12})
+
+
+def test_confidence_and_classification(index, images):
+    query = images / "kind 1" / "2.png"
+    hits = index.search(query, k=20)
+    sure = [hit.confidence for hit in hits]
+    assert all(0 <= each <= 1 for each in sure)
+    assert sure == sorted(sure, reverse=True)
+    cut = (sure[4] + sure[5]) / 2
+    assert index.search(query, k=20, min_confidence=cut) == hits[:5]
+    assert index.classify(query).label == "kind 1"
+    assert index.classify(query, min_confidence=1.1).label is None
+    assert [each.label for each in index.classify([query, images / "kind 2" / "0.png"])] == ["kind 1", "kind 2"]
+    assert {hit.label for hit in index.classify(query, where={"label": ["kind 3"]}).hits} == {"kind 3"}
+    calibration = index.status().calibration
+    assert calibration.source.startswith("20 labelled images of the index")
+    assert 0 <= calibration.brier <= 1
+    assert sum(each.hits for each in calibration.reliability) == calibration.hits == 200
+
+
+def test_without_labels_there_is_no_confidence(tmp_path, images, model):
+    index = Index.create(tmp_path / "index", model)
+    index.add(images, labels=None)
+    assert index.search(0)[0].confidence is None
+    assert index.search(0)[0].label is None
+    with pytest.raises(RecipeError, match="min_confidence needs labels"):
+        index.search(0, min_confidence=0.5)
+    with pytest.raises(RecipeError, match=r"no item of .* has a label"):
+        index.classify(0)
+    index.add(images)
+    assert index.status().labelled == 20, "labels that are given later count"
+
+
+def test_confidence_is_learned_from_classes_never_trained_on(tmp_path, images, stand_in):
+    rng = np.random.default_rng(0)
+    centres, labels = rng.normal(size=(30, 6)), np.repeat(np.arange(30), 10)
+    vectors = centres[labels] + 0.4 * rng.normal(size=(300, 6))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    index = Index.create(tmp_path / "index", stand_in(held_out=lambda: HeldOut(vectors, labels)))
+    index.add(images)
+    told = index.status().calibration
+    assert told.source == "300 images of 30 kinds not trained on"
+    index.add([np.zeros((8, 8, 3), np.uint8)])
+    assert index.status().calibration == told
+
+
+def test_status_says_what_is_missing_and_why(tmp_path, images, model):
+    (images / "kind 0" / "broken.png").write_bytes(b"no image")
+    (images / "kind 0" / "copy.png").write_bytes((images / "kind 1" / "0.png").read_bytes())
+    (images / "notes.txt").write_text("x")
+    index = Index.create(tmp_path / "index", model)
+    seen = []
+    added = index.add(images, batch_size=6, progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(6, 22), (12, 22), (18, 22), (22, 22)]
+    assert (added.added, added.known, len(added.failed)) == (20, 1, 1)
+    for each in (index, Index.open(tmp_path / "index")):
+        status = each.status()
+        assert (status.items, status.found, status.embedded, status.duplicates) == (20, 22, 21, 1)
+        assert (status.labels, status.labelled, status.dim, status.engine["name"]) == (4, 20, 6, "exact")
+        ((path, reason),) = status.failed
+        assert path.endswith("broken.png")
+        assert "not an image" in reason
+        assert "notes.txt" in str(status.left_out)
+    Image.new("RGB", (8, 8)).save(images / "kind 0" / "broken.png")
+    assert index.add(images).added == 1
+    assert index.status().failed == ()
+
+
+def test_a_file_that_changed_takes_the_place_of_what_it_was(index, images):
+    path = images / "kind 1" / "2.png"
+    before = index.search(path, k=1)[0].id
+    Image.new("RGB", (8, 8), "orange").save(path)
+    assert index.add(images).added == 1
+    assert len(index) == 20
+    assert index.search(path, k=1)[0].path == str(path)
+    assert before not in {hit.id for hit in index.search(0, k=50)}
+    os.rename(path, images / "kind 1" / "moved.png")
+    assert index.add(images).added == 0
+    assert index.search(images / "kind 1" / "moved.png", k=1)[0].path.endswith("moved.png")
+    kept = index.search(images / "kind 1" / "3.png", k=1)[0].id
+    (images / "kind 1" / "3.png").write_bytes(b"broken now")
+    assert len(index.add(images).failed) == 1
+    assert index.get(kept).label == "kind 1", "what cannot be read now stays what it was"
+
+
+def test_images_that_are_no_files(tmp_path, model, images):
+    index = Index.create(tmp_path / "index", model)
+    pictures = [Image.open(path) for path in paths_of(images)]
+    assert index.add(pictures[:3], labels=["a", "b", "a"]).added == 3
+    assert index.add([np.asarray(picture) for picture in pictures[:4]]).known == 3
+    assert [index.get(id).label for id in range(4)] == ["a", "b", "a", None]
+    assert index.add([str(path) for path in paths_of(images)[5:7]], labels=["c", "d"]).added == 2
+    assert index.get(5).label == "d"
+    assert index.add(pictures[9]).added == 1
+    assert index.search(pictures[9], k=1)[0].id == 6
+
+
+def test_an_empty_index_and_one_image(tmp_path, model):
+    index = Index.create(tmp_path / "index", model)
+    assert index.search(np.ones(6)) == []
+    assert index.search([np.ones(6)] * 2) == [[], []]
+    assert index.status().items == 0
+    index.add(np.full((8, 8, 3), 9, np.uint8))
+    assert [hit.id for hit in index.search(np.ones(6))] == [0]
+    index.remove([0])
+    assert index.search(np.ones(6)) == []
+    assert index.add(np.full((8, 8, 3), 9, np.uint8)).added == 1
+    assert [hit.id for hit in index.search(np.ones(6))] == [1], "a number is never used twice"
+
+
+def test_thumbnails_say_nothing_of_place_or_camera(tmp_path, model):
+    exif = Image.Exif()
+    exif[0x0110] = "A camera"
+    exif.get_ifd(0x8825)[1] = "N"
+    noise = np.random.default_rng(0).integers(0, 256, (400, 300, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "photo.jpg", exif=exif)
+    index = Index.create(tmp_path / "index", model)
+    index.add(tmp_path / "photo.jpg")
+    content = index.thumbnail(0)
+    assert b"A camera" not in content
+    with Image.open(io.BytesIO(content)) as small:
+        assert not small.getexif()
+        assert max(small.size) <= 192
+
+
+def test_a_second_writer_is_refused_and_readers_are_not(index, images, tmp_path):
+    with sole_writer_of(tmp_path / "index"):
+        for write in (lambda: index.add(images), lambda: index.remove([0])):
+            with pytest.raises(BusyError, match="is being written by process"):
+                write()
+        assert len(Index.open(tmp_path / "index").search(0, k=5)) == 5
+    assert index.add(images).added == 0
+
+
+def test_readers_see_what_a_writer_adds_while_it_adds(tmp_path, images, model):
+    index = Index.create(tmp_path / "index", model)
+    reader, seen = Index.open(tmp_path / "index", model), []
+    index.add(images, batch_size=3, progress=lambda done, of: seen.append(len(reader.search(np.ones(6), k=50))))
+    assert seen == [3, 6, 9, 12, 15, 18, 20]
+
+
+def test_many_threads_search_while_one_adds(tmp_path, model, write_images):
+    index = Index.create(tmp_path / "index", model)
+    images, wrong = write_images(tmp_path / "many", kinds=6, per_kind=20), []
+
+    def look():
+        least = 0
+        while least < 120 and not wrong:
+            found = index.search(np.ones(6), k=200)
+            if len(found) < least or sorted({hit.id for hit in found}) != list(range(len(found))):
+                wrong.append(found)
+            least = len(found)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    index.add(images, batch_size=7)
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def test_the_public_name():
+    assert nearkin.Index is Index
