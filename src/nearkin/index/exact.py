@@ -8,7 +8,8 @@ one is within ‖q − q̂‖·‖x‖ + ‖q̂‖·‖x − x̂‖ of the scann
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.evaluation.products import true_float32
+from nearkin.evaluation.products import Block, true_float32, workers
 from nearkin.index.segments import Segments
 
 QUERIES_AT_A_TIME = 64
@@ -27,7 +28,8 @@ _LEVELS = 127
 _ROUNDING = 2.0**-20
 # Fewer rows than this share of a segment are gathered; more are masked out after all were multiplied.
 _GATHERED = 0.25
-_AT_ONCE = 8192
+# Rows that are scanned by one thread at a time: with 64 queries their products stay in its cache.
+_BLOCK = 8192
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ class ExactEngine:
         self._codes.truncate(have)
         self._figures.truncate(have)
         self._vectors.show(rows)
-        for first in range(have, rows, _AT_ONCE):
-            self.add(first, self._vectors.take(np.arange(first, min(first + _AT_ONCE, rows))))
+        for first in range(have, rows, _BLOCK):
+            self.add(first, self._vectors.take(np.arange(first, min(first + _BLOCK, rows))))
 
     def show(self, rows: int) -> None:
         have = min(self._available(), rows)
@@ -120,59 +122,86 @@ class ExactEngine:
     def _candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        asked = _Queries.of(queries)
-        # Lower bounds of the best so far: below the k-th of them nothing is worth keeping.
-        best = torch.empty(len(queries), 0)
-        floor = torch.full((len(queries), 1), -torch.inf)
-        kept: list[tuple[Tensor, Tensor, Tensor]] = []
-        with torch.inference_mode(), true_float32():
-            for rows, codes, figures, vectors, mask in self._blocks(allowed):
+        asked, found = _Queries.of(queries), _Found(len(queries), k)
+
+        def scan(block: Block) -> None:
+            segment, start = block
+            rows, codes, figures, vectors, mask = self._block(segment, start, allowed)
+            if not len(rows):
+                return
+            with torch.inference_mode():
                 scanned, error = asked.scan(codes, figures, vectors)
                 if self._distance == "euclidean":
                     half = 0.5 * figures[:, 1] ** 2
                     scanned, error = scanned - half, error + 4 * _ROUNDING * half
-                lower = scanned - error
-                if mask is not None:
-                    lower.masked_fill_(~mask, -torch.inf)
-                best = torch.cat([best, lower.topk(min(k, lower.shape[1])).values], dim=1)
-                if best.shape[1] >= k:
-                    best = best.topk(k).values
-                    floor = best[:, -1:]
-                upper = scanned.add_(error)
-                able = upper >= floor if mask is None else (upper >= floor) & mask
-                which, places = able.nonzero(as_tuple=True)
-                kept.append((which, rows[places], upper[which, places]))
-            if not kept:
-                return [np.empty(0, dtype=np.int64) for _ in queries]
-            which, rows, upper = (torch.cat(each) for each in zip(*kept, strict=True))
-            still = upper >= floor[which, 0]
-            which, rows = which[still], rows[still]
-            order = torch.argsort(which, stable=True)
-            counts = torch.bincount(which, minlength=len(queries)).tolist()
-            return [part.numpy() for part in rows[order].split(counts)]  # type: ignore[no-untyped-call]
+                found.take(rows, scanned, error, mask)
 
-    def _blocks(
-        self, allowed: NDArray[np.int64] | None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]:
-        """Segment by segment the numbers of rows, their codes, figures and vectors, and which of them are allowed."""
-        size = self._vectors.rows_per_segment
-        for segment, ((codes, figures), part) in enumerate(zip(self._shown, self._vectors.maps(), strict=True)):
-            first, vectors = segment * size, torch.from_numpy(part)
-            rows = torch.arange(first, first + len(codes))
-            if allowed is None:
-                yield rows, codes, figures, vectors, None
-                continue
-            low, high = np.searchsorted(allowed, [first, first + len(codes)])
-            places = torch.from_numpy(allowed[low:high] - first)
-            if len(places) >= _GATHERED * len(codes):
-                mask = torch.zeros(len(codes), dtype=torch.bool)
-                mask[places] = True
-                yield rows, codes, figures, vectors, mask
-            elif len(places):
-                yield rows[places], codes[places], figures[places], vectors[places], None
+        with true_float32(), workers(torch.device("cpu")) as each:
+            sizes = [len(codes) for codes, _ in self._shown]
+            each(scan, [(segment, start) for segment, n in enumerate(sizes) for start in range(0, n, _BLOCK)])
+        return found.rows()
+
+    def _block(
+        self, segment: int, start: int, allowed: NDArray[np.int64] | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Numbers of rows, their codes, figures and vectors, and which of them are allowed if not all are."""
+        here = slice(start, start + _BLOCK)
+        codes, figures = (each[here] for each in self._shown[segment])
+        vectors = torch.from_numpy(self._vectors.maps()[segment][here])
+        first = segment * self._vectors.rows_per_segment + start
+        rows = torch.arange(first, first + len(codes))
+        if allowed is None:
+            return rows, codes, figures, vectors, None
+        low, high = np.searchsorted(allowed, [first, first + len(codes)])
+        places = torch.from_numpy(allowed[low:high] - first)
+        if len(places) < _GATHERED * len(codes):
+            return rows[places], codes[places], figures[places], vectors[places], None
+        mask = torch.zeros(len(codes), dtype=torch.bool)
+        mask[places] = True
+        return rows, codes, figures, vectors, mask
 
     def _available(self) -> int:
         return min(self._codes.available(), self._figures.available())
+
+
+class _Found:
+    """What may be among the ``k`` nearest of each query, of all blocks so far; blocks may come from several threads."""
+
+    def __init__(self, queries: int, k: int) -> None:
+        self._k = k
+        # Lower bounds of the best so far: what is certain to lie below the k-th of them is not among the k nearest.
+        self._best = torch.empty(queries, 0)
+        self._floor = torch.full((queries, 1), -torch.inf)
+        self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._lock = threading.Lock()
+
+    def take(self, rows: Tensor, scanned: Tensor, error: Tensor, mask: Tensor | None) -> None:
+        lower = scanned - error
+        if mask is not None:
+            lower.masked_fill_(~mask, -torch.inf)
+        top = lower.topk(min(self._k, lower.shape[1])).values
+        with self._lock:
+            self._best = torch.cat([self._best, top], dim=1)
+            if self._best.shape[1] >= self._k:
+                self._best = self._best.topk(self._k).values
+                self._floor = self._best[:, -1:]
+            floor = self._floor
+        upper = scanned.add_(error)
+        able = upper >= floor if mask is None else (upper >= floor) & mask
+        which, places = able.nonzero(as_tuple=True)
+        with self._lock:
+            self._kept.append((which, rows[places], upper[which, places]))
+
+    def rows(self) -> list[NDArray[np.int64]]:
+        """Of each query, in ascending order."""
+        if not self._kept:
+            return [np.empty(0, dtype=np.int64) for _ in self._floor]
+        which, rows, upper = (torch.cat(each).numpy() for each in zip(*self._kept, strict=True))
+        still = upper >= self._floor.numpy()[which, 0]
+        which, rows = which[still], rows[still]
+        order = np.lexsort((rows, which))
+        ends = np.searchsorted(which[order], np.arange(1, len(self._floor)))
+        return np.split(rows[order], ends)
 
 
 @dataclass(frozen=True)
