@@ -15,6 +15,7 @@ from nearkin.cli._app import app, error_line, escape
 
 from nearkin.cli.training import embed, evaluate, train  # isort: skip
 from nearkin.cli.export import export  # isort: skip
+from nearkin.cli.index import index, search  # isort: skip
 from nearkin.cli.plot import plot  # isort: skip
 from nearkin.cli.compare import compare  # isort: skip
 from nearkin.cli.mlrc import mlrc  # isort: skip
@@ -37,6 +38,7 @@ __all__ = [
     "embed",
     "evaluate",
     "export",
+    "index",
     "losses",
     "main",
     "methods",
@@ -47,6 +49,7 @@ __all__ = [
     "report",
     "reproduce",
     "scores",
+    "search",
     "study",
     "table",
     "train",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,8 @@ from nearkin.data.cache import Images
 from nearkin.data.folder import nearest_folder
 from nearkin.data.given import Picture, as_images
 from nearkin.errors import DataError
-from nearkin.runs.data import open_run_data
+from nearkin.notices import notices_told_to
+from nearkin.runs.data import open_own_data, split_as_stored
 from nearkin.runs.trained import TrainedRun, load_run
 from nearkin.training.build import data_of
 
@@ -120,8 +121,10 @@ def identity_of(run: TrainedRun) -> str:
 
 def _held_out(run: TrainedRun) -> HeldOut | None:
     """The run's test images, or some of them; None where it has none or they cannot be found any more."""
+    section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
     try:
-        data = open_run_data(run.folder, run.recipe, scored=("test", "query", "gallery"))
+        with notices_told_to(lambda _: None):  # what has become of the run's images is nothing to whoever searches
+            data = split_as_stored(run.folder, run.recipe, open_own_data(run.folder, section), scored=())
     except DataError:
         return None
     if data.protocol.test is None:
