@@ -143,7 +143,8 @@ def train(
         console.print(f"[yellow]{escape(said)}[/yellow]", highlight=False, soft_wrap=True)
     beside = f", model card: {folder.card_file}" if final else f", neighbours: {drawn}" if drawn else ""
     console.print(f"Run folder: {folder.path}{beside}", soft_wrap=True)
-    console.print(f"Next: nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
+    console.print(f"Next: nearkin index {folder.path} FOLDER -o INDEX, then nearkin search INDEX IMAGE", soft_wrap=True)
+    console.print(f"      nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
     if scores.test is not None and said is None:
         last = "(the same on every kind, those of the test too: the model to use)"
         console.print(f"      nearkin train --final {folder.path}  {last}", highlight=False, soft_wrap=True)

@@ -78,7 +78,7 @@ class ExactEngine:
         size = vectors.rows_per_segment
         self._codes = Segments(folder / "codes", vectors.width, np.int8, rows_per_segment=size)
         self._figures = Segments(folder / "figures", 3, np.float32, rows_per_segment=size)
-        self._shown: list[tuple[Tensor, Tensor]] = []
+        self._shown: list[tuple[Tensor, Tensor, Tensor]] = []
         self._rows = 0
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
@@ -105,7 +105,10 @@ class ExactEngine:
             held = [_Codes(*both) for both in zip(self._codes.maps(), self._figures.maps(), strict=True)]
         else:  # files that were thrown away: only a writer builds them anew, a reader makes its own
             held = [coded(part) for part in self._vectors.maps()]
-        self._shown = [(torch.from_numpy(one.codes), torch.from_numpy(np.array(one.figures))) for one in held]
+        self._shown = [
+            (torch.from_numpy(one.codes), torch.from_numpy(np.array(one.figures)), torch.from_numpy(part))
+            for one, part in zip(held, self._vectors.maps(), strict=True)
+        ]
         self._rows = rows
 
     def candidates(
@@ -123,10 +126,13 @@ class ExactEngine:
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
         asked, found = _Queries.of(queries), _Found(len(queries), k)
+        shown = self._shown  # which another thread may replace meanwhile
 
         def scan(block: Block) -> None:
             segment, start = block
-            rows, codes, figures, vectors, mask = self._block(segment, start, allowed)
+            codes, figures, vectors = (each[start : start + _BLOCK] for each in shown[segment])
+            first = segment * self._vectors.rows_per_segment + start
+            rows, codes, figures, vectors, mask = _allowed_of(first, codes, figures, vectors, allowed)
             if not len(rows):
                 return
             with torch.inference_mode():
@@ -137,31 +143,28 @@ class ExactEngine:
                 found.take(rows, scanned, error, mask)
 
         with true_float32(), workers(torch.device("cpu")) as each:
-            sizes = [len(codes) for codes, _ in self._shown]
+            sizes = [len(codes) for codes, _, _ in shown]
             each(scan, [(segment, start) for segment, n in enumerate(sizes) for start in range(0, n, _BLOCK)])
         return found.rows()
 
-    def _block(
-        self, segment: int, start: int, allowed: NDArray[np.int64] | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Numbers of rows, their codes, figures and vectors, and which of them are allowed if not all are."""
-        here = slice(start, start + _BLOCK)
-        codes, figures = (each[here] for each in self._shown[segment])
-        vectors = torch.from_numpy(self._vectors.maps()[segment][here])
-        first = segment * self._vectors.rows_per_segment + start
-        rows = torch.arange(first, first + len(codes))
-        if allowed is None:
-            return rows, codes, figures, vectors, None
-        low, high = np.searchsorted(allowed, [first, first + len(codes)])
-        places = torch.from_numpy(allowed[low:high] - first)
-        if len(places) < _GATHERED * len(codes):
-            return rows[places], codes[places], figures[places], vectors[places], None
-        mask = torch.zeros(len(codes), dtype=torch.bool)
-        mask[places] = True
-        return rows, codes, figures, vectors, mask
-
     def _available(self) -> int:
         return min(self._codes.available(), self._figures.available())
+
+
+def _allowed_of(
+    first: int, codes: Tensor, figures: Tensor, vectors: Tensor, allowed: NDArray[np.int64] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Of rows ``first`` and following, numbers, codes, figures and vectors, and which are allowed if not all are."""
+    rows = torch.arange(first, first + len(codes))
+    if allowed is None:
+        return rows, codes, figures, vectors, None
+    low, high = np.searchsorted(allowed, [first, first + len(codes)])
+    places = torch.from_numpy(allowed[low:high] - first)
+    if len(places) < _GATHERED * len(codes):
+        return rows[places], codes[places], figures[places], vectors[places], None
+    mask = torch.zeros(len(codes), dtype=torch.bool)
+    mask[places] = True
+    return rows, codes, figures, vectors, mask
 
 
 class _Found:

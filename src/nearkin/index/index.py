@@ -346,12 +346,12 @@ class Index:
             yield from ([] for _ in vectors)
             return
         depth = wanted + max(map(len, excluded), default=0)
-        ranked = nearest_of(self._engine, self._vectors, self.distance, vectors, min(depth, there), allowed)
+        ranked = nearest_of(self._engine, self._vectors, self.distance, vectors, depth, allowed)
         for vector, out, (ids, scores) in zip(vectors, excluded, ranked, strict=True):
             hits, deep = self._as_hits(ids, scores, out), depth
             while group_by is not None and deep < there and len(one_of_each(hits, group_by)) < wanted:
                 deep *= 4
-                again = nearest_of(self._engine, self._vectors, self.distance, vector[None], min(deep, there), allowed)
+                again = nearest_of(self._engine, self._vectors, self.distance, vector[None], deep, allowed)
                 hits = self._as_hits(*again[0], out)
             yield hits
 

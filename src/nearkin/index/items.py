@@ -116,7 +116,8 @@ class Items:
                     yield
                     self._connection.execute("COMMIT")
                 except BaseException:
-                    self._connection.execute("ROLLBACK")
+                    if self._connection.in_transaction:  # a full disk ends it by itself
+                        self._connection.execute("ROLLBACK")
                     raise
             except sqlite3.OperationalError as error:
                 raise OutputError(f"cannot write to the index: {error}. What was there before is untouched") from error

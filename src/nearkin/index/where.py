@@ -70,7 +70,7 @@ def condition(where: Where, fields: Mapping[str, Field]) -> tuple[str, list[Any]
     return " AND ".join(parts) or "1", parameters
 
 
-def parse_where(terms: Sequence[str]) -> dict[str, Any]:
+def parse_where(terms: Sequence[str]) -> Where:
     """What a command line says: ``label=tit`` (twice: either), ``year>=2020``, ``year<=2022``.
 
     >>> parse_where(["label=tit", "label=robin", "year>=2020"])
