@@ -28,8 +28,9 @@ _LEVELS = 127
 _ROUNDING = 2.0**-20
 # Fewer rows than this share of a segment are gathered; more are masked out after all were multiplied.
 _GATHERED = 0.25
-# Rows that are scanned by one thread at a time: with 64 queries their products stay in its cache.
-_BLOCK = 8192
+# Rows that a thread scans at a time: as few as many queries need for their products to stay in its cache, and more
+# for few queries, for which every block costs some twenty small operations.
+_BLOCK, _LARGE_BLOCK = 8192, 32768
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,11 @@ class ExactEngine:
     ) -> list[NDArray[np.int64]]:
         asked, found = _Queries.of(queries), _Found(len(queries), k)
         shown = self._shown  # which another thread may replace meanwhile
+        size = min(_LARGE_BLOCK, max(_BLOCK, _BLOCK * QUERIES_AT_A_TIME // len(queries)))
 
         def scan(block: Block) -> None:
             segment, start = block
-            codes, figures, vectors = (each[start : start + _BLOCK] for each in shown[segment])
+            codes, figures, vectors = (each[start : start + size] for each in shown[segment])
             first = segment * self._vectors.rows_per_segment + start
             rows, codes, figures, vectors, mask = _allowed_of(first, codes, figures, vectors, allowed)
             if not len(rows):
@@ -144,7 +146,7 @@ class ExactEngine:
 
         with true_float32(), workers(torch.device("cpu")) as each:
             sizes = [len(codes) for codes, _, _ in shown]
-            each(scan, [(segment, start) for segment, n in enumerate(sizes) for start in range(0, n, _BLOCK)])
+            each(scan, [(segment, start) for segment, n in enumerate(sizes) for start in range(0, n, size)])
         return found.rows()
 
     def _available(self) -> int:
