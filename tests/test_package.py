@@ -26,8 +26,6 @@ LEVELS = (
     ("recipe.rules", "recipe.reading"),
     ("training",),
     ("runs", "exports", "published"),
-    ("report",),
-    ("runs", "published"),
     ("report", "index"),
     ("studies",),
     ("cli",),
