@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -39,31 +40,32 @@ def test_every_form_of_an_image_is_encoded_in_the_order_given(trained, photos):
         model.encode(paths, batch_size=0)
 
 
-def test_the_identity_is_that_of_the_vectors(trained, tmp_path):
-    identity = nearkin.load(trained).identity
-    assert nearkin.load(shutil.copytree(trained, tmp_path / "copy")).identity == identity
-    others = {identity}
-    for change in ({"flip": True}, {"test_size": 40}):
-        others.add(nearkin.runs.model.identity_of(load_run(trained, **change)))
-    run = load_run(trained)
-    with torch.no_grad():
-        next(run.encoder.head.parameters())[0, 0] += 1
-    others.add(nearkin.runs.model.identity_of(run))
-    assert len(others) == 4
-
-
-def test_held_out_images_are_those_of_classes_never_trained_on(trained, photos, kinds):
-    held_out = nearkin.load(trained, device="cpu").held_out()
-    assert len(np.unique(held_out.labels)) == len(kinds(trained, "test"))
-    assert len(held_out.labels) == len(held_out.vectors) == 8 * len(kinds(trained, "test"))
-    stored = RunFolder(trained).stored_split
-    assert set(held_out.labels.tolist()) == set(stored.labels[stored.splits == "test"].tolist())
-    shutil.rmtree(photos)
-    assert nearkin.load(trained, device="cpu").held_out() is None
-
-
 def test_a_path_that_is_no_run_says_what_to_give(trained, tmp_path):
     with pytest.raises(DataError, match=r"no run folder .*rum'; did you mean '.*run'"):
         nearkin.load(tmp_path / "rum")
     with pytest.raises(DataError, match="is a file: give the folder of a run"):
         nearkin.load(RunFolder(trained).path / "recipe.yaml")
+    with pytest.raises(DataError, match=r"there is no file .*write it with nearkin export"):
+        nearkin.load(tmp_path / "model.onnx")
+
+
+CODE = """
+import sys
+import numpy as np
+import nearkin
+model = nearkin.load("model.onnx")
+np.save("found.npy", model.encode(sys.argv[1:]))
+assert "torch" not in sys.modules
+"""
+
+
+def test_an_exported_file_is_the_same_model_and_needs_no_torch(trained, photos, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    nearkin.export(trained, output=tmp_path / "model.onnx")
+    run, file = nearkin.load(trained, device="cpu"), nearkin.load(tmp_path / "model.onnx")
+    assert (file.identity, file.dim, file.distance) == (run.identity, run.dim, run.distance)
+    paths = [str(path) for path in sorted(photos.rglob("*.png"))[:5]]
+    np.testing.assert_allclose(file.encode(paths), run.encode(paths), atol=1e-5)
+    subprocess.run([sys.executable, "-c", CODE, *paths], check=True, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), run.encode(paths), atol=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from nearkin.exports.torch_files import write_onnx, write_program, write_weights
 from nearkin.notices import notice
 from nearkin.runs.data import Progress, RunData, open_run_data, with_root_found
 from nearkin.runs.model_card import model_card
+from nearkin.runs.run_model import identity_of
 from nearkin.runs.scores import Conditions, Scores
 from nearkin.runs.trained import TrainedRun, load_run
 from nearkin.suggest import did_you_mean
@@ -160,13 +160,8 @@ def _target(run: str | Path, output: str | Path | None, suffix: str) -> Path:
 
 def _settings(trained: TrainedRun, graph: PixelsToEmbeddings) -> Settings:
     transform = trained.transform
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(graph.state_dict().items()):
-        digest.update(f"{name} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().contiguous().numpy().tobytes())
-    digest.update(repr((transform.size, transform.resize, transform.squash, graph.flip)).encode())
     return Settings(
-        identity=digest.hexdigest(),
+        identity=identity_of(trained),
         dim=trained.encoder.dim,
         normalisation=trained.encoder.normalisation,
         size=transform.size,

@@ -1,11 +1,12 @@
-"""A trained encoder as other programs use it: images in, float32 vectors out, and an identity to be told apart by."""
+"""A trained encoder as other programs use it: images in, float32 vectors out, and an identity to be told apart by.
+
+Nothing here imports torch, which an ``.onnx`` file does not need.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +17,9 @@ from nearkin.data.cache import Images
 from nearkin.data.folder import nearest_folder
 from nearkin.data.given import Picture, as_images
 from nearkin.errors import DataError
-from nearkin.notices import notices_told_to
-from nearkin.runs.data import open_own_data, split_as_stored
-from nearkin.runs.trained import TrainedRun, load_run
-from nearkin.training.build import data_of
+from nearkin.exports.model import SUFFIXES, load_exported
 
 Vectors = NDArray[np.float32]
-MOST_HELD_OUT = 2_000
-"""Images of held-out classes that are embedded at most: a curve of two parameters needs no more."""
 
 
 @dataclass(frozen=True)
@@ -68,70 +64,34 @@ class Model:
 
 
 def load(path: str | Path, *, which: str = "best", device: str | None = None) -> Model:
-    """The model at ``path``: a run folder, of which ``which`` says the checkpoint (``best`` or ``last``).
+    """The model at ``path``: a run folder, of which ``which`` says the checkpoint (``best`` or ``last``), or a file.
 
-    This is the one place that looks at what a path is.
+    A file is one that ``nearkin export`` wrote: ``.onnx``, ``.pt2`` or ``.safetensors``. This is the one place that
+    looks at what a path is.
     """
     place = Path(path).expanduser()
+    if place.suffix in SUFFIXES and not place.is_dir():
+        return _model_of_file(place)
     if not place.exists():
         raise DataError(f"there is no run folder {str(place)!r}{nearest_folder(place)}")
     if place.is_file():
-        raise DataError(f"{str(place)!r} is a file: give the folder of a run, which 'nearkin train' makes")
+        raise DataError(
+            f"{str(place)!r} is a file: give the folder of a run, which 'nearkin train' makes, or a file that "
+            f"'nearkin export' wrote"
+        )
+    from nearkin.runs.run_model import model_of_run
+    from nearkin.runs.trained import load_run
+
     return model_of_run(load_run(place, which=which, device=device))
 
 
-def model_of_run(run: TrainedRun) -> Model:
-    """A run's encoder as a model; images are treated as the run was scored."""
-
-    def embed(images: Images, batch_size: int | None) -> Vectors:
-        return run.embed(images, batch_size=batch_size).cpu().numpy()
-
+def _model_of_file(path: Path) -> Model:
+    exported = load_exported(path)
     return Model(
-        path=run.folder.path.absolute(),
-        identity=identity_of(run),
-        dim=run.encoder.dim,
-        distance=run.encoder.distance,
-        shorter_side=data_of(run.recipe).shorter_side,
-        embed=embed,
-        held_out=lambda: _held_out(run),
+        path=path.absolute(),
+        identity=exported.identity,
+        dim=exported.dim,
+        distance="cosine" if exported.normalisation == "l2" else "euclidean",
+        shorter_side=exported.settings.shorter_side,
+        embed=lambda images, batch_size: exported.encode(images, batch_size or 64),
     )
-
-
-def identity_of(run: TrainedRun) -> str:
-    """A hash of all that decides which vector an image gets: weights, architecture, crops, normalisation, dimension.
-
-    The device and its precision are left out: they move a vector by rounding alone.
-    """
-    encoder, section, transform = run.encoder, run.recipe.encoder, run.transform
-    said = {
-        "architecture": [section.backbone, section.pooling, section.last_stride, dict(section.options)],
-        "preprocessing": repr(encoder.preprocessing),
-        "crop": [transform.resize, transform.size, transform.squash, data_of(run.recipe).shorter_side],
-        "flip": run.recipe.protocol.flip,
-        "dim": encoder.dim,
-        "normalisation": encoder.normalisation,
-    }
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode())
-    for name, weight in sorted(encoder.state_dict().items()):
-        array = np.ascontiguousarray(weight.detach().cpu().numpy())
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()[:32]
-
-
-def _held_out(run: TrainedRun) -> HeldOut | None:
-    """The run's test images, or some of them; None where it has none or they cannot be found any more."""
-    section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
-    try:
-        with notices_told_to(lambda _: None):  # what has become of the run's images is nothing to whoever searches
-            data = split_as_stored(run.folder, run.recipe, open_own_data(run.folder, section), scored=())
-    except DataError:
-        return None
-    if data.protocol.test is None:
-        return None
-    rows, table = np.unique(data.protocol.test.rows), data.images.table
-    # Whole classes, since it takes two of one to be the same kind.
-    order = np.random.default_rng(0).permutation(np.unique(table.labels[rows]))
-    rank = np.argsort(order)[np.searchsorted(np.unique(table.labels[rows]), table.labels[rows])]
-    rows = rows[np.argsort(rank, kind="stable")][:MOST_HELD_OUT]
-    return HeldOut(run.embed(data.images.images, rows).cpu().numpy(), table.labels[rows])
