@@ -71,6 +71,22 @@ def photos(tmp_path: Path) -> Path:
     return write_photos(tmp_path / "own photos")
 
 
+TINY = {
+    "data": {"transform": "mild", "image_size": 32, "workers": 1, "shorter_side": 48},
+    "encoder": {"backbone": "small", "dim": 8},
+    "training": {"epochs": 1, "max_steps": 1, "batch_size": 8, "device": "cpu"},
+    "protocol": {"name": "conventional", "test_share": 0.35},
+}
+
+
+@pytest.fixture
+def trained(photos, tmp_path):
+    """The folder of a run on ``photos``."""
+    recipe = Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(photos))}"])
+    run(recipe, RunFolder(tmp_path / "run"), Silent())
+    return tmp_path / "run"
+
+
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "</script><script>document.documentElement.dataset.broken=1</script>",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -12,25 +10,6 @@ from nearkin.data.transforms import Transform
 from nearkin.encoders import build_encoder
 from nearkin.exports.graph import PixelsToEmbeddings
 from nearkin.exports.model import Settings
-from nearkin.recipe import Recipe
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import run
-from nearkin.training.state import Silent
-
-TINY = {
-    "data": {"transform": "mild", "image_size": 32, "workers": 1, "shorter_side": 48},
-    "encoder": {"backbone": "small", "dim": 8},
-    "training": {"epochs": 1, "max_steps": 2, "batch_size": 8, "device": "cpu"},
-    "protocol": {"name": "conventional", "test_share": 0.35},
-}
-
-
-@pytest.fixture
-def trained(photos, tmp_path):
-    """The folder of a run on ``photos``."""
-    recipe = Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(photos))}"])
-    run(recipe, RunFolder(tmp_path / "run"), Silent())
-    return tmp_path / "run"
 
 
 @pytest.fixture
