@@ -297,8 +297,9 @@ def test_no_tensor_exceeds_the_budget(monkeypatch, largest_tensor, distance, cop
     with largest_tensor as seen:
         scores = retrieval_scores(embeddings, labels, distance=distance, ndcg_at=(8,), map_at=(8,))
     assert scores["queries_without_match"] == 0.0
-    # An N × N matrix would have 9 MB even as booleans. That most of the budget is used shows that this can fail.
-    assert budget // 5 < seen.bytes <= budget
+    # An N × N matrix would have 9 MB even as booleans. How much of the budget is used depends on the path, and that on
+    # whether half precision pays here; that it is a good part of it shows that this can fail.
+    assert budget // 20 < seen.bytes <= budget
 
 
 @pytest.mark.slow

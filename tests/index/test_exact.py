@@ -22,6 +22,8 @@ def drawn(rng, rows, dim):
 @pytest.mark.parametrize("int8", [True, False])
 @pytest.mark.parametrize("dim", [1, 7, 64, 513])
 def test_the_error_is_never_larger_than_said(int8, dim, monkeypatch):
+    if int8 and not exact.int8_is_exact():
+        pytest.skip("this processor's products of 8 bits lose some, so the scan is in float32 here")
     monkeypatch.setattr(exact, "int8_is_exact", lambda: int8)
     rng = np.random.default_rng(dim)
     queries, vectors = drawn(rng, 20, dim).astype(np.float64), drawn(rng, 200, dim)
