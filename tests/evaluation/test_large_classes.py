@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from nearkin.evaluation import large_classes, retrieval, retrieval_scores
 from nearkin.evaluation.large_classes import hits_by_merging
-from nearkin.evaluation.pairs import Cosine
 from nearkin.evaluation.products import Product, pair_products, single_error
 from nearkin.evaluation.vectors import as_vectors
 
@@ -21,18 +19,10 @@ def clusters(sizes, dim, *, seed=0, spread=2.0):
     return torch.randn(len(sizes), dim, generator=generator)[labels] + spread * noise, labels
 
 
-def by_definition(queries, references, query_classes, reference_classes):
-    """The hits of each query's whole ranking from every pair's code, ties by index."""
-    metric = Cosine(queries, references)
-    every = torch.arange(len(references))
-    found = []
-    for q in range(len(queries)):
-        codes = metric.codes(torch.full_like(every, q), every).numpy()
-        order = np.lexsort([every.numpy(), codes])
-        if queries is references:
-            order = order[order != q]
-        found.append((reference_classes.numpy()[order] == int(query_classes[q])).tolist())
-    return found
+@pytest.fixture
+def by_definition(hits_by_definition):
+    """The hits of each query's whole ranking."""
+    return lambda *asked: [hits.tolist() for hits in hits_by_definition(*asked)]
 
 
 def merged(queries, references, query_classes, reference_classes, depth):
@@ -49,7 +39,7 @@ def merged(queries, references, query_classes, reference_classes, depth):
 
 @pytest.mark.parametrize("block, kept", [(7, 10**9), (64, 10**9), (64, 3000), (1024, 10**9)])
 @pytest.mark.parametrize("with_gallery", [False, True])
-def test_hits_are_those_of_the_definition(monkeypatch, block, kept, with_gallery):
+def test_hits_are_those_of_the_definition(monkeypatch, block, kept, with_gallery, by_definition):
     monkeypatch.setitem(large_classes.BLOCK, "cpu", block)
     monkeypatch.setitem(large_classes.KEPT, "cpu", kept)
     monkeypatch.setitem(large_classes.SORTED, "cpu", 5000)
@@ -67,7 +57,7 @@ def test_hits_are_those_of_the_definition(monkeypatch, block, kept, with_gallery
         assert all(hits[q] == expected[q][:depth] for q in hits)
 
 
-def test_ties_go_by_index_however_products_are_rounded(monkeypatch):
+def test_ties_go_by_index_however_products_are_rounded(monkeypatch, by_definition):
     """Coordinates of -1, 0 and 1: most comparisons are ties, and every product is off by what it may be."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randint(-1, 2, (200, 5), generator=generator).float()
@@ -98,7 +88,7 @@ def test_ties_go_by_index_however_products_are_rounded(monkeypatch):
         assert all(hits[q] == expected[q][:depth] for q in hits)
 
 
-def test_near_ties_are_told_apart_by_better_products(monkeypatch):
+def test_near_ties_are_told_apart_by_better_products(monkeypatch, by_definition):
     """Similarities that differ by less than float32 can tell, in an order that only float64 knows."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(1, 80, generator=generator, dtype=torch.float64)
@@ -113,7 +103,7 @@ def test_near_ties_are_told_apart_by_better_products(monkeypatch):
     assert all(hits[q] == expected[q][:149] for q in hits)
 
 
-def test_a_guess_that_was_too_high_leaves_queries_to_be_ranked(monkeypatch):
+def test_a_guess_that_was_too_high_leaves_queries_to_be_ranked(monkeypatch, by_definition):
     x, labels = clusters([200, 200, 200], 20, spread=3.0)
     honest = retrieval_scores(x, labels, **KEYS)
     monkeypatch.setattr(large_classes, "SAMPLE", 64)

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from nearkin.evaluation import places, retrieval_scores
-from nearkin.evaluation.pairs import Cosine
 from nearkin.evaluation.places import places_of_true
 from nearkin.evaluation.vectors import as_vectors
 
@@ -19,18 +18,10 @@ def clusters(classes, images, dim, *, seed=0, spread=1.5):
     ), labels
 
 
-def by_definition(queries, references, query_classes, reference_classes):
-    """The places of each query's true references from every pair's code, ties by index."""
-    metric = Cosine(queries, references)
-    every = torch.arange(len(references))
-    found = []
-    for q in range(len(queries)):
-        codes = metric.codes(torch.full_like(every, q), every).numpy()
-        order = np.lexsort([every.numpy(), codes])
-        if queries is references:
-            order = order[order != q]
-        found.append((np.flatnonzero(reference_classes.numpy()[order] == int(query_classes[q])) + 1).tolist())
-    return found
+@pytest.fixture
+def by_definition(hits_by_definition):
+    """The places of each query's true references."""
+    return lambda *asked: [(np.flatnonzero(hits) + 1).tolist() for hits in hits_by_definition(*asked)]
 
 
 def cut(all_places, depth, first_depth):
@@ -60,7 +51,7 @@ def product(request, monkeypatch):
 @pytest.mark.usefixtures("product")
 @pytest.mark.parametrize("block", [7, 64, 2048])
 @pytest.mark.parametrize("with_gallery", [False, True])
-def test_places_are_those_of_the_definition(monkeypatch, block, with_gallery):
+def test_places_are_those_of_the_definition(monkeypatch, block, with_gallery, by_definition):
     monkeypatch.setitem(places.BLOCK, "cpu", block)
     x, labels = clusters(30, 5, 12)
     x[60:70] = x[:10]
@@ -78,7 +69,7 @@ def test_places_are_those_of_the_definition(monkeypatch, block, with_gallery):
 
 
 @pytest.mark.usefixtures("product")
-def test_ties_go_by_index_however_products_are_rounded(monkeypatch):
+def test_ties_go_by_index_however_products_are_rounded(monkeypatch, by_definition):
     """Coordinates of -1, 0 and 1: half of all comparisons are ties, and every product is off by what it may be."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randint(-1, 2, (160, 3), generator=generator).float()

@@ -1,9 +1,9 @@
 """How jobs are started: as forks of a process that has imported what they need, or as new processes.
 
-On a GPU host the imports of one run take ten seconds, and those of seven that start together forty; so one process pays
-for them, and forks into one job after another (:mod:`nearkin.studies.ready_process`). A fork is a process of its own
-all the same: what a job does to itself, or dies of, does not reach the others. Elsewhere than on Linux forking is not
-safe, and each job is a new process.
+On a GPU host a run spends seconds on its imports, and several that start together more; so one process pays for them,
+and forks into one job after another (:mod:`nearkin.studies.ready_process`). A fork is a process of its own all the
+same: what a job does to itself, or dies of, does not reach the others. Elsewhere than on Linux forking is not safe, and
+each job is a new process.
 """
 
 from __future__ import annotations
