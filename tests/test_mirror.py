@@ -23,6 +23,7 @@ ELSEWHERE = {
     "evaluation/scores/_score": ["evaluation/scores/test_catalogue.py"],
     "evaluation/scores/inter_class_distance": ["evaluation/scores/test_covering_radius.py"],
     "encoders/synchronised": ["training/test_distributed.py"],
+    "index/confidence": ["index/test_index.py"],
     "index/engine": ["contracts/test_engines.py"],
     "index/items": ["index/test_index.py"],
     "index/queries": ["contracts/test_engines.py"],

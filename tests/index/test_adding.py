@@ -87,11 +87,11 @@ def looks(folder, reported):
             return
         index = Index.open(folder, model)
         index.status()
-        ids = index._items.ids().tolist()
+        ids = index.ids().tolist()
         assert len(ids) >= reported, (ids, reported)
-        for id, item in index._items.get(ids).items():
+        for id, item in zip(ids, index.items(ids)):
             wanted = embed([np.asarray(Image.open(item.path))], None)[0]
-            assert np.allclose(index._stored([id])[0], wanted, atol=1e-6), id
+            assert np.allclose(index.vectors([id])[0], wanted, atol=1e-6), id
             assert index.thumbnail(id)
         if ids:
             assert len(index.search(ids[0], k=100)) == len(ids) - 1
@@ -101,7 +101,7 @@ lines, code = in_child(adds(work / "whole", None))
 assert code == 0, code
 events = int(lines[-1])
 ends = []
-for round, until in enumerate(sorted(random.Random(0).sample(range(1, events), 8))):
+for round, until in enumerate(sorted(random.Random(0).sample(range(1, events), 10))):
     folder = work / str(round)
     reported = 0
     lines, code = in_child(adds(folder, until))

@@ -178,7 +178,7 @@ def test_filters_ranges_and_groups(tmp_path, images, model):
 
 
 def test_more_like_these_and_less_like_those(index):
-    vectors = index._stored(range(20)).astype(np.float64)
+    vectors = index.vectors(range(20)).astype(np.float64)
 
     def ranked(direction, without):
         scores = vectors @ (direction / np.linalg.norm(direction))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 
 from nearkin.data.folder import nearest_folder
 from nearkin.errors import DataError, RecipeError
-from nearkin.index import calibration
 from nearkin.index.adding import Added, Labels, Loaded, Progress, loaded, sources_of, write_batch
-from nearkin.index.calibration import Bin, Calibration
+from nearkin.index.calibration import Calibration
+from nearkin.index.confidence import calibrate, read_calibration
 from nearkin.index.engine import check_engine, open_engine
 from nearkin.index.items import NAME, Item, Items
 from nearkin.index.queries import combined, nearest_of, query_vectors
@@ -161,7 +160,8 @@ class Index:
                         if progress is not None:
                             progress(done, len(sources.rows))
             if counts["added"] or self._items.fact("calibration") is None:
-                self._calibrate(model)
+                self._refresh()
+                calibrate(self._items, self._vectors, model)
         return Added(counts["added"], counts["known"], tuple(failed), sources.left_out)
 
     def remove(self, ids: Iterable[int]) -> None:
@@ -173,9 +173,25 @@ class Index:
             with self._items.writing():
                 self._items.delete(wanted)
 
+    def ids(self, where: Where | None = None) -> NDArray[np.int64]:
+        """The items that are there and meet ``where``, ascending."""
+        return self._items.ids(where)
+
     def get(self, id: int) -> Item:
         """What is known of an item."""
-        return self._check_there([id])[id]
+        return self.items([id])[0]
+
+    def items(self, ids: Sequence[int] | NDArray[np.int64]) -> list[Item]:
+        """What is known of items, in the order of ``ids``; an error where one is not there."""
+        found = self._check_there(ids)
+        return [found[int(each)] for each in ids]
+
+    def vectors(self, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+        """The stored vectors ``[N, dim]`` of items, in the order of ``ids``; an error where one is not there."""
+        self._refresh()
+        self._check_there(ids)
+        taken: NDArray[np.float32] = self._vectors.take(np.asarray(ids, dtype=np.int64))
+        return taken
 
     def thumbnail(self, id: int) -> bytes:
         """A small JPEG of an item, without anything that its file says of place or camera."""
@@ -215,8 +231,8 @@ class Index:
                 raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
         self._refresh()
         self._check_there([*like, *unlike])
-        asked = query_vectors(query, self.dim, lambda: self.model, self._stored)
-        wanted, unwanted = (self._stored(list(each)) if len(each) else None for each in (like, unlike))
+        asked = query_vectors(query, self.dim, lambda: self.model, self.vectors)
+        wanted, unwanted = (self.vectors(each) if len(each) else None for each in (like, unlike))
         vectors = combined(asked.vectors, wanted, unwanted, self.distance)
         excluded = [{*own, *like, *unlike} for own in asked.ids]
         allowed = self._allowed(where)
@@ -282,7 +298,7 @@ class Index:
             self._engine.show(rows)
             live = self._items.ids()
             self._live = live[live < rows]
-            self._calibration = _read_calibration(self._items.fact("calibration"))
+            self._calibration = read_calibration(self._items.fact("calibration"))
             self._seen = version
 
     @contextlib.contextmanager
@@ -293,30 +309,6 @@ class Index:
             self._vectors.truncate(rows)
             self._engine.rebuild(rows)
             yield
-
-    def _calibrate(self, model: Model) -> None:
-        """Fit the curve of confidence on classes held out from training, or on the index's own labels without any.
-
-        Held-out classes stay what they are; the index's own labels may have become more.
-        """
-        self._refresh()
-        before = self._items.fact("calibration")
-        if before is not None and before["held_out"]:
-            return
-        fitted = calibration.fit_held_out(model.held_out(), model.distance) if before is None else None
-        held_out = fitted is not None
-        if fitted is None:
-            ids, names = calibration.some_of(*self._items.labels())
-            fitted = calibration.fit_own(self._vectors.take(ids), names, model.distance)
-        curve = None if fitted is None else asdict(fitted)
-        with self._items.writing():
-            self._items.set_fact("calibration", {"held_out": held_out, "curve": curve})
-
-    def _stored(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """The vectors of items."""
-        self._check_there(ids)
-        taken: NDArray[np.float32] = self._vectors.take(np.array(ids, dtype=np.int64))
-        return taken
 
     def _check_there(self, ids: Iterable[int]) -> dict[int, Item]:
         wanted = [int(each) for each in ids]
@@ -380,10 +372,3 @@ def _check_same(folder: Path, items: Items, model: Model) -> None:
             f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
             f"another index with it, or give the run that made this one ({items.fact('model')})"
         )
-
-
-def _read_calibration(told: Mapping[str, Any] | None) -> Calibration | None:
-    if told is None or told["curve"] is None:
-        return None
-    curve = told["curve"]
-    return Calibration(**{**curve, "reliability": tuple(Bin(**each) for each in curve["reliability"])})

@@ -1,0 +1,39 @@
+"""How an index comes by its curve of confidence, and keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from nearkin.index import calibration
+from nearkin.index.calibration import Bin, Calibration
+from nearkin.index.items import Items
+from nearkin.index.segments import Segments
+from nearkin.runs.model import Model
+
+
+def calibrate(items: Items, vectors: Segments, model: Model) -> None:
+    """Fit the curve on classes held out from training, or on the index's own labels without any, and write it down.
+
+    Held-out classes stay what they are; the index's own labels may have become more.
+    """
+    before = items.fact("calibration")
+    if before is not None and before["held_out"]:
+        return
+    fitted = calibration.fit_held_out(model.held_out(), model.distance) if before is None else None
+    held_out = fitted is not None
+    if fitted is None:
+        ids, names = calibration.some_of(*items.labels())
+        fitted = calibration.fit_own(vectors.take(ids), names, model.distance)
+    curve = None if fitted is None else asdict(fitted)
+    with items.writing():
+        items.set_fact("calibration", {"held_out": held_out, "curve": curve})
+
+
+def read_calibration(told: Mapping[str, Any] | None) -> Calibration | None:
+    """The curve that :func:`calibrate` wrote down, if there is one."""
+    if told is None or told["curve"] is None:
+        return None
+    curve = told["curve"]
+    return Calibration(**{**curve, "reliability": tuple(Bin(**each) for each in curve["reliability"])})
