@@ -15,6 +15,7 @@ from nearkin.numerics import (
     normalise,
     safe_sqrt,
     tf32,
+    true_float32,
 )
 
 
@@ -72,14 +73,25 @@ def test_only_narrow_types_are_widened():
 
 @pytest.fixture
 def settings():
-    """What torch says of TF32, as it is now; put back at the end."""
-    parts = {"matmul": torch.backends.cuda.matmul, "conv": torch.backends.cudnn.conv, "rnn": torch.backends.cudnn.rnn}
+    """What torch says of float32, by part and by its older way, as it is now; put back at the end."""
+    cudnn = torch.backends.cudnn
+    parts = {
+        "cuda": torch.backends.cuda.matmul,
+        "cpu": torch.backends.mkldnn.matmul,
+        "conv": cudnn.conv,
+        "rnn": cudnn.rnn,
+    }
 
     def now():
-        return {name: part.fp32_precision for name, part in parts.items()}
+        said = {name: part.fp32_precision for name, part in parts.items()}
+        try:
+            return said | {"older": torch.get_float32_matmul_precision()}
+        except RuntimeError:
+            return said
 
     before = now()
     yield now
+    torch.set_float32_matmul_precision(before["older"])
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
     for name, part in parts.items():
         part.fp32_precision = before[name]
@@ -89,12 +101,19 @@ def by_the_older_way():
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
 
 
+def by_the_oldest_way():
+    torch.set_float32_matmul_precision("medium")
+
+
 def by_the_newer_way():
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.cudnn.conv.fp32_precision = "ieee"
 
 
-@pytest.mark.parametrize("said", [lambda: None, by_the_older_way, by_the_newer_way])
+WAYS = pytest.mark.parametrize("said", [lambda: None, by_the_older_way, by_the_oldest_way, by_the_newer_way])
+
+
+@WAYS
 @pytest.mark.parametrize("allowed", [False, True])
 def test_tf32_is_as_asked_for_and_then_as_it_was(settings, said, allowed):
     said()
@@ -102,8 +121,17 @@ def test_tf32_is_as_asked_for_and_then_as_it_was(settings, said, allowed):
     with tf32(allowed):
         assert torch.backends.cuda.matmul.allow_tf32 == allowed, "both ways can be asked"
         assert torch.backends.cudnn.allow_tf32 == allowed
-        assert {value == "tf32" for value in settings().values()} == {allowed}
-    assert settings() == before
+        assert {settings()[part] == "tf32" for part in ("cuda", "conv", "rnn")} == {allowed}
+    assert {part: precision for part, precision in settings().items() if part in before} == before
+
+
+@WAYS
+def test_true_float32_whatever_was_allowed_and_then_as_it_was(settings, said):
+    said()
+    before = settings()
+    with true_float32():
+        assert settings()["cuda"] == settings()["cpu"] == "ieee"
+    assert {part: precision for part, precision in settings().items() if part in before} == before
 
 
 @pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.gpu)])

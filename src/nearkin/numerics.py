@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Literal
 
 import torch
@@ -52,15 +52,38 @@ def tf32(allowed: bool) -> Iterator[None]:
     By itself torch convolves in TF32 and multiplies matrices in float32. What is set counts when an operation runs, so
     for a backward pass it counts then.
     """
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    # torch has two ways to say it, and reading by the older one fails where the newer one was used, not the reverse.
-    parts = (matmul, cudnn.conv, cudnn.rnn)  # type: ignore[attr-defined]
-    before = [part.fp32_precision for part in parts]
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    with _precisions_kept():
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+        yield
+
+
+@contextmanager
+def true_float32() -> Iterator[None]:
+    """Within, every device multiplies float32 matrices in float32, whatever has been allowed in its place."""
+    with _precisions_kept():
+        torch.set_float32_matmul_precision("highest")
+        yield
+
+
+@contextmanager
+def _precisions_kept() -> Iterator[None]:
+    """Afterwards float32 counts as it did before, by both of torch's ways to say it.
+
+    Reading by the older way fails where the newer one was used, and setting by it changes what the newer one says.
+    """
+    cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    parts = (cuda, cudnn.conv, cudnn.rnn, cpu)  # type: ignore[attr-defined]
+    before, older = [part.fp32_precision for part in parts], None
+    with suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before[0] == "tf32", before[1] == "tf32"
+        cudnn.allow_tf32 = before[1] == "tf32"
+        if older is None:
+            cuda.allow_tf32 = before[0] == "tf32"
+        else:
+            torch.set_float32_matmul_precision(older)
         for part, precision in zip(parts, before, strict=True):
             part.fp32_precision = precision
 

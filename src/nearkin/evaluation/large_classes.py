@@ -20,9 +20,10 @@ from torch.nn.functional import pad
 
 from nearkin import ranks
 from nearkin.evaluation.pairs import Cosine, unit_rows
-from nearkin.evaluation.products import Block, Product, pair_products, true_float32, workers
+from nearkin.evaluation.products import Block, Product, pair_products, workers
 from nearkin.evaluation.selection import above, at_places, falling, places_for_sure, positions, sorted_by, spread
 from nearkin.evaluation.vectors import Vectors
+from nearkin.numerics import true_float32
 
 BLOCK = {"cpu": 1024, "cuda": 8192}
 """Queries and references of one product."""

@@ -21,9 +21,10 @@ from torch.nn.functional import pad
 
 from nearkin import ranks
 from nearkin.evaluation.pairs import Cosine, unit_rows
-from nearkin.evaluation.products import Block, Product, half_pays, pair_products, single_error, true_float32, workers
+from nearkin.evaluation.products import Block, Product, half_pays, pair_products, single_error, workers
 from nearkin.evaluation.selection import above, at_places, places_for_sure, positions, spread
 from nearkin.evaluation.vectors import Vectors
+from nearkin.numerics import true_float32
 
 BLOCK = {"cpu": 2048, "cuda": 16384}
 """Queries and references of one product: smaller ones are slower, larger ones compute more of the diagonal twice."""

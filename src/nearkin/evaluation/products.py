@@ -156,14 +156,3 @@ def workers(device: torch.device) -> Iterator[Callable[[Callable[[Block], None],
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
-
-
-@contextmanager
-def true_float32() -> Iterator[None]:
-    """Float32 products in float32, whatever has been allowed in its place."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.evaluation.products import Block, true_float32, workers
+from nearkin.evaluation.products import Block, workers
 from nearkin.index.segments import Segments
+from nearkin.numerics import true_float32
 
 QUERIES_AT_A_TIME = 64
 _LEVELS = 127
