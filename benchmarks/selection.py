@@ -55,7 +55,7 @@ def stored_runs(file: Path, *, pool: bool) -> list[Run]:
     """Of a JSON file in ``results/``: those whose epoch was chosen on validation classes."""
     found = []
     for each in json.loads(file.read_text(encoding="utf-8")):
-        if each.get("protocol", "validation") != "validation":
+        if each.get("protocol", "validation") not in ("validation", "mlrc"):
             continue
         group, name = each.get("group", ""), each.get("row") or each["run"]
         rule = "stored" if pool else f"{file.parent.name}/{file.stem[11:]} {group}".strip()

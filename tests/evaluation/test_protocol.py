@@ -45,6 +45,15 @@ def test_a_benchmark_keeps_its_own_split():
     assert protocol.select_by == "R@1"
 
 
+def test_of_equal_validation_scores_the_better_ranking_is_chosen_and_papers_take_the_first():
+    held_out = Protocol(ProtocolSection(name="validation", test_share=0.3, validation_share=0.3), table())
+    on_test = Protocol(ProtocolSection(), table(splits=["train"] * 20 + ["test"] * 20))
+    first, second = {"R@1": 1.0, "MAP@R": 0.5}, {"R@1": 1.0, "MAP@R": 0.6}
+    assert held_out.merit(second) > held_out.merit(first)
+    assert held_out.merit({"R@1": 0.9, "MAP@R": 0.9}) < held_out.merit(first)
+    assert not on_test.merit(second) > on_test.merit(first)
+
+
 def test_query_and_gallery():
     data = table(splits=["train"] * 20 + ["query", "gallery"] * 10)
     protocol = Protocol(ProtocolSection(), data)

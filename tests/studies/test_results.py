@@ -51,8 +51,8 @@ def test_only_the_conventional_protocol_has_a_last_epoch_beside_the_best(make_ro
 
 def test_only_validation_classes_have_a_score_that_chose_the_epoch(make_row, write_run, tmp_path):
     rows = [
-        make_row("a", "protocol.name=validation"),
-        make_row("b", "protocol.name=validation", "protocol.select_by=R@1"),
+        make_row("a", "protocol.name=validation", "protocol.select_by=MAP@R"),
+        make_row("b", "protocol.name=validation"),
         make_row("c"),
     ]
     for row in rows:

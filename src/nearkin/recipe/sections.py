@@ -160,7 +160,7 @@ class ProtocolSection:
     """Decides every split that the data set does not bring, which images ``train_share`` leaves and which labels are
     wrong."""
     select_by: str | None = None
-    """Score that chooses the best evaluation; default: R@1 (conventional, query-gallery), else MAP@R."""
+    """Score that chooses the best evaluation; default: R@1, where that is equal MAP@R; MAP@R alone with ``mlrc``."""
     monitor_test: bool = False
     """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau``,
     ``training.stop_after`` and CCP's patience, which are refused there otherwise. Every table names it."""

@@ -137,7 +137,10 @@ class OpenedRun:
     @property
     def best_evaluation(self) -> dict[str, float | None] | None:
         """The evaluation that the protocol chooses; None where no score chooses one. The untrained network is none."""
+        chosen = self.folder.scores().best if self.folder.is_finished else None
         scored = [row for row in self.evaluations if row["step"] and row.get(self.select_by) is not None]
+        if chosen is not None:
+            scored = [row for row in scored if row["step"] == chosen.get("step")] or scored
         return max(scored, key=lambda row: _or_lowest(row[self.select_by]), default=None)
 
     @property

@@ -117,8 +117,8 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer, writer
         state.scheduler.step(selected)
     # An untrained network is not a result: only evaluations after the first step compete for the best.
     # A score that is not a number gives way to whatever comes later, and never replaces one that is.
-    best = math.nan if state.best is None else state.best.get(state.protocol.select_by, math.nan)
-    if state.step and (state.best is None or math.isnan(best) or selected > best):
+    best = (math.nan, math.nan) if state.best is None else state.protocol.merit(state.best)
+    if state.step and (state.best is None or math.isnan(best[0]) or state.protocol.merit(scores) > best):
         state.best = dict(row)
         with state.time.on("checkpoints"):
             checkpoint.save_best(state, folder, writer)

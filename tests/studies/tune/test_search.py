@@ -92,7 +92,7 @@ def test_a_trial_scores_as_its_best_evaluation_over_seeds(make_plan, tune, tmp_p
     assert trial.scores == best
     assert trial.score == pytest.approx(sum(best) / 2)
     assert trial.epochs == epochs
-    assert tuning.conditions["selection"] == "best MAP@R on the validation classes"
+    assert tuning.conditions["selection"] == "best R@1 on the validation classes"
 
 
 def test_a_trial_given_up_in_the_midst_of_training_leaves_no_weights(make_plan, tune, tmp_path, monkeypatch):
