@@ -117,7 +117,7 @@ def test_a_copy_of_a_file_that_is_gone_will_do(index, images):
 def test_images_given_as_pixels_have_no_file(tmp_path, model):
     index = Index.create(tmp_path / "index", model)
     index.add(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8))
-    with pytest.raises(DataError, match="3 images .* given as pixels"):
+    with pytest.raises(DataError, match=r"3 images .* given as pixels"):
         upgrade(index.path, other())
     done = upgrade(index.path, other(), drop_missing=True)
     assert (done.items, done.overlap, done.accuracy) == (0, None, None)
@@ -203,7 +203,7 @@ def test_mistakes(index, model):
         upgrade(index.path, other())
 
 
-SCRIPT = '''
+SCRIPT = """
 import json, os, random, shutil, signal, sys
 from pathlib import Path
 import numpy as np
@@ -307,7 +307,7 @@ for moment in range(1, events, max(1, events // 25)):
     assert code == 0, moment
     ends += lines
 print(json.dumps({"events": events, "ends": ends}))
-'''
+"""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

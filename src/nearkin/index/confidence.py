@@ -35,7 +35,7 @@ def fitted_curve(
     model: Model,
     before: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """What to write down: the curve, or None where there is too little to fit it to, and whether to held-out classes."""
+    """What to write down: the curve, None where too little is known to fit it, and whether to held-out classes."""
     fitted = calibration.fit_held_out(model.held_out(), model.distance) if before is None else None
     held_out = fitted is not None
     if fitted is None:

@@ -82,7 +82,9 @@ def cropped(image: Any, crop: Sequence[float]) -> NDArray[np.uint8]:
             f"y {y:g} to {y + height:g} does not"
         )
     pixels = GivenImages([image], shorter_side=None)[0]
-    rows, columns = (_span(at, size, there) for at, size, there in zip((y, x), (height, width), pixels.shape[:2], strict=True))
+    rows, columns = (
+        _span(at, size, there) for at, size, there in zip((y, x), (height, width), pixels.shape[:2], strict=True)
+    )
     return pixels[rows, columns]
 
 
