@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from nearkin.errors import RecipeError
 from nearkin.index import duplicates
-from nearkin.index.duplicates import near, pairs_within, perceptual_hash, same_picture
+from nearkin.index.duplicates import are_alike, brightness, near, pairs_within, perceptual_hash, same_picture
 from nearkin.index.index import Index
 
 
@@ -53,22 +53,28 @@ def bits(one, other):
     return (one ^ other).bit_count()
 
 
-def test_hashes_of_the_same_picture_are_near_and_of_others_are_not():
-    hashes = [perceptual_hash(encoded(scene(seed), "PNG")) for seed in range(60)]
+def test_the_same_picture_is_near_and_alike_and_others_are_not():
+    pictures = [brightness(encoded(scene(seed), "PNG")) for seed in range(60)]
+    hashes = [perceptual_hash(picture) for picture in pictures]
     for seed in range(20):
         for name, change in SAME.items():
-            assert bits(hashes[seed], perceptual_hash(change(scene(seed)))) <= duplicates.MOST_BITS, (seed, name)
+            changed = brightness(change(scene(seed)))
+            assert bits(hashes[seed], perceptual_hash(changed)) <= duplicates.MOST_BITS, (seed, name)
+            assert are_alike(pictures[seed], changed), (seed, name)
         for name, change in OTHER.items():
-            assert bits(hashes[seed], perceptual_hash(change(scene(seed)))) > 16, (seed, name)
-    between = [bits(hashes[a], hashes[b]) for a in range(60) for b in range(a)]
-    assert min(between) > duplicates.MOST_BITS
+            assert bits(hashes[seed], perceptual_hash(brightness(change(scene(seed))))) > 16, (seed, name)
+    pairs = [(a, b) for a in range(60) for b in range(a)]
+    assert min(bits(hashes[a], hashes[b]) for a, b in pairs) > duplicates.MOST_BITS
+    for a, b in pairs[:200]:
+        by_numpy = np.corrcoef(pictures[a].ravel(), pictures[b].ravel())[0, 1]
+        assert are_alike(pictures[a], pictures[b]) == (by_numpy >= duplicates.LEAST_CORRELATION)
 
 
 def test_a_hash_is_signs_of_the_cosine_transform_written_out():
     image = scene(3).convert("L").resize((32, 32), Image.Resampling.BILINEAR)
     grey = np.asarray(image, dtype=np.float64)
     order = [(0, 1), (1, 0), (0, 2), (1, 1), (2, 0)]
-    bits_found = f"{perceptual_hash(encoded(image, 'PNG')):064b}"
+    bits_found = f"{perceptual_hash(brightness(encoded(image, 'PNG'))):064b}"
     for place, (u, v) in enumerate(order):
         total = 0.0
         for y in range(32):
@@ -117,13 +123,17 @@ def names(index, ids):
     return {item.path.rpartition("/")[2].partition(".")[0] for item in index.items(ids)}
 
 
-def test_same_picture(index):
+def test_same_picture(index, monkeypatch):
     seen = []
     found = same_picture(index, progress=lambda *both: seen.append(both))
     assert found.question == "same picture"
     assert [names(index, group) for group in found.groups] == [{"scene 0", *SAME}]
     assert names(index, found.blank) == {"black", "white"}
     assert seen[-1] == (17, 17)
+    monkeypatch.setattr(duplicates, "perceptual_hash", lambda picture: 5)  # were all hashes the same
+    assert {"scene 0", *SAME} in [names(index, group) for group in same_picture(index).groups]
+    assert not any(names(index, group) & {"scene 1", *OTHER} for group in same_picture(index).groups)
+    monkeypatch.undo()
     (group,) = found.groups
     index.remove(group[1:])
     assert same_picture(index).groups == ()

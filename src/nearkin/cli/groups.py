@@ -26,7 +26,7 @@ def duplicates(
     ] = False,
     near: Annotated[bool, typer.Option("--near", help="Pictures that the encoder hardly tells apart.")] = False,
     most_bits: Annotated[
-        int | None, typer.Option("--bits", help="With --same-picture: so many of 64 bits may differ. Default: 6.")
+        int | None, typer.Option("--bits", help="With --same-picture: so many of 64 bits may differ. Default: 10.")
     ] = None,
     min_confidence: Annotated[
         float | None, typer.Option("--min-confidence", help="With --near: so surely of one kind. Default: 0.99.")

@@ -8,9 +8,9 @@ same thing.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Literal
 
 import numpy as np
@@ -23,8 +23,10 @@ from nearkin.index.adding import Progress
 from nearkin.index.index import Index
 from nearkin.index.where import Where
 
-MOST_BITS = 6
-"""Of 64 bits of a perceptual hash so many may differ; chosen on photos, docs/search.md has the figures."""
+MOST_BITS = 10
+"""Of 64 bits of a perceptual hash so many may differ, in a pair that is then looked at more closely."""
+LEAST_CORRELATION = 0.8
+"""Of the brightness of the same picture at 32 × 32 points; both chosen on photos, docs/search.md has the figures."""
 MIN_CONFIDENCE = 0.99
 _SIDE = 32
 _LEAST_CONTRAST = 2.0
@@ -52,8 +54,9 @@ def same_picture(
 ) -> Duplicates:
     """Groups of items that show the same picture, whatever the encoder says of them.
 
-    Two are the same where the perceptual hashes of their thumbnails differ in at most ``most_bits`` of 64 bits; what
-    is the same as the same is the same. A mirror image is another picture.
+    Two are the same where the perceptual hashes of their thumbnails differ in at most ``most_bits`` of 64 bits, and
+    their brightness, point by point, has a correlation of at least 0.8; what is the same as the same is the same. A
+    mirror image is another picture.
     """
     if not 0 <= most_bits <= 16:
         raise RecipeError(f"at most 0 to 16 of 64 bits may differ, got {most_bits}")
@@ -61,7 +64,7 @@ def same_picture(
     hashes = np.zeros(len(ids), dtype=np.uint64)
     has_one = np.zeros(len(ids), dtype=bool)
     thumbnails = (index.thumbnail(id) for id in ids.tolist())
-    for place, found in enumerate(in_order(perceptual_hash, thumbnails, usable_cores())):
+    for place, found in enumerate(in_order(lambda each: perceptual_hash(brightness(each)), thumbnails, usable_cores())):
         if found is not None:
             hashes[place], has_one[place] = found, True
         if progress is not None:
@@ -71,8 +74,16 @@ def same_picture(
     first = np.zeros(len(different), dtype=np.int64)
     first[of[::-1]] = np.arange(len(of))[::-1]
     equal = np.stack([first[of], np.arange(len(of))], axis=1)
-    alike = (first[pairs] for pairs in pairs_within(different, most_bits))
-    return Duplicates("same picture", _groups(seen, [equal, *alike]), tuple(ids[~has_one].tolist()))
+    near_enough = (first[pairs] for pairs in pairs_within(different, most_bits))
+    looked_at: dict[int, NDArray[np.float32]] = {}
+
+    def look(place: int) -> NDArray[np.float32]:
+        if place not in looked_at:
+            looked_at[place] = brightness(index.thumbnail(int(seen[place])))
+        return looked_at[place]
+
+    groups = _groups(seen, chain([equal], near_enough), lambda one, other: are_alike(look(one), look(other)))
+    return Duplicates("same picture", groups, tuple(ids[~has_one].tolist()))
 
 
 def near(
@@ -116,20 +127,31 @@ def near(
     return Duplicates("near", _groups(ids, pairs))
 
 
-def perceptual_hash(image: bytes) -> int | None:
-    """64 bits of what an image file looks like from afar, or None where it is of one colour throughout.
+def brightness(image: bytes) -> NDArray[np.float32]:
+    """The brightness of an image file at 32 × 32 points, less its mean."""
+    with Image.open(io.BytesIO(image)) as opened:
+        opened.draft("L", (2 * _SIDE, 2 * _SIDE))
+        small = opened.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+    grey = np.asarray(small, dtype=np.float32)
+    return grey - grey.mean()
+
+
+def perceptual_hash(grey: NDArray[np.float32]) -> int | None:
+    """64 bits of what an image looks like from afar, or None where it is of one colour throughout.
 
     Each bit is the sign of one of the 64 lowest frequencies of its brightness (Zauner 2010): they hardly change when a
     picture is encoded anew, made smaller or brighter; half of them turn round in a mirror.
     """
-    with Image.open(io.BytesIO(image)) as opened:
-        opened.draft("L", (2 * _SIDE, 2 * _SIDE))
-        small = opened.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
-    grey = np.asarray(small, dtype=np.float64)
     if grey.std() < _LEAST_CONTRAST:
         return None
-    frequencies = _COSINES @ (grey - grey.mean()) @ _COSINES.T
+    frequencies = _COSINES @ grey.astype(np.float64) @ _COSINES.T
     return int.from_bytes(np.packbits(frequencies[_LOWEST[0], _LOWEST[1]] > 0).tobytes(), "big")
+
+
+def are_alike(one: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
+    """Whether the brightness of two images rises and falls together, as that of the same picture does."""
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return lengths > 0 and float(np.vdot(one, other)) >= LEAST_CORRELATION * lengths
 
 
 def pairs_within(hashes: NDArray[np.uint64], most: int) -> Iterator[NDArray[np.int64]]:
@@ -171,7 +193,11 @@ def _bits_between(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDAr
     return counts
 
 
-def _groups(ids: NDArray[np.int64], pairs: Iterable[NDArray[np.int64]]) -> tuple[tuple[int, ...], ...]:
+def _groups(
+    ids: NDArray[np.int64],
+    pairs: Iterable[NDArray[np.int64]],
+    joins: Callable[[int, int], bool] = lambda one, other: True,
+) -> tuple[tuple[int, ...], ...]:
     """The items that pairs of places join, those of the largest group first; single ones are left out."""
     root = list(range(len(ids)))
 
@@ -184,7 +210,8 @@ def _groups(ids: NDArray[np.int64], pairs: Iterable[NDArray[np.int64]]) -> tuple
     for some in pairs:
         for one, other in some.tolist():
             low, high = sorted((find(one), find(other)))
-            root[high] = low
+            if low != high and joins(one, other):
+                root[high] = low
     members: dict[int, list[int]] = {}
     for place, id in enumerate(ids.tolist()):
         members.setdefault(find(place), []).append(id)
