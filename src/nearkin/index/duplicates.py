@@ -132,8 +132,9 @@ def brightness(image: bytes) -> NDArray[np.float32]:
     with Image.open(io.BytesIO(image)) as opened:
         opened.draft("L", (2 * _SIDE, 2 * _SIDE))
         small = opened.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
-    grey = np.asarray(small, dtype=np.float32)
-    return grey - grey.mean()
+    grey = np.array(small, dtype=np.float32)
+    grey -= grey.mean()
+    return grey
 
 
 def perceptual_hash(grey: NDArray[np.float32]) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,8 @@ def _upgrade(
     with items.writing():
         items.delete(list(missing))
         facts = {"encoder": model.identity, "model": str(model.path), "dim": model.dim, "distance": model.distance}
+        # An engine that is a server keeps its rows under this name: those of the old vectors must not be taken for new.
+        facts["identity"] = f"nearkin_{secrets.token_hex(8)}"
         for key, value in {**facts, "vectors": new.name, "calibration": curve}.items():
             items.set_fact(key, value)
     _remove_old(index.path, old)
