@@ -1,4 +1,4 @@
-# make demo    environment, a first training run on the embedded benchmark, scores before and after
+# make demo    environment, a first training run on the embedded benchmark, scores before and after, a search over unseen kinds
 # make test    environment with the development extras, linting, types, the whole fast test suite
 # make test-all  also the slow tests, and those that need real data when NEARKIN_DATA is set
 # make test-portable  the numerical part of the suite as other processors would run it
@@ -14,6 +14,9 @@ LOGGED := > $(LOG) 2>&1 || { tail -n 20 $(LOG); echo "The installation failed; a
 
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
+	@rm -rf runs/demo.index
+	$(BIN)/nearkin index runs/demo --test-images --output runs/demo.index --verbose
+	@echo "Open the gallery: $(BIN)/nearkin serve runs/demo.index"
 
 # One thread per process: the suite's tensors are small, and the processes already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
@@ -63,7 +66,7 @@ $(BIN)/python:
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing nearkin into $(VENV) (a minute or two) …"
-	@$(PIP) --editable . $(LOGGED)
+	@$(PIP) --editable ".[serve]" $(LOGGED)
 	@touch $@
 
 $(VENV)/.development: pyproject.toml constraints.txt | $(BIN)/python

@@ -26,7 +26,6 @@ ELSEWHERE = {
     "index/confidence": ["index/test_index.py"],
     "index/engine": ["contracts/test_engines.py"],
     "index/items": ["index/test_index.py"],
-    "index/queries": ["contracts/test_engines.py"],
     "index/results": ["index/test_index.py"],
     "losses/_class_block": ["losses/test__blocks.py"],
     "losses/_fused": ["losses/test__kernels.py"],

@@ -46,6 +46,7 @@ OPTIONAL = {
     "transformers",
     "tensorboard",
     "optuna",
+    "pyarrow",
     "onnx",
     "onnxruntime",
     "onnxscript",

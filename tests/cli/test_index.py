@@ -1,12 +1,14 @@
-"""The commands index and search, with a run that was trained."""
+"""The command index and its words, with runs that were trained."""
 
 from __future__ import annotations
 
+import csv
 import json
-import shutil
 
+import numpy as np
 import pytest
 
+from nearkin.index import Index
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
@@ -14,20 +16,22 @@ from nearkin.training.state import Silent
 
 
 @pytest.fixture
-def trained(photos, tmp_path):
-    recipe = Recipe.from_mapping(
-        {
-            "data": {"transform": "mild", "image_size": 32, "workers": 1, "shorter_side": 48, "source": str(photos)},
-            "encoder": {"backbone": "small", "dim": 8},
-            "training": {"epochs": 1, "max_steps": 1, "batch_size": 8, "device": "cpu"},
-            "protocol": {"name": "conventional", "test_share": 0.35},
-        }
-    )
-    run(recipe, RunFolder(tmp_path / "run"), Silent())
-    return tmp_path / "run"
+def index(nearkin, trained, photos, tmp_path):
+    """An index of all photos, with a year and a place for each from a manifest."""
+    rows = [
+        {"path": path, "label": path.parent.name, "year": 2015 + number % 8, "place": ("New York", "Köln")[number % 2]}
+        for number, path in enumerate(sorted(photos.rglob("*.png")))
+    ]
+    with open(tmp_path / "photos.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    code, _, err = nearkin("index", trained, tmp_path / "photos.csv", "-o", tmp_path / "photos.index")
+    assert code == 0, err
+    return tmp_path / "photos.index"
 
 
-def test_from_photos_to_a_search(nearkin, trained, photos, tmp_path):
+def test_from_photos_to_an_index_and_its_status(nearkin, trained, photos, tmp_path):
     (photos / "kiwi" / "broken.jpg").write_bytes(b"no image")
     index = tmp_path / "birds.index"
     code, out, err = nearkin("index", trained, photos, "-o", index)
@@ -38,30 +42,6 @@ def test_from_photos_to_a_search(nearkin, trained, photos, tmp_path):
     code, out, _ = nearkin("index", trained, photos, "-o", index, "--json")
     assert json.loads(out)["known"] == 48
 
-    query = photos / "kiwi" / "Bild 3 ä.png"
-    code, out, err = nearkin("search", index, query, "-k", 3, "--json")
-    assert code == 0, err
-    ((first, *more),) = [each["hits"] for each in json.loads(out)]
-    assert first["path"] == str(query)
-    assert first["label"] == "kiwi"
-    assert first["score"] == pytest.approx(1, abs=1e-5)
-    assert 0 < first["confidence"] < 1
-    assert len(more) == 2
-    code, out, _ = nearkin(
-        "search", index, query, query, "-k", 3, "--where", "label=rote Ente", "--sheet", tmp_path / "s.png"
-    )
-    assert code == 0
-    assert out.count("rote Ente") >= 6
-    assert "kiwi/Bild 0" not in out
-    assert (tmp_path / "s.png").stat().st_size > 1000
-    code, out, _ = nearkin(
-        "search", index, "--like", first["id"], "--unlike", more[0]["id"], "--group-by", "label", "--json"
-    )
-    labels = [hit["label"] for hit in json.loads(out)[0]["hits"]]
-    assert len(set(labels)) == len(labels) == 6
-    code, out, _ = nearkin("search", index, query, "--min-confidence", "1.5")
-    assert "Nothing found" in out
-
     code, out, _ = nearkin("index", "status", index)
     assert code == 0
     assert "Files: 49 found, 48 embedded, 1 failed" in out
@@ -70,29 +50,108 @@ def test_from_photos_to_a_search(nearkin, trained, photos, tmp_path):
     assert json.loads(out)["calibration"]["brier"] < 1
 
 
+def test_the_word_add_may_be_there_and_options_may_come_first(nearkin, trained, photos, tmp_path):
+    assert nearkin("index", "add", trained, photos, "-o", tmp_path / "one")[0] == 0
+    assert nearkin("index", "-o", tmp_path / "two", "--no-labels", trained, photos)[0] == 0
+    assert Index.open(tmp_path / "one").status().labelled == len(Index.open(tmp_path / "two")) == 48
+    assert Index.open(tmp_path / "two").status().labelled == 0
+
+
+def test_help_shows_how_to_add_and_every_word(nearkin):
+    code, out, _ = nearkin("index", "--help")
+    assert code == 0
+    assert "RUN FOLDER... -o INDEX" in out
+    for word in ("add", "status", "upgrade", "export", "remove"):
+        assert f"│ {word} " in out
+        assert nearkin("index", word, "--help")[0] == 0
+    listed = nearkin("--help")[1]
+    assert listed.index("│ export ") < listed.index("│ index ") < listed.index("│ search ")
+
+
+def test_test_images(nearkin, trained, tmp_path):
+    code, out, err = nearkin("index", trained, "--test-images", "-o", tmp_path / "index", "--json")
+    assert code == 0, err
+    assert json.loads(out)["added"] == 16
+
+
+def test_upgrade(nearkin, index, trained, photos, tmp_path):
+    recipe = Recipe.load(trained / "recipe.yaml", ["encoder.dim=4", "training.seed=1"])
+    run(recipe, RunFolder(tmp_path / "better"), Silent())
+    before = Index.open(index).items(Index.open(index).ids())
+    gone = photos / "kiwi" / "Bild 3 ä.png"
+    gone.unlink()
+    code, _, err = nearkin("index", "upgrade", index, tmp_path / "better")
+    assert code == 3
+    assert "1 images of" in err
+    assert "--drop-missing" in err
+    code, out, err = nearkin("index", "upgrade", index, tmp_path / "better", "--drop-missing", "--keep-old")
+    assert code == 0, err
+    for said in ("47 images embedded", "let go of item", "% are the same as before", "labelled images", "was: "):
+        assert said in " ".join(out.split()), said
+    new = Index.open(index)
+    assert new.dim == 4
+    assert new.items(new.ids()) == [item for item in before if item.path != str(gone)]
+    assert nearkin("search", index, photos / "kiwi" / "Bild 4 ä.png")[0] == 0
+    assert Index.open(f"{index}.old").dim == 8
+    code, out, _ = nearkin("index", "upgrade", index, trained, "--json")
+    assert 0 <= json.loads(out)["overlap"] <= 1
+    code, _, err = nearkin("index", "upgrade", index, trained)
+    assert code == 2
+    assert "of this encoder already" in err
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_export(nearkin, index, tmp_path, ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    file = tmp_path / f"photos.{ending}"
+    code, out, err = nearkin("index", "export", index, "-o", file, "--where", "place=New York", "--json")
+    assert code == 0, err
+    assert json.loads(out) == {"file": str(file), "items": 24}
+    if ending == "npz":
+        with np.load(file) as held:
+            assert set(held["columns.place"].tolist()) == {"New York"}
+    code, _, err = nearkin("index", "export", index, "-o", tmp_path / "photos.xls")
+    assert (code, "must end in .npz or .parquet" in err) == (2, True)
+
+
+def test_remove(nearkin, index, monkeypatch):
+    code, out, err = nearkin("index", "remove", index, 3, 17, "--yes")
+    assert code == 0, err
+    assert "2 items removed" in out
+    terms = ["--where", "place=New York", "--where", "year<=2018"]
+    going = Index.open(index).ids({"place": "New York", "year": (None, 2018)})
+    code, out, err = nearkin("index", "remove", index, *terms)
+    assert code == 2
+    assert f"give --yes as well to remove {len(going)} items" in " ".join(err.split())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda text, **_: "Remove" in text)
+    code, out, err = nearkin("index", "remove", index, *terms, "--json")
+    assert code == 0, err
+    assert json.loads(out) == {"removed": going.tolist(), "items": 46 - len(going)}
+    for words, exit_code, said in (
+        (["remove", index], 2, "give ids, or --where"),
+        (["remove", index, 5, "--where", "label=kiwi"], 2, "not both"),
+        (["remove", index, 3, "--yes"], 3, "there is no item 3"),
+        (["remove", index, "--where", "plcae=Köln", "--yes"], 2, "did you mean 'place'"),
+    ):
+        code, _, err = nearkin("index", *words)
+        assert (code, said in " ".join(err.split())) == (exit_code, True), (words, err)
+
+
 def test_mistakes_say_what_to_do(nearkin, trained, photos, tmp_path):
     index = tmp_path / "birds.index"
     assert nearkin("index", trained, photos / "kiwi", "-o", index)[0] == 0
-    query = photos / "kiwi" / "Bild 3 ä.png"
     for words, exit_code, said in (
-        (["index", trained], 2, "FOLDER -o INDEX"),
-        (["index", trained, photos], 2, "say where the index is to be: -o INDEX"),
-        (["index", "status"], 2, "give one index: nearkin index status INDEX"),
-        (["index", "status", tmp_path / "bird.index"], 3, "did you mean"),
-        (["index", tmp_path / "rum", photos, "-o", index], 3, "there is no run folder"),
-        (["index", trained, tmp_path / "own fotos", "-o", index], 3, "did you mean"),
-        (["search", index], 2, "give an image to look for"),
-        (["search", index, photos / "none.png"], 3, "there is no file"),
-        (["search", index, query, "--where", "lable=kiwi"], 2, "did you mean 'label'"),
-        (["search", index, query, "--where", "year>2020"], 2, "write FIELD=VALUE"),
-        (["search", index, query, "--like", "999"], 3, "there is no item 999"),
-        (["search", index, query, "--sheet", "sheet.doc"], 2, "must end in .png"),
-        (["search", index, query, "-k", "0"], 2, "k must be a whole number of at least 1"),
+        ([trained], 2, "FOLDER -o INDEX"),
+        ([trained, photos], 2, "say where the index is to be: -o INDEX"),
+        ([trained, photos, "--test-images", "-o", index], 2, "not both"),
+        (["status"], 2, "Missing argument 'INDEX'"),
+        (["statsu", index], 2, "did you mean 'status'"),
+        (["status", tmp_path / "bird.index"], 3, "did you mean"),
+        (["upgrade", index, tmp_path / "rum"], 3, "there is no run folder"),
+        ([tmp_path / "rum", photos, "-o", index], 3, "there is no run folder"),
+        ([trained, tmp_path / "own fotos", "-o", index], 3, "did you mean"),
     ):
-        code, _, err = nearkin(*words)
+        code, _, err = nearkin("index", *words)
         assert (code, said in " ".join(err.split())) == (exit_code, True), (words, err)
-    shutil.move(trained, tmp_path / "moved")
-    code, _, err = nearkin("search", index, query)
-    assert code == 3
-    assert "--run RUN" in err
-    assert nearkin("search", index, query, "--run", tmp_path / "moved")[0] == 0

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from nearkin.index import Index
-from nearkin.report.contact_sheet import draw_sheet
+from nearkin.report.contact_sheet import draw_groups, draw_sheet
 from nearkin.runs.model import Model
 
 
@@ -30,3 +30,21 @@ def test_queries_and_hits_are_drawn(tmp_path):
             pixels = np.array(drawn.convert("RGB")).reshape(-1, 3)
     assert heights[1] > 2 * heights[0]
     assert (pixels == 255).all(), "nothing found, nothing drawn"
+
+
+def test_groups_are_drawn(tmp_path):
+    colours = np.random.default_rng(0).integers(0, 200, (30, 1, 1, 3), dtype=np.uint8)
+    index = Index.create(tmp_path / "index", Model(Path("nowhere"), "x", 3, "cosine", 32, mean_colour))
+    index.add([np.tile(colour, (30, 40, 1)) for colour in colours], labels=["a"] * 30)
+    heights = []
+    for number, groups in enumerate(([("one $", [3, 7])], [("one", range(25)), ("two", [26])], [])):
+        draw_groups(tmp_path / f"{number}.png", index, groups)
+        with Image.open(tmp_path / f"{number}.png") as drawn:
+            heights.append(drawn.height)
+            pixels = np.array(drawn.convert("RGB")).reshape(-1, 3)
+        if groups:
+            for id in groups[0][1]:
+                near = np.abs(pixels.astype(int) - colours[id].reshape(3)).max(axis=1) <= 6  # thumbnails are JPEG
+                assert near.sum() > 100, "every item of the group is there"
+    assert heights[1] > 3 * heights[0]
+    assert (pixels == 255).all()

@@ -15,7 +15,9 @@ from nearkin.cli._app import app, error_line, escape
 
 from nearkin.cli.training import embed, evaluate, train  # isort: skip
 from nearkin.cli.export import export  # isort: skip
-from nearkin.cli.index import index, search  # isort: skip
+from nearkin.cli.index import index  # isort: skip
+from nearkin.cli.search import classify, search  # isort: skip
+from nearkin.cli.groups import cluster, duplicates  # isort: skip
 from nearkin.cli.plot import plot  # isort: skip
 from nearkin.cli.compare import compare  # isort: skip
 from nearkin.cli.mlrc import mlrc  # isort: skip
@@ -33,8 +35,11 @@ __all__ = [
     "app",
     "backbones",
     "cache",
+    "classify",
+    "cluster",
     "compare",
     "datasets",
+    "duplicates",
     "embed",
     "evaluate",
     "export",

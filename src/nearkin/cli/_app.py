@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 import nearkin
 from nearkin.errors import RecipeError
@@ -37,7 +38,17 @@ __all__ = [
     "progress_console",
 ]
 
+
+class _InOrder(TyperGroup):
+    """Typer lists what has commands of its own behind all others: 'index' belongs before 'search'."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: names.index("search") - 0.5 if name == "index" else names.index(name))
+
+
 app = typer.Typer(
+    cls=_InOrder,
     name="nearkin",
     no_args_is_help=True,
     add_completion=False,

@@ -1,37 +1,84 @@
-"""Commands for a search over images: index, search."""
+"""Commands for an index: make it and add to it, say what it holds, upgrade, export and take away."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.core import TyperGroup
 
 from nearkin.cli._app import Device, Json, Verbose, app, escape, progress_console
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
-    from nearkin.index import Hit, Status
+    from nearkin.index import Status
 
-__all__ = ["index", "search"]
+__all__ = ["Folder", "Where", "index", "say", "told_progress"]
 
 _SHOWN = 10
-Run = Annotated[Path | None, typer.Option("--run", help="The run whose encoder made the index, if it has moved since.")]
+Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="An index that 'nearkin index' made.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="FIELD=VALUE", help="Only these: label=tit (twice: either), 'year>=2020'."),
+]
 
 
-@app.command()
+class _AddingUnlessNamed(TyperGroup):
+    """``nearkin index RUN FOLDER -o INDEX`` is ``nearkin index add …``; a word that is nearly a command's is not."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            near = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.7)
+            if near and not Path(args[0]).exists():
+                raise RecipeError(f"there is neither a run nor a command {args[0]!r}: did you mean {near[0]!r}?")
+            args = ["add", *args]
+        return super().parse_args(ctx, args)
+
+
+commands = typer.Typer(
+    cls=_AddingUnlessNamed,
+    subcommand_metavar="RUN FOLDER... -o INDEX | COMMAND ...",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Make a folder of images searchable, and look after the index.\n\n"
+    "[bold]nearkin index runs/photos photos -o birds.index[/bold]  embed every image, once; again for what is new\n\n"
+    "Without one of the words below it is 'add'; each has a --help of its own.",
+)
+app.add_typer(commands, name="index")
+
+
+@contextmanager
+def told_progress(what: str, verbose: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar for what takes a while, told how much is done and of how much."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=progress_console(verbose), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def say(text: str) -> None:
+    """A line for people, as it is."""
+    Console().print(escape(text), highlight=False, soft_wrap=True)
+
+
+@commands.command("add")
 def index(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN FOLDER|MANIFEST... | status INDEX",
-            help="A run folder and the images to add: folders, manifests or image files. Or the word 'status' and an "
-            "index.",
+            metavar="RUN FOLDER|MANIFEST",
+            help="A run folder, or a file that 'nearkin export' wrote, and the images to add: folders, manifests or "
+            "image files.",
         ),
     ],
     output: Annotated[
@@ -40,41 +87,40 @@ def index(
     labels: Annotated[
         bool, typer.Option("--labels/--no-labels", help="Label images by their folder or manifest.")
     ] = True,
+    test_images: Annotated[
+        bool, typer.Option("--test-images", help="Add the run's own test images, in place of a folder.")
+    ] = False,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make a folder of images searchable, or say what an index holds.
+    """Embed images and add them to an index, which is made where there is none. The word 'add' may be left out.
 
     [bold]nearkin index runs/photos photos -o birds.index[/bold]  embed every image, once
 
-    [bold]nearkin index status birds.index[/bold]  what was found, what could not be read and why, how sure hits are
+    [bold]nearkin index runs/photos --test-images -o test.index[/bold]  what the run was tested on
 
     The same command again goes on after an interruption, and adds what is new.
     """
     from nearkin.index import Index
+    from nearkin.index.own_images import add_test_images
     from nearkin.runs.model import load
 
-    if words[0] == "status":
-        if len(words) != 2 or output is not None:
-            raise RecipeError("give one index: nearkin index status INDEX")
-        _print_status(Index.open(words[1]).status(), as_json=as_json)
-        return
-    if len(words) < 2:
+    if test_images and len(words) > 1:
+        raise RecipeError("give images to add, or --test-images for the run's own, not both")
+    if len(words) < 2 and not test_images:
         raise RecipeError(f"give a run and the images to add: nearkin index {words[0]} FOLDER -o INDEX")
     if output is None:
         raise RecipeError("say where the index is to be: -o INDEX")
     model = load(words[0], device=device)
     there = (output / "items.sqlite").is_file()
     opened = Index.open(output, model) if there else Index.create(output, model)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console(verbose), transient=True) as bar:
-        task = bar.add_task("indexing", total=None)
-        added = opened.add(
-            words[1:] if len(words) > 2 else words[1],
-            "folder" if labels else None,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with told_progress("indexing", verbose) as progress:
+        if test_images:
+            added = add_test_images(opened, words[0], progress=progress)
+        else:
+            given = words[1:] if len(words) > 2 else words[1]
+            added = opened.add(given, "folder" if labels else None, progress=progress)
     if as_json:
         print(json.dumps({"index": str(output), "items": len(opened), **asdict(added)}))
         return
@@ -87,95 +133,113 @@ def index(
     console.print(f"Next: nearkin search {escape(str(output))} IMAGE", highlight=False, soft_wrap=True)
 
 
-@app.command()
-def search(
-    folder: Annotated[Path, typer.Argument(metavar="INDEX", help="An index that 'nearkin index' made.")],
-    images: Annotated[
-        list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Images to look for. None with --like alone.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", help="How many to find.")] = 10,
-    where: Annotated[
-        list[str] | None,
-        typer.Option("--where", help="Only these: label=tit (twice: either), 'year>=2020', 'year<=2022'."),
-    ] = None,
-    like: Annotated[list[int] | None, typer.Option("--like", metavar="ID", help="Also like this item.")] = None,
-    unlike: Annotated[list[int] | None, typer.Option("--unlike", metavar="ID", help="Not like this item.")] = None,
-    group_by: Annotated[
-        str | None, typer.Option("--group-by", metavar="FIELD", help="The nearest of each, such as of each label.")
-    ] = None,
-    min_confidence: Annotated[
-        float | None, typer.Option("--min-confidence", help="Only hits that are of the kind at least so probably.")
-    ] = None,
-    offset: Annotated[int, typer.Option("--offset", help="Pass over so many: the next page.")] = 0,
-    sheet: Annotated[
-        Path | None, typer.Option("--sheet", metavar="PNG", help="Also draw what was found into this file.")
-    ] = None,
-    run: Run = None,
+@commands.command("status")
+def status(folder: Folder, as_json: Json = False) -> None:
+    """Say what an index holds, what could not be read and why, and how sure hits are."""
+    from nearkin.index import Index
+
+    _print_status(Index.open(folder).status(), as_json=as_json)
+
+
+@commands.command("upgrade")
+def upgrade(
+    folder: Folder,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, or exported file, with the new encoder.")],
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Let go of items whose file is gone or has changed.")
+    ] = False,
+    keep_old: Annotated[bool, typer.Option("--keep-old", help="Leave the index as it was in INDEX.old.")] = False,
     device: Device = None,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Find the images that look most like one.
+    """Embed all images of an index again with another encoder, which takes the place of the old one at the end.
 
-    [bold]nearkin search birds.index query.jpg[/bold]  the ten nearest, with how likely they are of the same kind
+    [bold]nearkin index upgrade birds.index runs/better[/bold]
 
-    [bold]nearkin search birds.index query.jpg --where label=tit --where 'year>=2020'[/bold]  only among some
+    Images are read from their files again. Ids, labels, columns and thumbnails stay. Until all is done the old vectors
+    are searched; the same command goes on after an interruption. It says how far the two agree.
+    """
+    from nearkin.index.upgrade import upgrade as upgraded
+    from nearkin.runs.model import load
 
-    [bold]nearkin search birds.index --like 3 --like 7 --unlike 9[/bold]  more of this, less of that
+    model = load(run, device=device)
+    with told_progress("embedding", verbose) as progress:
+        done = upgraded(folder, model, drop_missing=drop_missing, keep_old=keep_old, progress=progress)
+    if as_json:
+        print(json.dumps({**asdict(done), "old": None if done.old is None else str(done.old)}))
+        return
+    say(f"{folder}: {done.items:,} images embedded with {run}")
+    for id, reason in done.dropped[:_SHOWN]:
+        say(f"  let go of item {id}: {reason}")
+    if len(done.dropped) > _SHOWN:
+        say(f"  … and of {len(done.dropped) - _SHOWN:,} more")
+    if done.overlap is not None:
+        say(f"Of the ten nearest of {done.compared:,} images {done.overlap:.0%} are the same as before")
+    if done.accuracy is not None and done.accuracy_before is not None:
+        say(
+            f"The label that most of the ten nearest have was right for {done.accuracy_before:.1%} of labelled images, "
+            f"and is for {done.accuracy:.1%} now"
+        )
+    if done.old is not None:
+        say(f"The index as it was: {done.old}")
+
+
+@commands.command("export")
+def export(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .parquet.")],
+    where: Where = None,
+    as_json: Json = False,
+) -> None:
+    """Write ids, paths, labels, further columns and vectors to one file.
+
+    [bold]nearkin index export birds.index -o birds.parquet[/bold]  for data frames (extra 'parquet')
+
+    [bold]nearkin index export birds.index -o birds.npz[/bold]  for NumPy, without pickle
+    """
+    from nearkin.index import Index
+    from nearkin.index.export import export as write
+    from nearkin.index.where import parse_where
+
+    count = write(Index.open(folder), output, where=parse_where(where or []))
+    if as_json:
+        print(json.dumps({"file": str(output), "items": count}))
+    else:
+        say(f"{output}: {count:,} items")
+
+
+@commands.command("remove")
+def remove(
+    folder: Folder,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Items to take away.")] = None,
+    where: Where = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take items out of an index, by id or by what they are. Their files stay.
+
+    [bold]nearkin index remove birds.index 3 17[/bold]
+
+    [bold]nearkin index remove birds.index --where 'label=blue tit' --where 'year<=2015' --yes[/bold]
     """
     from nearkin.index import Index
     from nearkin.index.where import parse_where
-    from nearkin.runs.model import load
 
-    if not images and not like:
-        raise RecipeError(f"give an image to look for: nearkin search {folder} IMAGE, or ids with --like")
-    if sheet is not None and sheet.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise RecipeError(f"--sheet must end in .png, .pdf or .svg, got {str(sheet)!r}")
-    asked = parse_where(where or [])
-    opened = Index.open(folder, None if run is None and device is None else load(_run_of(folder, run), device=device))
-    answers = opened.search(
-        images or None,
-        k,
-        where=asked,
-        like=like or [],
-        unlike=unlike or [],
-        group_by=group_by,
-        min_confidence=min_confidence,
-        offset=offset,
-    )
-    found = list(zip(images, answers, strict=True)) if images else [("", answers)]
-    if sheet is not None:
-        from nearkin.report.contact_sheet import draw_sheet
-
-        draw_sheet(sheet, opened, found)
+    if bool(ids) == bool(where):
+        raise RecipeError("say which items to remove: give ids, or --where, not both")
+    opened = Index.open(folder)
+    gone = sorted(set(ids)) if ids else opened.ids(parse_where(where or [])).tolist()
+    opened.items(gone)  # an id that is not there is an error before anybody is asked
+    if gone and not yes:
+        if not sys.stdin.isatty():
+            raise RecipeError(f"nobody can be asked here: give --yes as well to remove {len(gone):,} items")
+        typer.confirm(f"Remove {len(gone):,} of {len(opened):,} items from {folder}?", abort=True, err=True)
+    opened.remove(gone)
     if as_json:
-        print(json.dumps([{"query": query or None, "hits": [asdict(hit) for hit in hits]} for query, hits in found]))
-        return
-    for query, hits in found:
-        _print_hits(query, hits)
-    if sheet is not None:
-        Console().print(f"Contact sheet: {escape(str(sheet))}", highlight=False, soft_wrap=True)
-
-
-def _run_of(folder: Path, run: Path | None) -> str:
-    from nearkin.index import Index
-
-    return str(run) if run is not None else Index.open(folder).status().model
-
-
-def _print_hits(query: str, hits: list[Hit]) -> None:
-    console = Console()
-    if not hits:
-        console.print(f"Nothing found{f' for {escape(query)}' if query else ''}.", highlight=False, soft_wrap=True)
-        return
-    table = Table(title=escape(query) or None, title_justify="left")
-    for name in ("id", "score", "same kind"):
-        table.add_column(name, justify="right")
-    table.add_column("label")
-    table.add_column("path", overflow="fold")
-    for hit in hits:
-        sure = "–" if hit.confidence is None else f"{hit.confidence:.0%}"
-        table.add_row(str(hit.id), f"{hit.score:.4f}", sure, escape(hit.label or "–"), escape(hit.path or "–"))
-    console.print(table)
+        print(json.dumps({"removed": gone, "items": len(opened)}))
+    else:
+        say(f"{len(gone):,} items removed; {folder} holds {len(opened):,}.")
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:
@@ -183,10 +247,6 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         print(json.dumps({**asdict(status), "path": str(status.path)}))
         return
     console = Console()
-
-    def say(text: str) -> None:
-        console.print(escape(text), highlight=False, soft_wrap=True)
-
     say(f"{status.path}: {status.items:,} images, {status.labelled:,} of them with one of {status.labels:,} labels")
     twice = f", {status.duplicates:,} of these the same as another" if status.duplicates else ""
     say(f"Files: {status.found:,} found, {status.embedded:,} embedded{twice}, {len(status.failed):,} failed")

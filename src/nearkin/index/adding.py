@@ -142,11 +142,11 @@ def loaded(
             if source.path is None or file is None:
                 assert sources.images is not None, "a source is a file or among the images given"
                 pixels = sources.images[source.place]
-                return _with(source, None, _hash(repr(pixels.shape).encode() + pixels.tobytes()), pixels)
+                return _with(source, None, hash_of(repr(pixels.shape).encode() + pixels.tobytes()), pixels)
             if before is not None and before.reason is None and _is_unchanged(before, file):
                 return Loaded(source, before)
             content = read_file(source.path)
-            digest = _hash(content)
+            digest = hash_of(content)
             if is_known(digest):
                 return Loaded(source, file, digest)
             return _with(source, file, digest, decode_bytes(content, path=source.path, shorter_side=shorter_side))
@@ -178,7 +178,7 @@ def write_batch(
     first = items.fact("rows")
     if new:
         found = model.embed([one.pixels for one in new.values() if one.pixels is not None], batch_size)
-        _check_vectors(found, model.dim)
+        check_vectors(found, model.dim)
         vectors.append(first, found)
         engine.add(first, found)
     ids = known | {digest: first + place for place, digest in enumerate(new)}
@@ -224,11 +224,11 @@ def _is_unchanged(before: File, now: File) -> bool:
     return (before.size, before.changed) == (now.size, now.changed)
 
 
-def _hash(content: bytes) -> bytes:
+def hash_of(content: bytes) -> bytes:
     return blake2b(content, digest_size=16).digest()
 
 
-def _check_vectors(vectors: NDArray[np.float32], dim: int) -> None:
+def check_vectors(vectors: NDArray[np.float32], dim: int) -> None:
     """Refuse what an encoder must not give: a stored NaN would be near nothing for ever."""
     if vectors.shape[1] != dim or not np.isfinite(vectors).all():
         raise DataError(

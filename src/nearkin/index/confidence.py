@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nearkin.index import calibration
 from nearkin.index.calibration import Bin, Calibration
 from nearkin.index.items import Items
@@ -19,16 +22,26 @@ def calibrate(items: Items, vectors: Segments, model: Model) -> None:
     Held-out classes stay what they are; the index's own labels may have become more.
     """
     before = items.fact("calibration")
-    if before is not None and before["held_out"]:
-        return
+    if before is None or not before["held_out"]:
+        told = fitted_curve(*items.labels(), vectors, model, before)
+        with items.writing():
+            items.set_fact("calibration", told)
+
+
+def fitted_curve(
+    labelled: NDArray[np.int64],
+    labels: NDArray[np.str_],
+    vectors: Segments,
+    model: Model,
+    before: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any]:
+    """What to write down: the curve, None where too little is known to fit it, and whether to held-out classes."""
     fitted = calibration.fit_held_out(model.held_out(), model.distance) if before is None else None
     held_out = fitted is not None
     if fitted is None:
-        ids, names = calibration.some_of(*items.labels())
+        ids, names = calibration.some_of(labelled, labels)
         fitted = calibration.fit_own(vectors.take(ids), names, model.distance)
-    curve = None if fitted is None else asdict(fitted)
-    with items.writing():
-        items.set_fact("calibration", {"held_out": held_out, "curve": curve})
+    return {"held_out": held_out, "curve": None if fitted is None else asdict(fitted)}
 
 
 def read_calibration(told: Mapping[str, Any] | None) -> Calibration | None:

@@ -17,7 +17,7 @@ from nearkin.index.adding import Added, Labels, Loaded, Progress, loaded, source
 from nearkin.index.calibration import Calibration
 from nearkin.index.confidence import calibrate, read_calibration
 from nearkin.index.engine import check_engine, open_engine
-from nearkin.index.items import NAME, Item, Items
+from nearkin.index.items import NAME, Item, Items, vectors_folder
 from nearkin.index.queries import combined, nearest_of, query_vectors
 from nearkin.index.results import Hit, Status, classified, one_of_each
 from nearkin.index.segments import Segments
@@ -44,10 +44,12 @@ class Index:
             raise DataError(f"{folder} was made by another version of nearkin (format {facts['format']}): make it anew")
         self.dim: int = facts["dim"]
         self.distance: str = facts["distance"]
-        self._vectors = Segments(folder / "vectors", self.dim, np.float32)
+        self._encoder: str = items.fact("encoder")
+        place = vectors_folder(folder, items)
+        self._vectors = Segments(place / "vectors", self.dim, np.float32)
         self._engine_name = facts["engine"]
         self._engine = open_engine(
-            facts["engine"], folder / "engine" / facts["engine"], self._vectors, facts["distance"]
+            facts["engine"], place / "engine" / facts["engine"], self._vectors, facts["distance"]
         )
         self._seen: tuple[int, int] | None = None
         self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -173,6 +175,11 @@ class Index:
             with self._items.writing():
                 self._items.delete(wanted)
 
+    def rebuild_engine(self) -> None:
+        """Bring the engine's own files up to date, as every writer does first."""
+        with self._writing():
+            pass
+
     def ids(self, where: Where | None = None) -> NDArray[np.int64]:
         """The items that are there and meet ``where``, ascending."""
         return self._items.ids(where)
@@ -211,6 +218,7 @@ class Index:
         group_by: str | None = None,
         min_confidence: float | None = None,
         offset: int = 0,
+        crop: Sequence[float] | None = None,
     ) -> Any:
         """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
 
@@ -225,13 +233,14 @@ class Index:
             group_by: a field of which every value is shown once, by its nearest item.
             min_confidence: leave out hits of which it is less likely that they are of the query's kind.
             offset: how many hits to pass over, for the next page.
+            crop: search for this part of the image alone: x, y, width and height as shares of it.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
                 raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
         self._refresh()
         self._check_there([*like, *unlike])
-        asked = query_vectors(query, self.dim, lambda: self.model, self.vectors)
+        asked = query_vectors(query, self.dim, lambda: self.model, self.vectors, crop)
         wanted, unwanted = (self.vectors(each) if len(each) else None for each in (like, unlike))
         vectors = combined(asked.vectors, wanted, unwanted, self.distance)
         excluded = [{*own, *like, *unlike} for own in asked.ids]
@@ -293,6 +302,7 @@ class Index:
         with self._lock:
             if (version := self._items.version()) == self._seen:
                 return
+            self._check_not_upgraded()
             rows = self._items.fact("rows")
             self._vectors.show(rows)
             self._engine.show(rows)
@@ -305,10 +315,15 @@ class Index:
     def _writing(self) -> Iterator[None]:
         """Hold the index as its one writer; what a writer before left half done is put away first."""
         with sole_writer_of(self.path):
+            self._check_not_upgraded()
             rows = self._items.fact("rows")
             self._vectors.truncate(rows)
             self._engine.rebuild(rows)
             yield
+
+    def _check_not_upgraded(self) -> None:
+        if self._items.fact("encoder") != self._encoder:
+            raise DataError(f"{self.path} was upgraded to another encoder since it was opened: open it again")
 
     def _check_there(self, ids: Iterable[int]) -> dict[int, Item]:
         wanted = [int(each) for each in ids]

@@ -176,6 +176,22 @@ class Items:
         found = self._rows("SELECT path, size, changed, id, reason FROM files WHERE path = ?", [path])
         return File(*found[0]) if found else None
 
+    def contents(self, ids: Sequence[int]) -> dict[int, tuple[bytes, list[str]]]:
+        """By item the hash of its content, and the files that have it, the item's own first."""
+        asked = [json.dumps([int(each) for each in ids])]
+        found = self._rows("SELECT id, hash, path FROM items WHERE id IN (SELECT value FROM json_each(?))", asked)
+        held: dict[int, tuple[bytes, list[str]]] = {row[0]: (row[1], [row[2]] if row[2] else []) for row in found}
+        copies = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?)) ORDER BY path"
+        for id, path in self._rows(copies, asked):
+            if id in held and path not in held[id][1]:
+                held[id][1].append(path)
+        return held
+
+    def copy_to(self, path: Path) -> None:
+        """Write all of the table, as it is now, to another file."""
+        with self._lock, contextlib.closing(sqlite3.connect(path)) as other:
+            self._connection.backup(other)
+
     def add_columns(self, columns: Mapping[str, Sequence[str]]) -> None:
         """Make room for a manifest's further columns, of numbers where all of their values are numbers."""
         fields = self.fields()
@@ -242,3 +258,8 @@ class Items:
     def _rows(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._lock:
             return self._connection.execute(text, parameters).fetchall()
+
+
+def vectors_folder(index: Path, items: Items) -> Path:
+    """Where an index's vectors and its engine's files lie: in the folder itself, or after an upgrade in one in it."""
+    return index / (items.fact("vectors") or "")

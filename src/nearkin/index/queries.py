@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearkin.data.given import GivenImages
 from nearkin.errors import RecipeError
 from nearkin.index.engine import Engine
 from nearkin.index.segments import Segments
@@ -31,10 +32,16 @@ class Asked:
 
 
 def query_vectors(
-    query: Any, dim: int, model: Callable[[], Model], stored: Callable[[Sequence[int]], NDArray[np.float32]]
+    query: Any,
+    dim: int,
+    model: Callable[[], Model],
+    stored: Callable[[Sequence[int]], NDArray[np.float32]],
+    crop: Sequence[float] | None = None,
 ) -> Asked:
-    """An id, a vector, an image, or several of them in a list or an array."""
+    """An id, a vector, an image or a part of it, or several of them in a list or an array."""
     if query is None:
+        if crop is not None:
+            raise RecipeError("crop is a part of an image: give the image to search for")
         return Asked(None, [set()], True)
     several = isinstance(query, (list, tuple)) or (_is_array(query) and (_is_vectors(query) and query.ndim == 2))
     several = several or (_is_array(query) and query.ndim == 4)
@@ -50,9 +57,41 @@ def query_vectors(
             found[place] = _checked(one, dim)
         else:
             images[place] = one
+    if crop is not None:
+        if len(images) < len(given):
+            raise RecipeError("crop is a part of an image: an id or a vector has no parts, give the image itself")
+        images = {place: cropped(one, crop) for place, one in images.items()}
     if images:
         found[list(images)] = model().encode(list(images.values()))
     return Asked(found, ids, not several)
+
+
+def cropped(image: Any, crop: Sequence[float]) -> NDArray[np.uint8]:
+    """The part of an image, upright, that lies at ``x, y, width, height``, in shares of its width and height.
+
+    >>> cropped(np.arange(24, dtype=np.uint8).reshape(4, 6), [0.5, 0.25, 0.5, 0.5])[:, :, 0].tolist()
+    [[9, 10, 11], [15, 16, 17]]
+    """
+    numbers = [float(each) for each in crop]
+    if len(numbers) != 4 or not np.isfinite(numbers).all():
+        raise RecipeError(f"crop must be four numbers, x, y, width and height, got {list(crop)}")
+    x, y, width, height = numbers
+    if min(x, y) < 0 or min(width, height) <= 0 or max(x + width, y + height) > 1 + 1e-6:
+        raise RecipeError(
+            f"crop must lie within the image, as shares of it from 0 to 1: x {x:g} to {x + width:g}, "
+            f"y {y:g} to {y + height:g} does not"
+        )
+    pixels = GivenImages([image], shorter_side=None)[0]
+    rows, columns = (
+        _span(at, size, there) for at, size, there in zip((y, x), (height, width), pixels.shape[:2], strict=True)
+    )
+    return pixels[rows, columns]
+
+
+def _span(at: float, size: float, there: int) -> slice:
+    """From a share to a share of so many pixels, one at least."""
+    first = min(round(at * there), there - 1)
+    return slice(first, max(first + 1, round((at + size) * there)))
 
 
 def combined(
