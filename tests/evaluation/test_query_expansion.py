@@ -15,7 +15,7 @@ def unit(x):
 
 
 def by_definition(queries, gallery, k, alpha):
-    """q + Σ cos(q, x)^alpha · x over the k nearest x, one after the other; without a gallery q itself is not among them."""
+    """q + Σ cos(q, x)^alpha · x over the k nearest x, one after the other; q itself is never among them."""
     found = []
     for number, query in enumerate(unit(queries)):
         others = unit(np.delete(queries, number, axis=0) if gallery is None else gallery)

@@ -13,10 +13,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from nearkin.cli._app import Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._test_time import (
+    Expand,
+    Flip,
+    Rerank,
+    Shrinkage,
+    TestSize,
+    Whiten,
+    WhitenDim,
+    With,
+    whitening_of,
+)
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
     from nearkin.index import Hit, Status
+    from nearkin.runs.model import Model
 
 __all__ = ["index", "search"]
 
@@ -40,6 +52,12 @@ def index(
     labels: Annotated[
         bool, typer.Option("--labels/--no-labels", help="Label images by their folder or manifest.")
     ] = True,
+    flip: Flip = None,
+    test_size: TestSize = None,
+    also: With = None,
+    whiten: Whiten = False,
+    whiten_dim: WhitenDim = None,
+    shrinkage: Shrinkage = 0.0,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -64,7 +82,14 @@ def index(
         raise RecipeError(f"give a run and the images to add: nearkin index {words[0]} FOLDER -o INDEX")
     if output is None:
         raise RecipeError("say where the index is to be: -o INDEX")
-    model = load(words[0], device=device)
+    model = load(
+        [words[0], *(also or [])],
+        device=device,
+        flip=flip,
+        test_size=test_size,
+        whiten=whitening_of(whiten, whiten_dim, shrinkage),
+        shrinkage=shrinkage,
+    )
     there = (output / "items.sqlite").is_file()
     opened = Index.open(output, model) if there else Index.create(output, model)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -110,6 +135,8 @@ def search(
     sheet: Annotated[
         Path | None, typer.Option("--sheet", metavar="PNG", help="Also draw what was found into this file.")
     ] = None,
+    expand: Expand = None,
+    rerank: Rerank = None,
     run: Run = None,
     device: Device = None,
     as_json: Json = False,
@@ -124,14 +151,13 @@ def search(
     """
     from nearkin.index import Index
     from nearkin.index.where import parse_where
-    from nearkin.runs.model import load
 
     if not images and not like:
         raise RecipeError(f"give an image to look for: nearkin search {folder} IMAGE, or ids with --like")
     if sheet is not None and sheet.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise RecipeError(f"--sheet must end in .png, .pdf or .svg, got {str(sheet)!r}")
     asked = parse_where(where or [])
-    opened = Index.open(folder, None if run is None and device is None else load(_run_of(folder, run), device=device))
+    opened = Index.open(folder, None if run is None and device is None else _model_of(folder, run, device))
     answers = opened.search(
         images or None,
         k,
@@ -141,6 +167,8 @@ def search(
         group_by=group_by,
         min_confidence=min_confidence,
         offset=offset,
+        expand=expand,
+        rerank=rerank,
     )
     found = list(zip(images, answers, strict=True)) if images else [("", answers)]
     if sheet is not None:
@@ -156,10 +184,13 @@ def search(
         Console().print(f"Contact sheet: {escape(str(sheet))}", highlight=False, soft_wrap=True)
 
 
-def _run_of(folder: Path, run: Path | None) -> str:
+def _model_of(folder: Path, run: Path | None, device: str | None) -> Model:
+    """The encoder of an index, with all that was asked of it then."""
     from nearkin.index import Index
+    from nearkin.runs.model import load_again
 
-    return str(run) if run is not None else Index.open(folder).status().model
+    status = Index.open(folder).status()
+    return load_again(status.model if run is None else run, status.model_options, device=device)
 
 
 def _print_hits(query: str, hits: list[Hit]) -> None:
@@ -196,7 +227,8 @@ def _print_status(status: Status, *, as_json: bool) -> None:
             say(f"Left out of {source}: {line}")
     if status.columns:
         say(f"Further columns: {', '.join(status.columns)}")
-    say(f"Encoder: {status.model}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
+    asked = "".join(f", {key} {value}" for key, value in status.model_options.items())
+    say(f"Encoder: {status.model}{asked}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
     say(f"Engine: {', '.join(f'{key} {value}' for key, value in status.engine.items())}")
     if (curve := status.calibration) is None:
         say("Confidence: none, as there are too few labels to learn it from")

@@ -18,11 +18,12 @@ _AT_ONCE = 1 << 24
 def expand_queries(queries: ArrayLike, gallery: ArrayLike | None = None, *, k: int, alpha: float = ALPHA) -> Tensor:
     """Each query ``[Q, D]`` plus its ``k`` nearest gallery rows x, weighted by max(cos(q, x), 0)^alpha, at length 1.
 
-    αQE of Radenović, Tolias and Chum (2018, section 3.4; alpha 3, k 50 there). Without a gallery the queries are searched
-    among themselves, each without itself. It is transductive: what a query becomes depends on the other test images, though
-    never on a label. ``alpha`` 0 is plain average query expansion. float64.
+    αQE of Radenović, Tolias and Chum (2019). Without a gallery the queries are searched among themselves, each without
+    itself. It is transductive: what a query becomes depends on the other test images, though never on a label.
+    ``alpha`` 0 is plain average query expansion. float64.
 
-    >>> expand_queries(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8], [-1.0, 0.0]]), k=1, alpha=1).round(decimals=4)
+    >>> query, gallery = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8], [-1.0, 0.0]])
+    >>> expand_queries(query, gallery, k=1, alpha=1).round(decimals=4)
     tensor([[0.9430, 0.3328]], dtype=torch.float64)
     """
     if not alpha >= 0:

@@ -62,11 +62,12 @@ def reranked_distances(
     """Distances of queries ``[Q, D]`` to the gallery ``[N, D]``, or without one to each other, after re-ranking.
 
     Yields ``rows [B]`` and ``distances [B, N]`` (float64), a block of queries at a time. It is transductive: a distance
-    depends on all images, though on no label. k₁ and k₂ are cut to the number of images. ``weight`` is λ: 1 is the plain order.
+    depends on all images, though on no label. k₁ and k₂ are cut to the number of images; ``weight`` is λ, and 1 the
+    plain order.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-    >>> [(rows.tolist(), distances.argmin(1).tolist()) for rows, distances in reranked_distances(x[:1], x[1:], k1=1, k2=1)]
-    [([0], [0])]
+    >>> [distances.argmin(dim=1).tolist() for rows, distances in reranked_distances(x[:1], x[1:], k1=1, k2=1)]
+    [[0]]
     """
     if not 0 <= weight <= 1:
         raise ValueError(f"weight must be between 0 and 1, got {weight}")
@@ -78,11 +79,11 @@ def reranked_distances(
     near = itself[:, None]
     if len(x) > 1:
         near = torch.cat([near, nearest(x, k=max(k1, min(k2, len(x) - 1), 1))[0]], dim=1)
-    farthest = torch.cat([_squared(x[part], x).amax(dim=1) for part in itself.split(_rows_of(x))])
+    farthest = torch.cat([_squared(x[part], x).amax(dim=1) for part in _blocks(x, len(x), _rows_of(x))])
     farthest = torch.where(farthest > 0, farthest, 1.0)
     encoded = _averaged(_encoded(x, near, farthest, k1), near[:, :k2])
     by_column = encoded.transposed(len(x))
-    for rows in torch.arange(len(asked), device=x.device).split(_rows_of(x)):
+    for rows in _blocks(x, len(asked), _rows_of(x)):
         distances = _squared(x[rows], x) / farthest[rows, None]
         shared = _shared(encoded, by_column, rows, len(x))
         jaccard = 1.0 - shared / (2.0 - shared)
@@ -100,7 +101,14 @@ def _squared(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _rows_of(x: Tensor) -> int:
-    return max(1, BLOCK_BYTES // (24 * len(x)))
+    """Of how many images at a time the distances to all are computed."""
+    return BLOCK_BYTES // (24 * len(x))
+
+
+def _blocks(like: Tensor, count: int, step: int) -> list[Tensor]:
+    """The numbers below ``count``, ``step`` at a time and at least one, where ``like`` is."""
+    step = max(1, step)
+    return [torch.arange(at, min(at + step, count), device=like.device) for at in range(0, count, step)]
 
 
 def _reciprocal(near: Tensor, rows: Tensor) -> Tensor:
@@ -112,7 +120,7 @@ def _encoded(x: Tensor, near: Tensor, farthest: Tensor, k1: int) -> _Sparse:
     """V before it is averaged."""
     wide, half = near[:, : k1 + 1], near[:, : round(k1 / 2) + 1]
     step = max(1, _AT_ONCE // (wide.shape[1] ** 2 * half.shape[1]))
-    blocks = torch.arange(len(x), device=x.device).split(step)
+    blocks = _blocks(x, len(x), step)
     half_mutual = torch.cat([_reciprocal(half, rows) for rows in blocks])
     found = []
     for rows in blocks:
@@ -126,8 +134,8 @@ def _encoded(x: Tensor, near: Tensor, farthest: Tensor, k1: int) -> _Sparse:
         found.append(torch.unique(rows[place] * len(x) + other))
     pairs = torch.cat(found)
     row, column = pairs // len(x), pairs % len(x)
-    parts = zip(row.split(_AT_ONCE // x.shape[1] + 1), column.split(_AT_ONCE // x.shape[1] + 1), strict=True)
-    products = torch.cat([(x[one] * x[other]).sum(dim=1) for one, other in parts])
+    parts = _blocks(x, len(pairs), _AT_ONCE // x.shape[1] + 1)
+    products = torch.cat([(x[row[part]] * x[column[part]]).sum(dim=1) for part in parts])
     weights = torch.exp(-(2.0 - 2.0 * products).clamp_min(0.0) / farthest[row])
     sums = torch.bincount(row, weights, minlength=len(x))
     return _Sparse.of(row, column, weights / sums[row], len(x))
@@ -137,7 +145,7 @@ def _averaged(encoded: _Sparse, near: Tensor) -> _Sparse:
     """Each row the mean of those of ``near [N, k]``."""
     rows, columns, values = [], [], []
     widest = max(1, int(encoded.starts.diff().max()) * near.shape[1])
-    for some in torch.arange(len(near), device=near.device).split(max(1, _AT_ONCE // widest)):
+    for some in _blocks(near, len(near), _AT_ONCE // widest):
         place, where = encoded.entries(near[some].flatten())
         pairs, which = torch.unique(place // near.shape[1] * len(near) + encoded.columns[where], return_inverse=True)
         rows.append(some[pairs // len(near)])
@@ -152,7 +160,7 @@ def _shared(encoded: _Sparse, by_column: _Sparse, rows: Tensor, count: int) -> T
     columns, values = encoded.columns[where], encoded.values[where]
     total = torch.zeros(len(rows) * count, dtype=values.dtype, device=values.device)
     widest = max(1, int(by_column.starts.diff().max()))
-    for some in torch.arange(len(columns), device=columns.device).split(max(1, _AT_ONCE // widest)):
+    for some in _blocks(columns, len(columns), _AT_ONCE // widest):
         entry, other = by_column.entries(columns[some])
         least = torch.minimum(values[some][entry], by_column.values[other])
         total.index_add_(0, place[some][entry] * count + by_column.columns[other], least)

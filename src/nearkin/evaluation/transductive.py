@@ -84,7 +84,7 @@ def measure_changed(
     wanted = [score_named(name) for name in dict.fromkeys(scores)]
     ranked = [score for score in wanted if isinstance(score, RetrievalScore)]
     others = [score.name for score in wanted if not isinstance(score, RetrievalScore)]
-    found = {}
+    found: dict[str, float] = {}
     if ranked:
         queries, references = as_labels(labels, "labels"), gallery_labels
         own = references is None

@@ -20,7 +20,7 @@ _LEAST = 1e-10
 
 @dataclass(frozen=True)
 class Axes:
-    """Where embeddings ``[N, D]`` of training images lie: mean ``[D]``, principal axes ``[D, D]`` in columns, variances."""
+    """Where embeddings ``[N, D]`` of training images lie: mean ``[D]``, and principal axes as columns ``[D, D]``."""
 
     mean: NDArray[np.float64]
     directions: NDArray[np.float64]
@@ -46,8 +46,8 @@ class Axes:
             )
         if dim is not None and not 1 <= dim <= most:
             raise RecipeError(
-                f"embeddings can be whitened to between 1 and {most} dimensions, as the {self.images:,} training images "
-                f"vary in no more, got {dim}"
+                f"embeddings can be whitened to between 1 and {most} dimensions, as the {self.images:,} training "
+                f"images vary in no more, got {dim}"
             )
         kept = slice(dim or most)
         return Whitening(self.mean, self.directions[:, kept] / np.sqrt(variances[kept]))
@@ -72,7 +72,7 @@ class Whitening:
 
     @property
     def dim(self) -> int:
-        return self.matrix.shape[1]
+        return int(self.matrix.shape[1])
 
     def __call__(self, vectors: Floats) -> NDArray[np.float32]:
         found = np.empty((len(vectors), self.dim), dtype=np.float32)
@@ -84,9 +84,9 @@ class Whitening:
 
 
 def principal_axes(vectors: Floats) -> Axes:
-    """The principal axes of embeddings ``[N, D]``: eigenvectors of their covariance, in float64, largest variance first.
+    """The principal axes of embeddings ``[N, D]``: eigenvectors of their covariance, those of most variance first.
 
-    The sign of an axis is such that its largest number is positive.
+    Computed in float64. The sign of an axis is such that its largest number is positive.
 
     >>> axes = principal_axes(np.array([[0.0, 3.0], [0.0, -3.0], [1.0, 0.0], [-1.0, 0.0]]))
     >>> axes.variances.tolist(), (axes.whitening()(np.array([[1.0, 3.0]])) ** 2).round(4).tolist()
