@@ -17,7 +17,6 @@ MODULES = {
 }
 
 ELSEWHERE = {
-    "cli/_test_time": ["cli/test_training.py", "cli/test_index.py"],
     "data/benchmarks/_distortions": ["data/benchmarks/test_glyphs.py"],
     "data/folder_tree": ["data/test_folder.py"],
     "evaluation/products": ["evaluation/test_places.py"],

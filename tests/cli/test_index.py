@@ -96,27 +96,3 @@ def test_mistakes_say_what_to_do(nearkin, trained, photos, tmp_path):
     assert code == 3
     assert "--run RUN" in err
     assert nearkin("search", index, query, "--run", tmp_path / "moved")[0] == 0
-
-
-def test_an_index_keeps_what_was_asked_of_its_encoder(nearkin, trained, photos, tmp_path):
-    index, query = tmp_path / "changed.index", photos / "kiwi" / "Bild 3 ä.png"
-    switches = ("--flip", "--test-size", 40, "--with", trained, "--whiten", "--shrinkage", 0.2)
-    code, _, err = nearkin("index", trained, photos, "-o", index, *switches)
-    assert code == 0, err
-    code, out, _ = nearkin("index", "status", index, "--json")
-    kept = {"flip": True, "test_size": 40, "also": [str(trained)], "whiten": True, "shrinkage": 0.2}
-    assert json.loads(out)["model_options"] == kept
-    _, out, _ = nearkin("index", "status", index)
-    assert "flip True, test_size 40" in " ".join(out.split())
-    code, _, err = nearkin("index", trained, photos, "-o", index)
-    assert (code, "another encoder" in err, "flip True" in " ".join(err.split())) == (3, True, True)
-    code, out, err = nearkin("index", trained, photos, "-o", index, *switches, "--json")
-    assert json.loads(out)["known"] == 48, err
-    for how in ((), ("--expand", 3), ("--rerank", 5), ("--device", "cpu"), ("--run", trained)):
-        code, out, err = nearkin("search", index, query, "-k", 48, *how, "--json")
-        assert code == 0, err
-        (hits,) = [each["hits"] for each in json.loads(out)]
-        assert {hit["path"]: hit["score"] for hit in hits}[str(query)] == pytest.approx(1, abs=1e-5)
-        assert len(hits) == 48
-    code, _, err = nearkin("search", index, query, "--expand", 3, "--rerank", 5)
-    assert (code, "one of expand and rerank" in err) == (2, True)

@@ -278,26 +278,3 @@ def test_evaluate_and_embed_take_mirror_images_and_larger_crops(nearkin, trained
     )
     assert code == 0, err
     assert json.loads(out)["conditions"] == "embeddings averaged with those of mirror images"
-
-
-def test_evaluate_says_what_was_done_at_test_time(nearkin, trained, tmp_path):
-    code, out, err = nearkin("evaluate", trained, "--with", trained, "--whiten-dim", 4, "--shrinkage", 0.1, "--json")
-    assert code == 0, err
-    given = {"dim": 4, "shrinkage": 0.1, "training_images": 32}
-    assert json.loads(out)["test_time"] == {"with": [str(trained)], "whiten": given}
-    code, out, _ = nearkin("evaluate", trained, "--expand", 3, "--alpha", 1, "--json")
-    told = {"k": 3, "alpha": 1.0, "transductive": True}
-    assert json.loads(out)["test_time"] == {"expand": told}
-    code, out, err = nearkin("evaluate", trained, "--rerank", 5)
-    assert code == 0, err
-    assert "k1 5, k2 6, weight 0.3 (transductive)" in " ".join(out.split())
-    for wrong, said in (
-        (["--expand", 3, "--rerank", 5], "one of --expand and --rerank"),
-        (["--shrinkage", 0.1], "--shrinkage goes with --whiten"),
-        (["--whiten-dim", 100], "between 1 and"),
-        (["--expand", 3, "--alpha", -1], "alpha 0, got 3 and -1"),
-    ):
-        code, _, err = nearkin("evaluate", trained, *wrong)
-        assert (code, said in " ".join(err.split())) == (2, True), err
-    code, _, err = nearkin("evaluate", "--backbone", "small", "--data", tmp_path, "--whiten")
-    assert (code, "go with a run" in err) == (2, True)

@@ -71,3 +71,17 @@ def test_what_cannot_be_is_refused(data):
             wrong()
     with pytest.raises(RecipeError, match="by angle"):
         measure_changed(["R@1"], *data, change=Expand(1), distance="euclidean")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", [Expand(3), Rerank(k1=4, k2=2)], ids=str)
+def test_scores_are_the_same_on_a_gpu(data, change):
+    x, labels = data
+    there = torch.from_numpy(x).cuda()
+    assert measure_changed(NAMES, there, labels, change=change) == pytest.approx(
+        measure_changed(NAMES, x, labels, change=change)
+    )
+    given = (there[:30], labels[:30], there[30:], labels[30:])
+    assert measure_changed(NAMES, *given, change=change) == pytest.approx(
+        measure_changed(NAMES, x[:30], labels[:30], x[30:], labels[30:], change=change)
+    )

@@ -120,6 +120,6 @@ def _rankings(
     places = int(depth.max())
     for rows, distances in reranked_distances(embeddings, gallery, k1=change.k1, k2=change.k2, weight=change.weight):
         if gallery is None:
-            distances[torch.arange(len(rows)), rows.to(distances.device)] = torch.inf
+            distances.scatter_(1, rows[:, None].to(distances.device), torch.inf)
         # Equal ones by index, and what differs by rounding alone is equal.
         yield rows, distances.round(decimals=12).argsort(dim=1, stable=True)[:, :places].cpu()
