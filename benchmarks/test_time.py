@@ -4,8 +4,9 @@
     python benchmarks/test_time.py --npz a.npz b.npz --json out.json      # embeddings: train, test, test_labels
 
 Shown are the mean over the runs, the mean difference to the plain score and its range over the runs. The settings were
-fixed after a look at 42 of them on validation classes of Glyphs (results/2026-11-16-test-time-glyphs-validation-sweep.txt),
-not by test scores. Whitening is learned from training images alone. Expansion and re-ranking look at all
+fixed after a look at 42 of them on validation classes of Glyphs, not by test scores
+(results/2026-11-16-test-time-glyphs-validation-sweep.txt).
+Whitening is learned from training images alone. Expansion and re-ranking look at all
 test images at once (transductive), and their scores compare with no others. The row "side by side" is all runs as one,
 beside the mean of the single ones. Mirror images need runs, as embeddings in a file are what they are. Nothing is
 written unless --json says where.
