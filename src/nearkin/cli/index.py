@@ -18,6 +18,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from nearkin.cli._app import Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._test_time import Flip, Shrinkage, TestSize, Whiten, WhitenDim, With, whitening_of
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -90,6 +91,12 @@ def index(
     test_images: Annotated[
         bool, typer.Option("--test-images", help="Add the run's own test images, in place of a folder.")
     ] = False,
+    flip: Flip = None,
+    test_size: TestSize = None,
+    also: With = None,
+    whiten: Whiten = False,
+    whiten_dim: WhitenDim = None,
+    shrinkage: Shrinkage = 0.0,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -112,7 +119,14 @@ def index(
         raise RecipeError(f"give a run and the images to add: nearkin index {words[0]} FOLDER -o INDEX")
     if output is None:
         raise RecipeError("say where the index is to be: -o INDEX")
-    model = load(words[0], device=device)
+    model = load(
+        [words[0], *(also or [])],
+        device=device,
+        flip=flip,
+        test_size=test_size,
+        whiten=whitening_of(whiten, whiten_dim, shrinkage),
+        shrinkage=shrinkage,
+    )
     there = (output / "items.sqlite").is_file()
     opened = Index.open(output, model) if there else Index.create(output, model)
     with told_progress("indexing", verbose) as progress:
@@ -256,7 +270,8 @@ def _print_status(status: Status, *, as_json: bool) -> None:
             say(f"Left out of {source}: {line}")
     if status.columns:
         say(f"Further columns: {', '.join(status.columns)}")
-    say(f"Encoder: {status.model}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
+    asked = "".join(f", {key} {value}" for key, value in status.model_options.items())
+    say(f"Encoder: {status.model}{asked}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
     say(f"Engine: {', '.join(f'{key} {value}' for key, value in status.engine.items())}")
     if (curve := status.calibration) is None:
         say("Confidence: none, as there are too few labels to learn it from")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearkin.cli._app import Device, Json, app, escape
+from nearkin.cli._test_time import Expand, Rerank
 from nearkin.cli.index import Folder, Where, say
 from nearkin.errors import RecipeError
 
@@ -47,6 +48,8 @@ def search(
     sheet: Annotated[
         Path | None, typer.Option("--sheet", metavar="PNG", help="Also draw what was found into this file.")
     ] = None,
+    expand: Expand = None,
+    rerank: Rerank = None,
     run: Run = None,
     device: Device = None,
     as_json: Json = False,
@@ -82,6 +85,8 @@ def search(
         min_confidence=min_confidence,
         offset=offset,
         crop=shares,
+        expand=expand,
+        rerank=rerank,
     )
     found = list(zip(images, answers, strict=True)) if images else [("", answers)]
     if sheet is not None:
@@ -133,13 +138,14 @@ def classify(
 
 
 def _opened(folder: Path, run: Path | None, device: str | None) -> Index:
-    """An index, with its encoder from where it was, or from ``run``."""
+    """An index, with its encoder from where it was, or from ``run``, and all that was asked of that."""
     from nearkin.index import Index
-    from nearkin.runs.model import load
+    from nearkin.runs.model import load_again
 
     if run is None and device is None:
         return Index.open(folder)
-    return Index.open(folder, load(run or Index.open(folder).status().model, device=device))
+    status = Index.open(folder).status()
+    return Index.open(folder, load_again(run or status.model, status.model_options, device=device))
 
 
 def _shares(crop: str, image: str) -> list[float]:

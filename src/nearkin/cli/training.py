@@ -22,18 +22,21 @@ from nearkin.cli._app import (
     progress_console,
 )
 from nearkin.cli._recipe import changes_from, recipe_from
+from nearkin.cli._test_time import (
+    Alpha,
+    Expand,
+    Flip,
+    Rerank,
+    Shrinkage,
+    TestSize,
+    Whiten,
+    WhitenDim,
+    With,
+    whitening_of,
+)
 from nearkin.errors import RecipeError
 
 __all__ = ["embed", "evaluate", "train"]
-
-Flip = Annotated[
-    bool | None,
-    typer.Option("--flip/--no-flip", help="Average each embedding with the mirror image's. Default: as in the run."),
-]
-TestSize = Annotated[
-    int | None,
-    typer.Option("--test-size", help="Side of the crops in pixels, such as 288. Default: as in the run."),
-]
 
 
 @app.command()
@@ -173,6 +176,13 @@ def evaluate(
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
     flip: Flip = None,
     test_size: TestSize = None,
+    also: With = None,
+    whiten: Whiten = False,
+    whiten_dim: WhitenDim = None,
+    shrinkage: Shrinkage = 0.0,
+    expand: Expand = None,
+    alpha: Alpha = 3.0,
+    rerank: Rerank = None,
     kinds: Kinds = None,
     data_root: DataRoot = None,
     device: Device = None,
@@ -185,18 +195,33 @@ def evaluate(
 
     [bold]nearkin evaluate --backbone efficientnet_lite0 --data PHOTOS[/bold]  what training has to beat
 
+    [bold]nearkin evaluate runs/a --with runs/b --flip[/bold]  two runs side by side, with mirror images
+
     The run's test classes are the images that were kept for testing when it began, wherever they lie below its data
     now; images and classes that came later are left out, and what is missing is counted.
 
     Own data given with --data that has no test split of its own is scored whole: every image looks for its like
     among all the others.
+
+    What is done at test time (--flip, --test-size, --with, --whiten, --expand, --rerank) is said below the scores.
+    --expand and --rerank are transductive: they look at all test images at once, as papers with them do, so that their
+    scores do not compare with those without.
     """
+    from nearkin.evaluation import transductive
     from nearkin.report.run_table import LEGEND, metric_table
     from nearkin.runs.backbone_score import evaluate_backbone
     from nearkin.runs.evaluate import evaluate_run
     from nearkin.training.observers import ConsoleObserver
 
     given = arguments or []
+    change: transductive.Change | None = None if expand is None else transductive.Expand(expand, alpha)
+    if rerank is not None:
+        if change is not None:
+            raise RecipeError("give one of --expand and --rerank, not both")
+        change = transductive.Rerank(k1=rerank)
+    whitening = whitening_of(whiten, whiten_dim, shrinkage)
+    if backbone is not None and (change is not None or also or whitening is not False):
+        raise RecipeError("--with, --whiten, --expand and --rerank go with a run, not with --backbone")
     if backbone is None:
         if weights is not None:
             raise RecipeError("--weights goes with --backbone: a run has weights of its own")
@@ -224,6 +249,10 @@ def evaluate(
                 device=device,
                 flip=flip,
                 test_size=test_size,
+                also=also or (),
+                whiten=whitening,
+                shrinkage=shrinkage,
+                change=change,
                 progress=observer.decoding,
                 announce=announce,
             )

@@ -16,6 +16,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
+from nearkin.evaluation.transductive import Change, measure_changed
 from nearkin.recipe.sections import ProtocolSection
 
 Embed = Callable[[NDArray[np.int64]], Tensor]
@@ -212,9 +213,18 @@ class Protocol:
         return self.validation if self.validation is not None else (self.test if self.selects_on == "test" else None)
 
     def score(
-        self, part: EvaluationSet, embed: Embed, *, distance: Literal["cosine", "euclidean"], final: bool = False
+        self,
+        part: EvaluationSet,
+        embed: Embed,
+        *,
+        distance: Literal["cosine", "euclidean"],
+        final: bool = False,
+        change: Change | None = None,
     ) -> dict[str, float]:
-        """What the recipe asks for of a part; when ``final``, also what takes long, and the covering radius."""
+        """What the recipe asks for of a part; when ``final``, also what takes long, and the covering radius.
+
+        ``change`` is done to every ranking before it is scored.
+        """
         references = part.query if part.gallery is None else part.gallery
         if not _has_a_match(self.table.labels, part):
             raise DataError(
@@ -226,6 +236,8 @@ class Protocol:
         labels = self.table.labels
         queries = embed(part.query), labels[part.query]
         gallery = () if part.gallery is None else (embed(part.gallery), labels[part.gallery])
+        if change is not None:
+            return measure_changed(names, *queries, *gallery, change=change, distance=distance)
         return measure(names, *queries, *gallery, distance=distance, by_all=True)
 
     def _true_labels(self) -> NDArray[np.int64]:

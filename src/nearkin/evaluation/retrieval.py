@@ -117,7 +117,7 @@ def score_rankings(
         )
 
     available = len(references) - int(gallery is None)
-    depth, first_depth = _depths(scores, num_true, available)
+    depth, first_depth = depths(scores, num_true, available)
     values = torch.zeros(len(scores), len(queries), dtype=torch.float64)
 
     def score(rows: Tensor, hits: Tensor) -> None:
@@ -152,10 +152,10 @@ def score_rankings(
         score(block.rows, on_device[block.indices].cpu() == query_ids[block.rows, None])
     if by_all:
         ranks.add_up_([values])
-    return _means(scores, values[:, counted], left_out=int((~counted).sum()))
+    return mean_scores(scores, values[:, counted], left_out=int((~counted).sum()))
 
 
-def _depths(scores: Sequence[RetrievalScore], num_true: Tensor, available: int) -> tuple[Tensor, Tensor]:
+def depths(scores: Sequence[RetrievalScore], num_true: Tensor, available: int) -> tuple[Tensor, Tensor]:
     """Down to which place each query's true references matter, and down to which the first of them does."""
     first = max((score.k for score in scores), default=1)
     others = max((score.k for score in scores if not score.first_hit_only), default=1)
@@ -210,7 +210,7 @@ def ranking_scores(
     if not bool(counted.any()):
         raise ValueError("num_true must be positive for at least one query, got none")
     values = [score.per_query(found[counted], true[counted]) for score in scores]
-    return _means(scores, values, left_out=int((~counted).sum()))
+    return mean_scores(scores, values, left_out=int((~counted).sum()))
 
 
 def _by_ranks(
@@ -229,6 +229,8 @@ def _by_ranks(
     return scores + [NDCG(f"nDCG@{k}", k) for k in asked["ndcg_at"]]
 
 
-def _means(scores: Sequence[RetrievalScore], values: Sequence[Tensor] | Tensor, *, left_out: int) -> dict[str, float]:
+def mean_scores(
+    scores: Sequence[RetrievalScore], values: Sequence[Tensor] | Tensor, *, left_out: int
+) -> dict[str, float]:
     means = {score.name: float(each.mean()) for score, each in zip(scores, values, strict=True)}
     return means | {"queries_without_match": float(left_out)}

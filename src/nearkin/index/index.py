@@ -19,11 +19,12 @@ from nearkin.index.confidence import calibrate, read_calibration
 from nearkin.index.engine import check_engine, open_engine
 from nearkin.index.items import NAME, Item, Items, vectors_folder
 from nearkin.index.queries import combined, nearest_of, query_vectors
+from nearkin.index.refining import Ranked, check_refinement, refined
 from nearkin.index.results import Hit, Status, classified, one_of_each
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.lock import sole_writer_of
-from nearkin.runs.model import Model, load
+from nearkin.runs.model import Model, load_again
 from nearkin.suggest import did_you_mean
 
 FORMAT = 1
@@ -69,6 +70,7 @@ class Index:
             "format": FORMAT,
             "encoder": model.identity,
             "model": str(model.path),
+            "model_options": dict(model.options),
             "dim": model.dim,
             "distance": model.distance,
             "engine": engine,
@@ -98,7 +100,7 @@ class Index:
         if self._model is None:
             path = self._items.fact("model")
             try:
-                model = load(path)
+                model = load_again(path, self._items.fact("model_options") or {})
             except DataError as error:
                 raise DataError(
                     f"the encoder of {self.path} cannot be loaded: {error}. Say where it is now: "
@@ -219,6 +221,8 @@ class Index:
         min_confidence: float | None = None,
         offset: int = 0,
         crop: Sequence[float] | None = None,
+        expand: int | None = None,
+        rerank: int | None = None,
     ) -> Any:
         """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
 
@@ -234,10 +238,13 @@ class Index:
             min_confidence: leave out hits of which it is less likely that they are of the query's kind.
             offset: how many hits to pass over, for the next page.
             crop: search for this part of the image alone: x, y, width and height as shares of it.
+            expand: order hits by the query moved towards its nearest so many (αQE); scores stay the query's own.
+            rerank: order the nearest 200 by their k-reciprocal neighbours, k₁ this number; scores stay, too.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
                 raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        check_refinement(expand, rerank, self.distance)
         self._refresh()
         self._check_there([*like, *unlike])
         asked = query_vectors(query, self.dim, lambda: self.model, self.vectors, crop)
@@ -253,7 +260,7 @@ class Index:
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
         found = [
             self._page(hits, group_by, min_confidence, offset, k)
-            for hits in self._hits(vectors, excluded, allowed, offset + k, group_by)
+            for hits in self._hits(vectors, excluded, allowed, offset + k, group_by, expand=expand, rerank=rerank)
         ]
         return found[0] if asked.is_one else found
 
@@ -293,6 +300,7 @@ class Index:
             distance=self.distance,
             encoder=self._items.fact("encoder"),
             model=self._items.fact("model"),
+            model_options=self._items.fact("model_options") or {},
             engine={"name": self._engine_name, **self._engine.status()},
             calibration=self._calibration,
         )
@@ -346,19 +354,24 @@ class Index:
         allowed: NDArray[np.int64] | None,
         wanted: int,
         group_by: str | None,
+        **refinement: int | None,
     ) -> Iterator[list[Hit]]:
         """For each query as many hits as it takes to show ``wanted``, or all there are."""
         there = self._vectors.rows if allowed is None else len(allowed)
         if not there:
             yield from ([] for _ in vectors)
             return
+
+        def nearest(queries: NDArray[np.float64], k: int) -> Ranked:
+            return nearest_of(self._engine, self._vectors, self.distance, queries, k, allowed)
+
         depth = wanted + max(map(len, excluded), default=0)
-        ranked = nearest_of(self._engine, self._vectors, self.distance, vectors, depth, allowed)
+        ranked = refined(nearest, self._vectors, vectors, excluded, depth, **refinement)
         for vector, out, (ids, scores) in zip(vectors, excluded, ranked, strict=True):
             hits, deep = self._as_hits(ids, scores, out), depth
             while group_by is not None and deep < there and len(one_of_each(hits, group_by)) < wanted:
                 deep *= 4
-                again = nearest_of(self._engine, self._vectors, self.distance, vector[None], deep, allowed)
+                again = refined(nearest, self._vectors, vector[None], [out], deep, **refinement)
                 hits = self._as_hits(*again[0], out)
             yield hits
 
@@ -383,7 +396,8 @@ class Index:
 
 def _check_same(folder: Path, items: Items, model: Model) -> None:
     if model.identity != items.fact("encoder"):
+        asked = "".join(f", {key} {value}" for key, value in (items.fact("model_options") or {}).items())
         raise DataError(
             f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
-            f"another index with it, or give the run that made this one ({items.fact('model')})"
+            f"another index with it, or give the run that made this one ({items.fact('model')}{asked})"
         )

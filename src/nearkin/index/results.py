@@ -55,6 +55,8 @@ class Status:
     distance: str
     encoder: str
     model: str
+    model_options: Mapping[str, Any]
+    """What was asked of it beside its path: mirror images, whitening, other runs beside it."""
     engine: Mapping[str, Any]
     calibration: Calibration | None
 

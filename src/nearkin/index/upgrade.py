@@ -125,7 +125,13 @@ def _upgrade(
         _keep(items, old, kept)
     with items.writing():
         items.delete(list(missing))
-        facts = {"encoder": model.identity, "model": str(model.path), "dim": model.dim, "distance": model.distance}
+        facts = {
+            "encoder": model.identity,
+            "model": str(model.path),
+            "model_options": dict(model.options),
+            "dim": model.dim,
+            "distance": model.distance,
+        }
         # An engine that is a server keeps its rows under this name: those of the old vectors must not be taken for new.
         facts["identity"] = f"nearkin_{secrets.token_hex(8)}"
         for key, value in {**facts, "vectors": new.name, "calibration": curve}.items():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,14 @@ from nearkin.data.cache import OpenedImages
 from nearkin.data.folder import Kinds
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
-from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
+from nearkin.evaluation.protocol import EvaluationSet, Protocol
+from nearkin.evaluation.transductive import Change
 from nearkin.recipe import ProtocolSection
-from nearkin.runs.data import SCORED, Progress, open_data, open_run_data
+from nearkin.runs.data import SCORED, Progress, RunData, open_data, open_run_data
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.scores import Evaluated
+from nearkin.runs.test_time import AtTestTime
 from nearkin.runs.trained import TrainedRun, load_run
 from nearkin.training.build import data_of
 from nearkin.training.device import describe_hardware
@@ -35,6 +36,10 @@ def evaluate_run(
     device: str | None = None,
     flip: bool | None = None,
     test_size: int | None = None,
+    also: Sequence[str | Path] = (),
+    whiten: bool | int = False,
+    shrinkage: float = 0.0,
+    change: Change | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Evaluated:
@@ -43,16 +48,22 @@ def evaluate_run(
     The test classes are the images that were kept for testing when the run began (``split.csv``), as far as they are
     still there; what came later is left out. Where images or classes of ``data`` were trained on, ``note`` says so and
     ``trained_on`` counts them; ``announce`` is told before they are scored what was understood of them, and ``kinds``
-    says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`). ``flip`` and ``test_size``
-    take the place of the run's own (recipe keys of the protocol), and ``conditions`` names them.
+    says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`).
+
+    What else may be done with a trained encoder, all of which ``conditions`` and ``test_time`` name: ``flip`` and
+    ``test_size`` take the place of the run's own (recipe keys of the protocol); embeddings are those of the run and of
+    the runs ``also`` side by side; ``whiten`` and ``shrinkage`` are those of :func:`nearkin.load`, learned from
+    the run's training images alone; ``change`` is done to the rankings, and needs all test images at once
+    (:class:`~nearkin.evaluation.transductive.Expand`, :class:`~nearkin.evaluation.transductive.Rerank`).
     """
     with ranks.joined():
-        run = load_run(path, which=which, device=device, flip=flip, test_size=test_size)
-        return _evaluate_run(run, path, data, data_root, kinds, which, progress, announce)
+        runs = [load_run(each, which=which, device=device, flip=flip, test_size=test_size) for each in (path, *also)]
+        at_test_time = AtTestTime(runs, whiten, shrinkage, change)
+        return _evaluate_run(at_test_time, path, data, data_root, kinds, which, progress, announce)
 
 
 def _evaluate_run(
-    run: TrainedRun,
+    at_test_time: AtTestTime,
     path: str | Path,
     data: str | None,
     data_root: str | Path | None,
@@ -61,10 +72,13 @@ def _evaluate_run(
     progress: Progress | None,
     announce: Announce | None,
 ) -> Evaluated:
+    run, *others = at_test_time.runs
+
+    def open_own() -> RunData:
+        return open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
+
     if data is None:
-        own = ranks.first_on_each_machine(
-            lambda: open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
-        )
+        own = ranks.first_on_each_machine(open_own)
         opened, protocol = own.images, own.protocol
         part = protocol.test
     else:
@@ -85,10 +99,22 @@ def _evaluate_run(
         if announce is not None:
             announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
         trained_on = _trained_on(run.folder, opened, part)
-    embed = partial(run.embed_together, opened.images)
-    scores = protocol.score(part, embed, distance=run.encoder.distance, final=True)
+    axes = at_test_time.axes(lambda: own if data is None else ranks.first_on_each_machine(open_own))
+    whitening = at_test_time.whitening(axes)
+    scores = protocol.score(
+        part,
+        lambda rows: at_test_time.embed(opened.images, rows, whitening),
+        distance=run.encoder.distance if whitening is None else "cosine",
+        final=True,
+        change=at_test_time.change,
+    )
     scores = ranks.from_first(lambda: scores)
     rows = part.query
+    notes = [] if data is None else [_note(run.folder, trained_on, opened, part)]
+    # The others may have been trained on what the first was tested on.
+    for other in others:
+        said = _note(other.folder, _trained_on(other.folder, opened, part), opened, part)
+        notes += [said and f"of {other.folder.path}: {said}"]
     return Evaluated(
         run=str(path),
         checkpoint=which,
@@ -97,8 +123,9 @@ def _evaluate_run(
         classes=len(np.unique(table.labels[rows])),
         trained_on=trained_on,
         hardware=describe_hardware(run.device),
-        note=None if data is None else _note(run.folder, trained_on, opened, part),
-        conditions=as_tested("", run.recipe.protocol) or None,
+        note="; ".join(filter(None, notes)) or None,
+        conditions=at_test_time.conditions(axes),
+        test_time=at_test_time.record(axes),
         scores=scores,
     )
 

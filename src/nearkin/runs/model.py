@@ -5,10 +5,10 @@ Nothing here imports torch, which an ``.onnx`` file does not need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nearkin.data.cache import Images
 from nearkin.data.folder import nearest_folder
 from nearkin.data.given import Picture, as_images
-from nearkin.errors import DataError
+from nearkin.errors import DataError, RecipeError
 from nearkin.exports.model import SUFFIXES, load_exported
 
 Vectors = NDArray[np.float32]
@@ -28,6 +28,8 @@ class HeldOut:
 
     vectors: Vectors
     labels: NDArray[np.int64]
+    digests: tuple[str, ...] = ()
+    """Hashes of their content."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class Model:
     """Vectors of decoded images in their order, so many at a time."""
     held_out: Callable[[], HeldOut | None] = lambda: None
     """Embeds what can be found of the classes that it was tested on, or says None where there are none."""
+    training: Callable[[], Images | None] = lambda: None
+    """The images that it was trained on, or None where they cannot be found."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What :func:`load` was told beside the path, as far as it changes vectors; JSON can hold it."""
 
     def encode(self, images: Images | Picture | Iterable[Picture], batch_size: int | None = 64) -> Vectors:
         """Vectors of images in the order given, float32 ``[N, dim]``.
@@ -63,14 +69,65 @@ class Model:
         return self.embed(opened, batch_size) if len(opened) else np.empty((0, self.dim), dtype=np.float32)
 
 
-def load(path: str | Path, *, which: str = "best", device: str | None = None) -> Model:
-    """The model at ``path``: a run folder, of which ``which`` says the checkpoint (``best`` or ``last``), or a file.
+def load(
+    path: str | Path | Sequence[str | Path],
+    *,
+    which: str = "best",
+    device: str | None = None,
+    flip: bool | None = None,
+    test_size: int | None = None,
+    whiten: bool | int = False,
+    shrinkage: float = 0.0,
+) -> Model:
+    """The model at ``path``: a run folder, or a file that ``nearkin export`` wrote; or several as one.
 
-    A file is one that ``nearkin export`` wrote: ``.onnx``, ``.pt2`` or ``.safetensors``. This is the one place that
-    looks at what a path is.
+    A model with other options than another gives other vectors, and has another identity.
+
+    Args:
+        path: a run folder, a ``.onnx``, ``.pt2`` or ``.safetensors`` file; of a list the vectors stand side by side,
+            each model counting the same.
+        which: of a run the ``best`` or ``last`` checkpoint.
+        device: where a run computes.
+        flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
+        test_size: side of the crops in pixels; default: as the run was scored.
+        whiten: PCA-whitening learned from the run's training images (with several, of the first run's); a number says
+            to how many dimensions.
+        shrinkage: of the variances, from 0, plain whitening, to 1, which leaves their proportions.
     """
+    if not isinstance(path, (str, Path)):
+        paths = list(path)
+        if not paths:
+            raise RecipeError("give at least one run to load")
+        from nearkin.runs.concatenated import concatenated
+
+        models = [load(one, which=which, device=device, flip=flip, test_size=test_size) for one in paths]
+        model = models[0] if len(models) == 1 else concatenated(models)
+    else:
+        model = _load_one(path, which, device, {"flip": flip, "test_size": test_size})
+    if whiten is False:
+        if shrinkage:
+            raise RecipeError("shrinkage is of whitening: ask for that too")
+        return model
+    from nearkin.runs.whitened import whitened
+
+    return whitened(model, None if whiten is True else whiten, shrinkage=shrinkage)
+
+
+def load_again(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
+    """The model of which ``path`` and ``options`` were kept (:attr:`Model.options`)."""
+    others = {key: value for key, value in options.items() if key != "also"}
+    return load([path, *options.get("also", ())], device=device, **others)
+
+
+def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[str, Any]) -> Model:
+    # This is the one place that looks at what a path is.
     place = Path(path).expanduser()
+    asked = {key: value for key, value in crops.items() if value is not None}
     if place.suffix in SUFFIXES and not place.is_dir():
+        if asked:
+            raise RecipeError(
+                f"{' and '.join(asked)} cannot be changed in a file, {place}: give the run it was made from"
+            )
         return _model_of_file(place)
     if not place.exists():
         raise DataError(f"there is no run folder {str(place)!r}{nearest_folder(place)}")
@@ -82,7 +139,8 @@ def load(path: str | Path, *, which: str = "best", device: str | None = None) ->
     from nearkin.runs.run_model import model_of_run
     from nearkin.runs.trained import load_run
 
-    return model_of_run(load_run(place, which=which, device=device))
+    model = model_of_run(load_run(place, which=which, device=device, **asked))
+    return replace(model, options=asked if which == "best" else {**asked, "which": which})
 
 
 def _model_of_file(path: Path) -> Model:

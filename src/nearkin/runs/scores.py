@@ -148,11 +148,14 @@ class Evaluated(Record):
     backbone: str | None = None
     weights: str | None = None
     conditions: str | None = None
-    """What is unusual about how the images were embedded."""
+    """What is unusual about how the images were embedded and ranked."""
+    test_time: Mapping[str, Any] | None = None
+    """The same with its numbers: what was done to a trained encoder's embeddings and rankings, by its name."""
 
     def as_record(self) -> dict[str, Any]:
         own = ("backbone", "weights") if self.run is None else ("run", "checkpoint", "trained_on", "note")
         own = own if self.conditions is None else (*own, "conditions")
+        own = own if self.test_time is None else (*own, "test_time")
         keys = (*own, "data", "images", "classes", "hardware", "scores")
         return {key: getattr(self, key) for key in keys}
 

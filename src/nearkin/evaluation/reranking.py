@@ -1,0 +1,167 @@
+"""k-reciprocal re-ranking: images are near if their neighbours are the same (Zhong, Zheng, Cao and Li 2017).
+
+For images p of the queries and the gallery together, with d(p, g) the squared distance of unit vectors over the largest
+of p, and N(p, k) the image p and its k nearest others:
+
+* R(p, k) = the g of N(p, k) with p in N(g, k): the k-reciprocal neighbours;
+* R*(p) = R(p, k₁) with every R(q, k₁/2), q in R(p, k₁), of which at least two thirds are in R(p, k₁);
+* V(p) = exp(−d(p, g)) for g in R*(p), 0 elsewhere, divided by its sum; then the mean of V over N(p, k₂ − 1);
+* Jaccard distance 1 − Σ min(V(p), V(g)) / Σ max(V(p), V(g)), and the order is by (1 − λ)·Jaccard + λ·d.
+
+Every V has few numbers that are not 0, and only these are kept: N² numbers are nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearkin.evaluation.neighbours import BLOCK_BYTES, nearest
+from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64
+
+K1, K2, WEIGHT = 20, 6, 0.3
+"""The paper's k₁, k₂ and λ."""
+
+# Comparisons or products that are made at a time.
+_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    """Rows of a matrix, with only what is not 0: those of row i are ``starts[i]`` to ``starts[i + 1]``."""
+
+    starts: Tensor
+    columns: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, columns: Tensor, values: Tensor, count: int) -> _Sparse:
+        """From entries of which the rows ascend."""
+        counts = torch.bincount(rows, minlength=count)
+        return cls(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), columns, values)
+
+    def entries(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each of ``rows [B]`` all entries: which place in ``rows`` they belong to, and where they are."""
+        counts = self.starts[rows + 1] - self.starts[rows]
+        place = torch.repeat_interleave(counts)
+        before = counts.cumsum(0) - counts
+        return place, torch.arange(len(place), device=rows.device) - before[place] + self.starts[rows][place]
+
+    def transposed(self, count: int) -> _Sparse:
+        rows = torch.repeat_interleave(self.starts.diff())
+        order = self.columns.argsort(stable=True)
+        return _Sparse.of(self.columns[order], rows[order], self.values[order], count)
+
+
+def reranked_distances(
+    queries: ArrayLike, gallery: ArrayLike | None = None, *, k1: int = K1, k2: int = K2, weight: float = WEIGHT
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Distances of queries ``[Q, D]`` to the gallery ``[N, D]``, or without one to each other, after re-ranking.
+
+    Yields ``rows [B]`` and ``distances [B, N]`` (float64), a block of queries at a time. It is transductive: a distance
+    depends on all images, though on no label. k₁ and k₂ are cut to the number of images; ``weight`` is λ, and 1 the
+    plain order.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    >>> [distances.argmin(dim=1).tolist() for rows, distances in reranked_distances(x[:1], x[1:], k1=1, k2=1)]
+    [[0]]
+    """
+    if not 0 <= weight <= 1:
+        raise ValueError(f"weight must be between 0 and 1, got {weight}")
+    asked = _unit(as_float64(queries, "queries"))
+    x = asked if gallery is None else torch.cat([asked, _unit(as_float64(gallery, "gallery").to(asked.device))])
+    k1, k2 = min(as_count(k1, "k1"), len(x) - 1), min(as_count(k2, "k2"), len(x))
+    first = 0 if gallery is None else len(asked)
+    itself = torch.arange(len(x), device=x.device)
+    near = itself[:, None]
+    if len(x) > 1:
+        near = torch.cat([near, nearest(x, k=max(k1, min(k2, len(x) - 1), 1))[0]], dim=1)
+    farthest = torch.cat([_squared(x[part], x).amax(dim=1) for part in _blocks(x, len(x), _rows_of(x))])
+    farthest = torch.where(farthest > 0, farthest, 1.0)
+    encoded = _averaged(_encoded(x, near, farthest, k1), near[:, :k2])
+    by_column = encoded.transposed(len(x))
+    for rows in _blocks(x, len(asked), _rows_of(x)):
+        distances = _squared(x[rows], x) / farthest[rows, None]
+        shared = _shared(encoded, by_column, rows, len(x))
+        jaccard = 1.0 - shared / (2.0 - shared)
+        yield rows.cpu(), ((1.0 - weight) * jaccard + weight * distances)[:, first:]
+
+
+def _unit(x: Tensor) -> Tensor:
+    lengths = x.norm(dim=1, keepdim=True)
+    return x / torch.where(lengths > 0, lengths, 1.0)
+
+
+def _squared(a: Tensor, b: Tensor) -> Tensor:
+    """Squared distances of unit vectors ``[A, D]`` and ``[B, D]``."""
+    return (2.0 - 2.0 * a @ b.T).clamp_min(0.0)
+
+
+def _rows_of(x: Tensor) -> int:
+    """Of how many images at a time the distances to all are computed."""
+    return BLOCK_BYTES // (24 * len(x))
+
+
+def _blocks(like: Tensor, count: int, step: int) -> list[Tensor]:
+    """The numbers below ``count``, ``step`` at a time and at least one, where ``like`` is."""
+    step = max(1, step)
+    return [torch.arange(at, min(at + step, count), device=like.device) for at in range(0, count, step)]
+
+
+def _reciprocal(near: Tensor, rows: Tensor) -> Tensor:
+    """For N(p, k) as ``near [N, k + 1]``: which of the neighbours of ``rows`` have the row among their own."""
+    return (near[near[rows]] == rows[:, None, None]).any(dim=2)
+
+
+def _encoded(x: Tensor, near: Tensor, farthest: Tensor, k1: int) -> _Sparse:
+    """V before it is averaged."""
+    wide, half = near[:, : k1 + 1], near[:, : round(k1 / 2) + 1]
+    step = max(1, _AT_ONCE // (wide.shape[1] ** 2 * half.shape[1]))
+    blocks = _blocks(x, len(x), step)
+    half_mutual = torch.cat([_reciprocal(half, rows) for rows in blocks])
+    found = []
+    for rows in blocks:
+        candidates, mutual = wide[rows], _reciprocal(wide, rows)
+        others, theirs = half[candidates], half_mutual[candidates]
+        among = ((others[..., None] == candidates[:, None, None]) & mutual[:, None, None]).any(dim=3) & theirs
+        taken = mutual & (3 * among.sum(dim=2) >= 2 * theirs.sum(dim=2))
+        own, added = mutual.nonzero(), (theirs & taken[..., None]).nonzero()
+        place = torch.cat([own[:, 0], added[:, 0]])
+        other = torch.cat([candidates[mutual], others[theirs & taken[..., None]]])
+        found.append(torch.unique(rows[place] * len(x) + other))
+    pairs = torch.cat(found)
+    row, column = pairs // len(x), pairs % len(x)
+    parts = _blocks(x, len(pairs), _AT_ONCE // x.shape[1] + 1)
+    products = torch.cat([(x[row[part]] * x[column[part]]).sum(dim=1) for part in parts])
+    weights = torch.exp(-(2.0 - 2.0 * products).clamp_min(0.0) / farthest[row])
+    sums = torch.bincount(row, weights, minlength=len(x))
+    return _Sparse.of(row, column, weights / sums[row], len(x))
+
+
+def _averaged(encoded: _Sparse, near: Tensor) -> _Sparse:
+    """Each row the mean of those of ``near [N, k]``."""
+    rows, columns, values = [], [], []
+    widest = max(1, int(encoded.starts.diff().max()) * near.shape[1])
+    for some in _blocks(near, len(near), _AT_ONCE // widest):
+        place, where = encoded.entries(near[some].flatten())
+        pairs, which = torch.unique(place // near.shape[1] * len(near) + encoded.columns[where], return_inverse=True)
+        rows.append(some[pairs // len(near)])
+        columns.append(pairs % len(near))
+        values.append(torch.bincount(which, encoded.values[where], minlength=len(pairs)) / near.shape[1])
+    return _Sparse.of(torch.cat(rows), torch.cat(columns), torch.cat(values), len(near))
+
+
+def _shared(encoded: _Sparse, by_column: _Sparse, rows: Tensor, count: int) -> Tensor:
+    """Σ min(V(p), V(g)) ``[B, N]`` for the images p of ``rows`` and all g: only common columns add anything."""
+    place, where = encoded.entries(rows)
+    columns, values = encoded.columns[where], encoded.values[where]
+    total = torch.zeros(len(rows) * count, dtype=values.dtype, device=values.device)
+    widest = max(1, int(by_column.starts.diff().max()))
+    for some in _blocks(columns, len(columns), _AT_ONCE // widest):
+        entry, other = by_column.entries(columns[some])
+        least = torch.minimum(values[some][entry], by_column.values[other])
+        total.index_add_(0, place[some][entry] * count + by_column.columns[other], least)
+    return total.view(len(rows), count)

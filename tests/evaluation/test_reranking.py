@@ -1,0 +1,100 @@
+"""k-reciprocal re-ranking against the paper's definition, in plain sets and dense matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.evaluation import reranking
+from nearkin.evaluation.reranking import reranked_distances
+
+
+def by_definition(x, k1, k2, weight):
+    """Distances ``[N, N]`` of all images to each other, image by image and set by set."""
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    count = len(x)
+    squared = ((x[:, None] - x[None]) ** 2).sum(axis=2)
+    d = squared / squared.max(axis=1, keepdims=True)
+    order = [[p] + [g for g in np.argsort(squared[p], kind="stable") if g != p] for p in range(count)]
+
+    def near(p, k):
+        return order[p][: k + 1]
+
+    def reciprocal(p, k):
+        return {g for g in near(p, k) if p in near(g, k)}
+
+    v = np.zeros((count, count))
+    for p in range(count):
+        own = reciprocal(p, k1)
+        wider = set(own)
+        for q in own:
+            theirs = reciprocal(q, round(k1 / 2))
+            if 3 * len(theirs & own) >= 2 * len(theirs):
+                wider |= theirs
+        for g in wider:
+            v[p, g] = np.exp(-d[p, g])
+        v[p] /= v[p].sum()
+    v = np.array([np.mean([v[q] for q in near(p, k2 - 1)], axis=0) for p in range(count)])
+    jaccard = np.empty((count, count))
+    for p in range(count):
+        for g in range(count):
+            jaccard[p, g] = 1 - np.minimum(v[p], v[g]).sum() / np.maximum(v[p], v[g]).sum()
+    return (1 - weight) * jaccard + weight * d
+
+
+def all_of(*given, **settings):
+    rows, distances = zip(*reranked_distances(*given, **settings), strict=True)
+    assert torch.equal(torch.cat(rows), torch.arange(len(given[0])))
+    return torch.cat(distances).numpy()
+
+
+def clustered(kinds=8, per_kind=6, dim=5, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(kinds, dim)).repeat(per_kind, axis=0) + 0.5 * rng.normal(size=(kinds * per_kind, dim))
+
+
+@pytest.mark.parametrize("settings", [(20, 6, 0.3), (5, 1, 0.0), (4, 3, 0.7), (1, 2, 0.3), (1000, 1000, 0.3)])
+@pytest.mark.parametrize("small_blocks", [False, True])
+def test_distances_are_those_of_the_definition(settings, small_blocks, monkeypatch):
+    if small_blocks:
+        monkeypatch.setattr(reranking, "_AT_ONCE", 50)
+        monkeypatch.setattr(reranking, "BLOCK_BYTES", 24 * 48 * 5)
+    x = clustered()
+    k1, k2, weight = settings
+    expected = by_definition(x, min(k1, len(x) - 1), min(k2, len(x)), weight)
+    np.testing.assert_allclose(all_of(x, k1=k1, k2=k2, weight=weight), expected, atol=1e-10)
+
+
+def test_queries_and_gallery_are_looked_at_together():
+    x = clustered()
+    expected = by_definition(x, 7, 3, 0.3)[:20, 20:]
+    np.testing.assert_allclose(all_of(x[:20], x[20:], k1=7, k2=3), expected, atol=1e-10)
+
+
+def test_it_mends_a_ranking_by_what_neighbours_agree_on():
+    """Two kinds along two arcs that come close at one end: the plain order mixes them there."""
+    angles = np.linspace(0, 1.2, 25)
+    arcs = [np.stack([np.cos(a), np.sin(a), h * np.ones_like(a)], 1) for a, h in ((angles, 0.0), (angles, 0.35))]
+    x, labels = np.concatenate(arcs), np.repeat([0, 1], 25)
+    plain, changed = all_of(x, weight=1.0), all_of(x, k1=6, k2=2, weight=0.3)
+
+    def right(distances):
+        distances = distances + np.diag(np.full(len(x), np.inf))
+        return (labels[distances.argsort(axis=1)[:, :24]] == labels[:, None]).mean()
+
+    assert right(changed) > right(plain)
+
+
+def test_copies_and_single_images_are_no_trouble():
+    x = np.ones((30, 4))
+    assert np.isfinite(all_of(x)).all()
+    assert np.isfinite(all_of(np.eye(4)[:1])).all()
+    assert np.isfinite(all_of(np.zeros((3, 4)))).all()
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="weight must be between 0 and 1, got 2"):
+        next(reranked_distances(np.eye(3), weight=2))
+    with pytest.raises(ValueError, match="k1 must be an integer"):
+        next(reranked_distances(np.eye(3), k1=0))
