@@ -46,7 +46,7 @@ def written(path, rows=(), events=(), **training):
 
 
 def row(step, loss, score, **more):
-    return {"epoch": step / 10, "step": step, "loss": loss, "lr": 1e-3, "MAP@R": score, "R@1": 2 * score, **more}
+    return {"epoch": step / 10, "step": step, "loss": loss, "lr": 1e-3, "MAP@R": score / 2, "R@1": score, **more}
 
 
 def shown(drawing):

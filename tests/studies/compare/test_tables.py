@@ -222,11 +222,11 @@ def test_nothing_finished_is_still_a_table(write_row):
 
 
 def test_what_chose_the_epoch_is_shown_with_the_epochs(write_row):
-    best = [{"MAP@R": 0.5, "epoch": 3.0}, {"MAP@R": 0.6, "epoch": 4.5}]
-    both = write_row("C2", [{"MAP@R": 0.2}, {"MAP@R": 0.3}], best=best)
-    rows = [both, write_row("triplet", [{"MAP@R": 0.4}])]
+    best = [{"R@1": 0.5, "epoch": 3.0}, {"R@1": 0.6, "epoch": 4.5}]
+    both = write_row("C2", [{"R@1": 0.2}, {"R@1": 0.3}], best=best)
+    rows = [both, write_row("triplet", [{"R@1": 0.4}])]
     assert part(rows, "How the epoch was chosen") == [
-        ["", "validation MAP@R", "epochs"],
+        ["", "validation R@1", "epochs"],
         ["C2", "55.0 ± 7.1", "3, 4.5"],
     ]
     assert "How the epoch was chosen" in written(rows)
@@ -237,25 +237,25 @@ def test_what_chose_the_epoch_is_shown_with_the_epochs(write_row):
 def test_the_other_score_of_the_validation_classes_is_shown_too(write_row):
     rows = []
     for k in range(8):
-        test = [{"MAP@R": -k / 10, "R@1": k / 10}]
-        rows.append(write_row(f"row{k}", test, best={"MAP@R": k / 10, "R@1": k / 20, "epoch": 3.0}))
+        test = [{"R@1": -k / 10, "MAP@R": k / 10}]
+        rows.append(write_row(f"row{k}", test, best={"R@1": k / 10, "MAP@R": k / 20, "epoch": 3.0}))
     heading, _, second, *_ = part(rows, "How the epoch was chosen")
-    assert heading == ["", "validation MAP@R", "validation R@1", "epochs"]
+    assert heading == ["", "validation R@1", "validation MAP@R", "epochs"]
     assert second == ["row1", "10.0", "5.0", "3"]
     (line,) = [line for line in warnings_of(rows) if "validation classes" in line]
-    assert "rank correlation of MAP@R -1.00, of R@1 1.00" in line
+    assert "rank correlation of R@1 -1.00, of MAP@R 1.00" in line
 
 
 @pytest.mark.parametrize(
     ("test", "said"), [((1, 2, 3, 4, 5, 6, 7, 8), False), ((8, 7, 6, 5, 4, 3, 2, 1), True), ((1,) * 8, False)]
 )
 def test_validation_classes_that_order_the_runs_otherwise_are_named(write_row, test, said):
-    rows = [write_row(f"row{k}", [{"MAP@R": value / 10}], best={"MAP@R": k / 10}) for k, value in enumerate(test)]
+    rows = [write_row(f"row{k}", [{"R@1": value / 10}], best={"R@1": k / 10}) for k, value in enumerate(test)]
     lines = [line for line in warnings_of(rows) if "validation classes" in line]
     assert len(lines) == said
     if said:
         assert "these 8 runs" in lines[0]
-        assert "rank correlation of MAP@R -1.00" in lines[0]
+        assert "rank correlation of R@1 -1.00" in lines[0]
         assert "protocol.validation_share" in lines[0]
     assert not any("validation classes" in line for line in warnings_of(rows[:7])), "too few to say"
 

@@ -56,15 +56,15 @@ def test_csv_has_every_trial_with_all_digits(some):
     rows = list(csv.DictReader(io.StringIO(formats.csv_text(tuning_table(some)))))
     assert [row["trial"] for row in rows] == list("01234")
     assert [row["status"] for row in rows] == ["finished", "pruned", "finished", "diverged", "finished"]
-    assert rows[0]["MAP@R"] == rows[0]["scores"] == "0.412345678901"
-    assert (rows[3]["MAP@R"], rows[3]["reason"]) == ("", "it diverged")
+    assert rows[0]["R@1"] == rows[0]["scores"] == "0.412345678901"
+    assert (rows[3]["R@1"], rows[3]["reason"]) == ("", "it diverged")
     assert float(rows[2]["method.pull"]) == 1e-5
 
 
 def test_the_best_is_a_recipe_that_loads(some):
     text = best_recipe(some)
     first, second, third = text.splitlines()[:3]
-    assert first == "# glyphs with contrastive and ccp: best of 5 trials, MAP@R 45.0 % on validation classes"
+    assert first == "# glyphs with contrastive and ccp: best of 5 trials, R@1 45.0 % on validation classes"
     assert second == f"# nearkin train '{some.folder / 'best.yaml'}'"
     assert not third.startswith("#")
     (some.folder / "best.yaml").write_text(text)

@@ -34,12 +34,12 @@ def stand_in(monkeypatch):
         if folder.is_finished:
             return folder.scores()
         folder.begin(recipe)
-        protocol = SimpleNamespace(select_by="MAP@R", selects_on="validation")
+        protocol = SimpleNamespace(select_by="R@1", selects_on="validation")
         state = SimpleNamespace(protocol=protocol, total_steps=EVALUATIONS, history=[], best=None, baseline="backbone")
         state.is_below_baseline = lambda row: False
         for state.step in range(EVALUATIONS + 1):
             score = rate * state.step / EVALUATIONS - 0.01 * seed
-            row = {"epoch": float(state.step), "step": state.step, "MAP@R": score, "seconds": 10.0 * state.step}
+            row = {"epoch": float(state.step), "step": state.step, "R@1": score, "seconds": 10.0 * state.step}
             state.history.append(row)
             folder.write_evaluations(state.history)
             folder.last_checkpoint.write_text("weights")
