@@ -8,6 +8,7 @@ one is within ‖q − q̂‖·‖x‖ + ‖q̂‖·‖x − x̂‖ of the scann
 from __future__ import annotations
 
 import functools
+import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class ExactEngine:
     """Proposes every row that could be among the nearest, and few others: what is then scored is the exact result."""
 
     def __init__(self, folder: Path, vectors: Segments, distance: Literal["cosine", "euclidean"]) -> None:
-        self._vectors, self._distance = vectors, distance
+        self._folder, self._vectors, self._distance = folder, vectors, distance
         size = vectors.rows_per_segment
         self._codes = Segments(folder / "codes", vectors.width, np.int8, rows_per_segment=size)
         self._figures = Segments(folder / "figures", 3, np.float32, rows_per_segment=size)
@@ -123,6 +124,9 @@ class ExactEngine:
 
     def status(self) -> Mapping[str, Any]:
         return {"rows": self._rows, "scan": "int8" if int8_is_exact() else "float32"}
+
+    def discard(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None

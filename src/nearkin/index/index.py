@@ -16,10 +16,10 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.index.adding import Added, Labels, Loaded, Progress, loaded, sources_of, write_batch
 from nearkin.index.calibration import Calibration
 from nearkin.index.confidence import calibrate, read_calibration
-from nearkin.index.engine import check_engine, open_engine
+from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items
 from nearkin.index.queries import combined, nearest_of, query_vectors
-from nearkin.index.results import Hit, Status, classified, one_of_each
+from nearkin.index.results import Hit, Status, classified, one_of_each, page
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.lock import sole_writer_of
@@ -46,9 +46,7 @@ class Index:
         self.distance: str = facts["distance"]
         self._vectors = Segments(folder / "vectors", self.dim, np.float32)
         self._engine_name = facts["engine"]
-        self._engine = open_engine(
-            facts["engine"], folder / "engine" / facts["engine"], self._vectors, facts["distance"]
-        )
+        self._engine = self._opened(facts["engine"])
         self._seen: tuple[int, int] | None = None
         self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._calibration: Calibration | None = None
@@ -56,7 +54,10 @@ class Index:
 
     @classmethod
     def create(cls, folder: str | Path, model: Model, *, engine: str = "exact") -> Index:
-        """A new, empty index for the vectors of ``model`` in ``folder``, which must be new or empty."""
+        """A new, empty index for the vectors of ``model`` in ``folder``, which must be new or empty.
+
+        ``engine`` is ``exact``, ``faiss``, ``faiss-hnsw``, or the address of a PostgreSQL or a Milvus.
+        """
         place = Path(folder).expanduser()
         check_engine(engine)
         if (place / NAME).exists():
@@ -69,12 +70,15 @@ class Index:
             "model": str(model.path),
             "dim": model.dim,
             "distance": model.distance,
-            "engine": engine,
+            "engine": without_password(engine),
+            "identity": new_identity(),
             "rows": 0,
         }
         with sole_writer_of(place):
             items = Items.create(place / NAME, facts)
-        return cls(place, items, model)
+        made = cls(place, items, model)
+        made._engine = made._opened(engine)  # with the password, which is not stored
+        return made
 
     @classmethod
     def open(cls, folder: str | Path, model: Model | None = None) -> Index:
@@ -159,6 +163,7 @@ class Index:
                         batch = []
                         if progress is not None:
                             progress(done, len(sources.rows))
+            self._engine.rebuild(self._items.fact("rows"))
             if counts["added"] or self._items.fact("calibration") is None:
                 self._refresh()
                 calibrate(self._items, self._vectors, model)
@@ -169,9 +174,27 @@ class Index:
         wanted = [int(each) for each in ids]
         with self._writing():
             self._check_there(wanted)
-            self._engine.remove(np.array(wanted, dtype=np.int64))
             with self._items.writing():
                 self._items.delete(wanted)
+            self._engine.remove(np.array(wanted, dtype=np.int64))
+
+    def use_engine(self, engine: str) -> None:
+        """Search by another engine from now on, which is built from the stored vectors; the old one's files go."""
+        check_engine(engine)
+        name = without_password(engine)
+        with sole_writer_of(self.path):
+            rows = self._items.fact("rows")
+            self._vectors.truncate(rows)
+            with self._items.writing():
+                self._items.set_fact("identity", self._items.fact("identity") or new_identity())
+            new, old, was = self._opened(engine), self._engine, self._engine_name
+            new.rebuild(rows)
+            with self._lock:
+                self._engine, self._engine_name, self._seen = new, name, None
+            with self._items.writing():
+                self._items.set_fact("engine", name)
+            if name != was:
+                old.discard()
 
     def ids(self, where: Where | None = None) -> NDArray[np.int64]:
         """The items that are there and meet ``where``, ascending."""
@@ -243,7 +266,7 @@ class Index:
         if group_by is not None and group_by not in self._items.fields():
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
         found = [
-            self._page(hits, group_by, min_confidence, offset, k)
+            page(hits, group_by, min_confidence, offset, k)
             for hits in self._hits(vectors, excluded, allowed, offset + k, group_by)
         ]
         return found[0] if asked.is_one else found
@@ -293,13 +316,19 @@ class Index:
         with self._lock:
             if (version := self._items.version()) == self._seen:
                 return
-            rows = self._items.fact("rows")
+            rows, name = self._items.fact("rows"), self._items.fact("engine")
+            if name != self._engine_name:
+                self._engine, self._engine_name = self._opened(name), name
             self._vectors.show(rows)
             self._engine.show(rows)
             live = self._items.ids()
             self._live = live[live < rows]
             self._calibration = read_calibration(self._items.fact("calibration"))
             self._seen = version
+
+    def _opened(self, engine: str) -> Engine:
+        identity = self._items.fact("identity") or ""
+        return open_engine(engine, self.path / "engine", self._vectors, self._items.fact("distance"), identity)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -355,15 +384,6 @@ class Index:
                 sure = None if self._calibration is None else self._calibration.confidence(score)
                 hits.append(Hit(id, score, sure, items[id].label, items[id].path, items[id].columns))
         return hits
-
-    def _page(
-        self, hits: list[Hit], group_by: str | None, min_confidence: float | None, offset: int, k: int
-    ) -> list[Hit]:
-        if group_by is not None:
-            hits = one_of_each(hits, group_by)
-        if min_confidence is not None:
-            hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
-        return hits[offset : offset + k]
 
 
 def _check_same(folder: Path, items: Items, model: Model) -> None:

@@ -68,6 +68,15 @@ def one_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
     return list(first.values())
 
 
+def page(hits: list[Hit], group_by: str | None, min_confidence: float | None, offset: int, k: int) -> list[Hit]:
+    """The ``k`` hits behind the first ``offset`` of those that are to be shown."""
+    if group_by is not None:
+        hits = one_of_each(hits, group_by)
+    if min_confidence is not None:
+        hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
+    return hits[offset : offset + k]
+
+
 def classified(hits: Sequence[Hit], min_confidence: float) -> Classified:
     """The label with most confidence among hits, unless even the surest of its hits is not sure enough."""
     if not hits:
