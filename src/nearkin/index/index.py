@@ -163,7 +163,10 @@ class Index:
                         batch = []
                         if progress is not None:
                             progress(done, len(sources.rows))
-            self._engine.rebuild(self._items.fact("rows"))
+            if counts["added"]:
+                self._engine.rebuild(self._items.fact("rows"))
+                with self._items.writing():  # so that every reader looks at what was built
+                    self._items.set_fact("engine", self._engine_name)
             if counts["added"] or self._items.fact("calibration") is None:
                 self._refresh()
                 calibrate(self._items, self._vectors, model)
