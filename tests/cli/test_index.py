@@ -70,6 +70,17 @@ def test_from_photos_to_a_search(nearkin, trained, photos, tmp_path):
     assert json.loads(out)["calibration"]["brier"] < 1
 
 
+def test_an_index_changes_to_another_engine(nearkin, trained, photos, tmp_path):
+    index, query = tmp_path / "birds.index", photos / "kiwi" / "Bild 3 ä.png"
+    assert nearkin("index", trained, photos, "-o", index, "--engine", "faiss")[0] == 0
+    assert "name faiss" in nearkin("index", "status", index)[1]
+    found = json.loads(nearkin("search", index, query, "--json")[1])
+    code, out, _ = nearkin("index", trained, photos, "-o", index, "--engine", "exact", "--json")
+    assert (code, json.loads(out)["known"]) == (0, 48)
+    assert "name exact" in nearkin("index", "status", index)[1]
+    assert json.loads(nearkin("search", index, query, "--json")[1]) == found
+
+
 def test_mistakes_say_what_to_do(nearkin, trained, photos, tmp_path):
     index = tmp_path / "birds.index"
     assert nearkin("index", trained, photos / "kiwi", "-o", index)[0] == 0
@@ -77,6 +88,12 @@ def test_mistakes_say_what_to_do(nearkin, trained, photos, tmp_path):
     for words, exit_code, said in (
         (["index", trained], 2, "FOLDER -o INDEX"),
         (["index", trained, photos], 2, "say where the index is to be: -o INDEX"),
+        (["index", trained, photos, "-o", index, "--engine", "fais"], 2, "unknown engine 'fais'; did you mean 'faiss'"),
+        (
+            ["index", trained, photos, "-o", index, "--engine", "mysql://me:word@host"],
+            2,
+            "'mysql://me@host'; give postg",
+        ),
         (["index", "status"], 2, "give one index: nearkin index status INDEX"),
         (["index", "status", tmp_path / "bird.index"], 3, "did you mean"),
         (["index", tmp_path / "rum", photos, "-o", index], 3, "there is no run folder"),

@@ -97,7 +97,7 @@ def test_it_builds_for_many_rows_grows_and_is_laid_out_anew(kind, tmp_path, monk
 def test_filters_that_leave_little_are_scanned_exactly(kind, tmp_path, scans):
     growing = Growing(tmp_path, kind, around_kinds(2000)).to(2000)
     rng = np.random.default_rng(0)
-    for share, is_exact in ((0.01, True), (0.04, True), (0.3, False), (0.9, False)):
+    for share, is_exact in ((0.01, True), (0.04, True), (0.8, kind is FaissGraphEngine), (0.95, False)):
         allowed = np.sort(rng.choice(2000, int(share * 2000), replace=False))
         scans.clear()
         recall = growing.recall(allowed)
@@ -105,13 +105,30 @@ def test_filters_that_leave_little_are_scanned_exactly(kind, tmp_path, scans):
         assert recall == 1 if is_exact else recall >= 0.95
 
 
-@ENGINES
-def test_what_finds_too_few_is_scanned_exactly(kind, tmp_path, monkeypatch, scans):
-    growing = Growing(tmp_path, kind, around_kinds(1500)).to(1500)
-    inner = kind._found
-    monkeypatch.setattr(kind, "_found", lambda self, *a: [each[: 9 + i % 2] for i, each in enumerate(inner(self, *a))])
+def test_a_filter_by_kind_leaves_out_lists_without_any(tmp_path, scans):
+    growing = Growing(tmp_path, FaissEngine, around_kinds(8000)).to(8000)
+    by_lists = growing.engine._shown[0].list_of_row
+    index = growing.engine._shown[0].index
+    np.testing.assert_array_equal(by_lists, index.quantizer.search(growing.every, 1)[1][:, 0])
     scans.clear()
-    queries = growing.every[:6].astype(np.float64)
+    kinds = np.argmax(growing.every @ around_kinds(20, kinds=20, seed=1).T, axis=1)
+    allowed = np.flatnonzero(kinds % 2 == 0)  # of many queries the own surroundings are left out
+    assert growing.recall(allowed, count=100) >= 0.95
+    assert not scans
+
+
+@ENGINES
+def test_what_finds_too_few_is_scanned_exactly(kind, tmp_path, scans):
+    growing = Growing(tmp_path, kind, around_kinds(1500)).to(1500)
+    index, queries = growing.engine._shown[0].index, growing.every[:6].astype(np.float64)
+
+    def search(*given, inner=index.search, **params):
+        scores, rows = inner(*given, **params)
+        rows[::2, 9:] = -1
+        return scores, rows
+
+    index.search = search
+    scans.clear()
     assert all(len(rows) >= 10 for rows in growing.engine.candidates(queries, 10, None))
     assert scans == [None], "once, for those that found nine"
     assert len(growing.engine.candidates(queries, 1400, None)[0]) >= 1400
@@ -133,7 +150,7 @@ def test_vectors_that_it_finds_badly_are_scanned_exactly(kind, tmp_path, monkeyp
 
 
 @ENGINES
-@pytest.mark.parametrize("place", [0, 5, 200, -1])
+@pytest.mark.parametrize("place", [0, 43, 200, -1])
 def test_a_damaged_file_is_told_and_built_anew(kind, place, tmp_path):
     growing = Growing(tmp_path, kind, around_kinds(1000)).to(1000)
     content = bytearray(growing.file.read_bytes())
@@ -144,6 +161,29 @@ def test_a_damaged_file_is_told_and_built_anew(kind, place, tmp_path):
     assert growing.recall() == 1
     growing.to(1000)
     assert growing.engine.status()["built"] == 1000
+
+
+def test_a_file_of_another_faiss_is_built_anew(tmp_path, monkeypatch):
+    growing = Growing(tmp_path, FaissEngine, around_kinds(1000)).to(1000)
+    other = FaissEngine(tmp_path / "engine", growing.segments, "cosine")
+
+    def refuse(body):
+        raise RuntimeError("unknown format")
+
+    monkeypatch.setattr(pytest.importorskip("faiss"), "deserialize_index", refuse)
+    other.show(1000)
+    assert other.status() == {"rows": 1000, "built": 0, "scan": "exact"}
+
+
+def test_a_filter_is_told_to_faiss_once(tmp_path):
+    growing = Growing(tmp_path, FaissEngine, around_kinds(1100)).to(1000)
+    allowed, queries = np.arange(5, 1000), growing.every[:3].astype(np.float64)
+    growing.engine.candidates(queries, 10, allowed)
+    first = growing.engine._selected
+    growing.engine.candidates(queries, 20, allowed)
+    assert growing.engine._selected is first
+    assert all((rows >= 200).all() for rows in growing.engine.candidates(queries, 10, np.arange(200, 1000)))
+    assert all((rows >= 5).all() for rows in growing.engine.candidates(queries, 10, allowed))
 
 
 def test_a_file_that_is_ahead_of_a_reader_waits(tmp_path):

@@ -40,6 +40,15 @@ def index(
     labels: Annotated[
         bool, typer.Option("--labels/--no-labels", help="Label images by their folder or manifest.")
     ] = True,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="NAME|ADDRESS",
+            help="What searches: exact, faiss, faiss-hnsw, postgresql://HOST/DATABASE (pgvector), http://HOST:19530 "
+            "(Milvus). An index that is there changes to it. Else its own, and exact for a new one.",
+        ),
+    ] = None,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -53,6 +62,7 @@ def index(
     The same command again goes on after an interruption, and adds what is new.
     """
     from nearkin.index import Index
+    from nearkin.index.engine import check_engine
     from nearkin.runs.model import load
 
     if words[0] == "status":
@@ -64,9 +74,13 @@ def index(
         raise RecipeError(f"give a run and the images to add: nearkin index {words[0]} FOLDER -o INDEX")
     if output is None:
         raise RecipeError("say where the index is to be: -o INDEX")
+    if engine is not None:
+        check_engine(engine)
     model = load(words[0], device=device)
     there = (output / "items.sqlite").is_file()
-    opened = Index.open(output, model) if there else Index.create(output, model)
+    opened = Index.open(output, model) if there else Index.create(output, model, engine=engine or "exact")
+    if there and engine is not None:
+        opened.use_engine(engine)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=progress_console(verbose), transient=True) as bar:
         task = bar.add_task("indexing", total=None)

@@ -168,7 +168,9 @@ def _allowed_of(
     low, high = np.searchsorted(allowed, [first, first + len(codes)])
     places = torch.from_numpy(allowed[low:high] - first)
     if len(places) < _GATHERED * len(codes):
-        return rows[places], codes[places], figures[places], vectors[places], None
+        # Row by row, where an index in brackets would go number by number; vectors only where they are scanned.
+        taken = [each.index_select(0, places) for each in (rows, codes, figures)]
+        return taken[0], taken[1], taken[2], vectors if int8_is_exact() else vectors.index_select(0, places), None
     mask = torch.zeros(len(codes), dtype=torch.bool)
     mask[places] = True
     return rows, codes, figures, vectors, mask

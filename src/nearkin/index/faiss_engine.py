@@ -9,6 +9,7 @@ removed stay in both, and are passed over as those are that a filter leaves out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import shutil
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, remove_leftovers, replacing, writing
 from nearkin.errors import require
-from nearkin.index.engine import Distance
+from nearkin.index.engine import Distance, Engine
 from nearkin.index.exact import ExactEngine
 from nearkin.index.queries import nearest_of
 from nearkin.index.segments import Segments
@@ -32,8 +33,14 @@ from nearkin.index.segments import Segments
 LEAST_ROWS = 200_000
 """Of fewer the exact scan takes some 5 ms for a query (128 numbers, two cores): nothing to save."""
 LEAST_SHARE = 0.05
-"""Where a filter allows a smaller share of rows they are scanned exactly, which is fast: of 1 % of 200,000 rows a graph
-found 0.24 to 0.5 of the ten nearest, and lists 0.53 to 0.95."""
+"""Where a filter allows a smaller share of rows they are scanned exactly, which is fast."""
+FILTERED = 4
+"""So much more effort with a filter that has to do with looks, as it leaves out whole lists: where the query's own kind
+is left out, the nearest of others are spread (of half or a tenth of the kinds 0.92 to 0.97 were found, then 0.97 to
+1)."""
+MOST = 0.9
+"""What allows this share of rows is no filter, but a few removed rows. With fewer a graph is not used: a walk to rows
+of other kinds ends too early (of a tenth of the kinds it found 0.59 of the ten nearest, of 1 % of rows 0.24 to 0.5)."""
 TAIL = 0.2
 """So many rows, as a share of those built, are scanned exactly before they are added to lists or graph."""
 RETRAIN = 2
@@ -60,19 +67,39 @@ class _Built:
     trained: int
     """How many rows there were when its lists were laid out."""
     effort: int = 0
-    """Lists to look into, or nodes of the graph to keep in mind, for an image and its ten neighbours."""
+    """Lists to look into, or nodes of the graph to keep in mind, for ten neighbours."""
     recall: float = 0.0
-    """The share of the ten nearest that it finds, of stored vectors that were not used to choose the effort."""
+    """The share of the ten nearest that it finds, of queries that were not used to choose the effort."""
 
-    @property
-    def is_used(self) -> bool:
-        return self.recall >= LEAST_RECALL
+    @functools.cached_property
+    def list_of_row(self) -> NDArray[np.int32]:
+        """Which list each row is in."""
+        lists, found = self.index.invlists, np.empty(self.rows, dtype=np.int32)
+        for number in range(self.index.nlist):
+            if size := lists.list_size(number):
+                found[require("faiss", "faiss").rev_swig_ptr(lists.get_ids(number), size)] = number
+        return found
+
+
+@dataclass(frozen=True)
+class _Selected:
+    """Rows that are allowed, as faiss wants them told; kept for the next search, as few change from one to the next."""
+
+    allowed: NDArray[np.int64]
+    built: _Built
+    rows: Any
+    lists: Any = None
+    count: int = 0
+    """Lists that hold any of them."""
+    times: float = 1.0
+    """By how much more effort to search among them."""
 
 
 class FaissEngine:
     """Lists around centres of k-means; a query looks into those whose centres are nearest."""
 
     effort_name: ClassVar = "lists searched"
+    least_share: ClassVar = LEAST_SHARE
 
     def __init__(self, folder: Path, vectors: Segments, distance: Distance) -> None:
         self._faiss = require("faiss", "faiss")
@@ -80,6 +107,7 @@ class FaissEngine:
         self._exact = ExactEngine(folder / "exact", vectors, distance)
         self._shown: tuple[_Built | None, int] = (None, 0)
         self._loaded: tuple[object, _Built | None] = (None, None)
+        self._selected: _Selected | None = None
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
         self._exact.add(first, vectors)
@@ -113,10 +141,16 @@ class FaissEngine:
     ) -> list[NDArray[np.int64]]:
         built, rows = self._shown
         among = rows if allowed is None else len(allowed)
-        effort = 0 if built is None else self._effort(built, k, among / max(rows, 1))
-        if built is None or not built.is_used or among < LEAST_SHARE * rows or effort > self._most(built):
+        parameters = None
+        if built is not None and built.recall >= LEAST_RECALL and among >= self.least_share * rows:
+            selected = None if allowed is None else self._select(built, allowed)
+            parameters = self._parameters(built, built.effort * max(1.0, k / _K), selected)
+        if built is None or parameters is None:
             return self._exact.candidates(queries, k, allowed)
-        found = self._found(built, queries, k, effort, allowed)
+        wanted = min(max(_MORE * k, _AT_LEAST), built.rows)
+        with self._threads():
+            places = built.index.search(queries.astype(np.float32), wanted, params=parameters)[1]
+        found = [row[row >= 0] for row in places]
         if built.rows < rows:
             tail = np.arange(built.rows, rows) if allowed is None else allowed[np.searchsorted(allowed, built.rows) :]
             new = self._exact.candidates(queries, k, tail)
@@ -131,7 +165,7 @@ class FaissEngine:
         built, rows = self._shown
         if built is None:
             return {"rows": rows, "built": 0, "scan": "exact"}
-        if not built.is_used:
+        if built.recall < LEAST_RECALL:
             why = f"as faiss finds {built.recall:.2f} of the {_K} nearest"
             return {"rows": rows, "built": built.rows, "scan": f"exact, {why}"}
         told = {"rows": rows, "built": built.rows, f"recall@{_K}": round(built.recall, 4)}
@@ -155,11 +189,48 @@ class FaissEngine:
         return index
 
     def _most(self, built: _Built) -> int:
-        """The effort above which a scan of everything is no slower."""
+        """The greatest effort: with more a scan of everything is no slower."""
         return int(built.index.nlist) // 2
 
-    def _parameters(self, effort: int, selector: Any) -> Any:
-        return self._faiss.SearchParametersIVF(nprobe=effort, sel=selector)
+    def _parameters(self, built: _Built, effort: float, selected: _Selected | None) -> Any | None:
+        """How to search; None where it is better to scan."""
+        if selected is None or selected.lists is None:
+            if effort > self._most(built):
+                return None
+            return self._faiss.SearchParametersIVF(nprobe=math.ceil(effort), sel=selected and selected.rows)
+        if effort * selected.times > selected.count / 2:
+            return None
+        coarse = self._faiss.SearchParameters(sel=selected.lists)
+        nprobe = math.ceil(effort * selected.times)
+        return self._faiss.SearchParametersIVF(nprobe=nprobe, sel=selected.rows, quantizer_params=coarse)
+
+    def _select(self, built: _Built, allowed: NDArray[np.int64]) -> _Selected:
+        before = self._selected
+        if before is not None and before.allowed is allowed and before.built is built:
+            return before
+        inside = allowed[: np.searchsorted(allowed, built.rows)]
+        selected = _Selected(allowed, built, self._only(inside, built.rows))
+        if len(inside) < MOST * built.rows:
+            selected = self._select_lists(selected, inside)
+        self._selected = selected
+        return selected
+
+    def _select_lists(self, selected: _Selected, inside: NDArray[np.int64]) -> _Selected:
+        """Only lists that hold any, and the more of them the fewer of what they hold are allowed.
+
+        A filter by kind leaves out most lists, and one that has nothing to do with looks most of what each holds.
+        """
+        where = selected.built.list_of_row
+        sizes = np.bincount(where, minlength=selected.built.index.nlist)
+        held = np.bincount(where[inside], minlength=len(sizes)) > 0
+        spread = int(sizes[held].sum())
+        times = (FILTERED if spread < MOST * len(where) else 1) * spread / max(len(inside), 1)
+        return replace(selected, lists=self._only(np.flatnonzero(held), len(held)), count=int(held.sum()), times=times)
+
+    def _only(self, numbers: NDArray[np.int64], of: int) -> Any:
+        mask = np.zeros(of, dtype=np.bool_)
+        mask[numbers] = True
+        return self._faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
 
     @property
     def _metric(self) -> Any:
@@ -170,43 +241,39 @@ class FaissEngine:
         taken: NDArray[np.float32] = self._vectors.take(np.sort(some))
         return taken
 
-    def _effort(self, built: _Built, k: int, share: float) -> int:
-        """As many rows that are allowed are looked at for each that is wanted, whatever the filter and k."""
-        return math.ceil(built.effort * max(1.0, k / (_K + 1)) / max(share, 1e-9))
-
-    def _found(
-        self, built: _Built, queries: NDArray[np.float64], k: int, effort: int, allowed: NDArray[np.int64] | None
-    ) -> list[NDArray[np.int64]]:
-        """Rows that the index of faiss finds, of each query."""
-        selector = None
-        if allowed is not None:
-            mask = np.zeros(built.rows, dtype=np.bool_)
-            mask[allowed[: np.searchsorted(allowed, built.rows)]] = True
-            bits = np.packbits(mask, bitorder="little")  # which has to live as long as the selector
-            selector = self._faiss.IDSelectorBitmap(built.rows, self._faiss.swig_ptr(bits))
-        wanted = min(max(_MORE * k, _AT_LEAST), built.rows)
-        with self._threads():
-            rows = built.index.search(queries.astype(np.float32), wanted, params=self._parameters(effort, selector))[1]
-        return [row[row >= 0] for row in rows]
-
     def _measured(self, built: _Built) -> _Built:
-        """With the least effort that reaches the goal on some stored vectors, and what it finds for others."""
-        rows = np.random.default_rng(1).choice(built.rows, min(built.rows, 2 * _QUERIES), replace=False)
-        queries = self._vectors.take(rows).astype(np.float64)
+        """With the least effort that reaches the goal on some queries, and what it finds for others."""
         trial = type(self)(self._folder, self._vectors, self._distance)
         trial._exact.show(built.rows)
-        truth = nearest_of(trial._exact, self._vectors, self._distance, queries, _K + 1, None)
+        queries = self._held_out(trial._exact, built.rows)
+
+        def nearest(engine: Engine, part: slice) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+            return nearest_of(engine, self._vectors, self._distance, queries[part], _K, None)
 
         def recall(effort: int, part: slice) -> float:
             trial._shown = (replace(built, effort=effort, recall=1.0), built.rows)
-            found = nearest_of(trial, self._vectors, self._distance, queries[part], _K + 1, None)
-            each = zip(rows[part].tolist(), truth[part], found, strict=True)
-            return float(np.mean([_share_found(own, true, mine) for own, true, mine in each]))
+            # By scores, as of rows that are equally near any will do.
+            pairs = zip(truth[part], nearest(trial, part), strict=True)
+            return float(np.mean([(mine >= true[-1]).mean() for (_, true), (_, mine) in pairs]))
 
+        truth = nearest(trial._exact, slice(None))
         effort, most = 8, self._most(built)
         while effort < most and recall(effort, slice(None, None, 2)) < GOAL:
             effort = min(2 * effort, most)
         return replace(built, effort=effort, recall=recall(effort, slice(1, None, 2)))
+
+    def _held_out(self, exact: ExactEngine, rows: int) -> NDArray[np.float64]:
+        """Queries that are not stored, but lie as those do that are: a stored one would be easier to find than it is.
+
+        Of a vector a, its fifth nearest b and its tenth c this is (2a + 2b − c) / 3: if all were drawn around one
+        centre, so would it be, and as far from it, as the weights sum to 1 and so do their squares.
+        """
+        some = np.random.default_rng(1).choice(rows, min(rows, 2 * _QUERIES), replace=False)
+        own = self._vectors.take(some).astype(np.float64)
+        near = nearest_of(exact, self._vectors, self._distance, own, _K + 1, None)
+        fifth, tenth = (self._vectors.take(np.array([ids[place] for ids, _ in near])) for place in (_K // 2, _K))
+        held_out: NDArray[np.float64] = (2 * own + 2 * fifth - tenth) / 3
+        return held_out
 
     def _save(self, built: _Built) -> None:
         """Whole or not at all, with a sum by which a damaged file is told."""
@@ -214,9 +281,9 @@ class FaissEngine:
         make_folder(self._folder)
         remove_leftovers(self._folder)
         body = self._faiss.serialize_index(built.index)
-        about = {key: getattr(built, key) for key in ("rows", "trained", "effort", "recall")} | {"sum": _sum(body)}
+        about = json.dumps({key: getattr(built, key) for key in ("rows", "trained", "effort", "recall")}).encode()
         with writing(path, needed=body.nbytes), replacing(path) as file:
-            file.write(json.dumps(about).encode() + b"\n")
+            file.write(_sum(about, body) + b"\n" + about + b"\n")
             file.write(body)
 
     def _load(self) -> _Built | None:
@@ -228,13 +295,14 @@ class FaissEngine:
             if key == self._loaded[0]:
                 return self._loaded[1]
             with open(path, "rb") as file:
-                about = json.loads(file.readline(10_000))
+                told, about = (file.readline(10_000).removesuffix(b"\n") for _ in range(2))
                 body = np.fromfile(file, dtype=np.uint8)
-        except (OSError, ValueError):
+        except OSError:
             return None
         built = None
-        if isinstance(about, dict) and about.pop("sum", None) == _sum(body):
-            built = _Built(self._faiss.deserialize_index(body), **about)
+        if told == _sum(about, body):
+            with contextlib.suppress(RuntimeError):  # written by a faiss that this one does not understand
+                built = _Built(self._faiss.deserialize_index(body), **json.loads(about))
         self._loaded = (key, built)
         return built
 
@@ -253,6 +321,7 @@ class FaissGraphEngine(FaissEngine):
     """A graph from each vector to some near ones, along which a query walks: faster than lists, and slow to build."""
 
     effort_name: ClassVar = "nodes kept in mind"
+    least_share: ClassVar = MOST
 
     def _trained(self, rows: int) -> Any:
         index = self._faiss.IndexHNSWSQ(self._vectors.width, self._faiss.ScalarQuantizer.QT_8bit, _LINKS, self._metric)
@@ -263,21 +332,14 @@ class FaissGraphEngine(FaissEngine):
     def _most(self, built: _Built) -> int:
         return max(64, built.rows // 50)
 
-    def _parameters(self, effort: int, selector: Any) -> Any:
-        return self._faiss.SearchParametersHNSW(efSearch=effort, sel=selector)
+    def _parameters(self, built: _Built, effort: float, selected: _Selected | None) -> Any | None:
+        if effort > self._most(built):
+            return None
+        return self._faiss.SearchParametersHNSW(efSearch=math.ceil(effort), sel=selected and selected.rows)
+
+    def _select_lists(self, selected: _Selected, inside: NDArray[np.int64]) -> _Selected:
+        return selected
 
 
-def _share_found(
-    own: int, true: tuple[NDArray[np.int64], NDArray[np.float64]], mine: tuple[NDArray[np.int64], NDArray[np.float64]]
-) -> float:
-    """Of the nearest of a stored vector, the share that was found; by scores, as of equally near ones any will do.
-
-    That it finds itself is no merit, and is left out on both sides.
-    """
-    scores = true[1][true[0] != own][:_K]
-    found = mine[1][mine[0] != own][:_K]
-    return float((found >= scores[-1]).sum() / len(scores)) if len(scores) else 1.0
-
-
-def _sum(body: NDArray[np.uint8]) -> str:
-    return blake2b(body.data, digest_size=16).hexdigest()
+def _sum(about: bytes, body: NDArray[np.uint8]) -> bytes:
+    return blake2b(body.data, digest_size=16, key=blake2b(about).digest()).hexdigest().encode()
