@@ -73,6 +73,11 @@ def int8_is_exact() -> bool:
     return bool((found.long() == ends.long() @ ends.long().T).all())
 
 
+def _in_8_bits(codes: Tensor) -> bool:
+    """Whether codes are scanned, or vectors: torch multiplies single columns wrongly."""
+    return int8_is_exact() and codes.shape[1] > 1
+
+
 class ExactEngine:
     """Proposes every row that could be among the nearest, and few others: what is then scored is the exact result."""
 
@@ -169,8 +174,9 @@ def _allowed_of(
     places = torch.from_numpy(allowed[low:high] - first)
     if len(places) < _GATHERED * len(codes):
         # Row by row, where an index in brackets would go number by number; vectors only where they are scanned.
-        taken = [each.index_select(0, places) for each in (rows, codes, figures)]
-        return taken[0], taken[1], taken[2], vectors if int8_is_exact() else vectors.index_select(0, places), None
+        scanned = vectors if _in_8_bits(codes) else vectors.index_select(0, places)
+        rows, codes, figures = (each.index_select(0, places) for each in (rows, codes, figures))
+        return rows, codes, figures, scanned, None
     mask = torch.zeros(len(codes), dtype=torch.bool)
     mask[places] = True
     return rows, codes, figures, vectors, mask
@@ -237,7 +243,7 @@ class _Queries:
     def scan(self, codes: Tensor, figures: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Products ``[Q, N]``, and how far each may be from the true one."""
         scale, length, lost = figures.unbind(1)
-        if int8_is_exact() and codes.shape[1] > 1:  # torch multiplies single columns wrongly
+        if _in_8_bits(codes):
             products = torch._int_mm(self.codes, codes.T).float().mul_(self.scale).mul_(scale)
             return products, torch.addmm(self.lost * length, self.length + self.lost, lost[None])
         # Rounded to float32, multiplied, added in any order (Higham, Accuracy and Stability, 3.1).
