@@ -402,6 +402,17 @@ def test_an_engine_at_an_address_and_its_password(tmp_path, images, model, monke
         assert "sesame" not in str(told.value)
 
 
+def test_a_writer_goes_on_with_the_engine_that_another_chose(index, images, tmp_path):
+    Index.open(tmp_path / "index").use_engine("faiss")
+    index.add(np.zeros((8, 8, 3), np.uint8))
+    assert index.status().engine["name"] == Index.open(tmp_path / "index").status().engine["name"] == "faiss"
+    assert [each.name for each in (tmp_path / "index" / "engine").iterdir()] == ["faiss"]
+    Index.open(tmp_path / "index").use_engine("faiss-hnsw")
+    index.use_engine("exact")
+    assert [each.name for each in (tmp_path / "index" / "engine").iterdir()] == ["exact"]
+    assert len(index.search(0, k=30)) == 20
+
+
 def test_an_engine_that_cannot_be_built_leaves_the_old_one(index, monkeypatch):
     monkeypatch.setattr(FaissEngine, "rebuild", lambda self, rows: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from nearkin.data.folder import nearest_folder
 from nearkin.errors import DataError, RecipeError
-from nearkin.index.adding import Added, Labels, Loaded, Progress, loaded, sources_of, write_batch
+from nearkin.index.adding import Added, Labels, Loaded, Progress, check_same_encoder, loaded, sources_of, write_batch
 from nearkin.index.calibration import Calibration
 from nearkin.index.confidence import calibrate, read_calibration
 from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items
 from nearkin.index.queries import combined, nearest_of, query_vectors
-from nearkin.index.results import Hit, Status, classified, one_of_each, page
+from nearkin.index.results import Hit, Status, as_hits, classified, one_of_each, page
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.lock import sole_writer_of
@@ -91,7 +91,7 @@ class Index:
             raise DataError(f"{what}: 'nearkin index RUN FOLDER -o INDEX' makes one")
         items = Items.open(place / NAME)
         if model is not None:
-            _check_same(place, items, model)
+            check_same_encoder(place, items, model)
         return cls(place, items, model)
 
     @property
@@ -106,7 +106,7 @@ class Index:
                     f"the encoder of {self.path} cannot be loaded: {error}. Say where it is now: "
                     f"Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
                 ) from error
-            _check_same(self.path, self._items, model)
+            check_same_encoder(self.path, self._items, model)
             self._model = model
         return self._model
 
@@ -190,7 +190,8 @@ class Index:
             self._vectors.truncate(rows)
             with self._items.writing():
                 self._items.set_fact("identity", self._items.fact("identity") or new_identity())
-            new, old, was = self._opened(engine), self._engine, self._engine_name
+            new, was = self._opened(engine), self._items.fact("engine")
+            old = self._engine if was == self._engine_name else self._opened(was)
             new.rebuild(rows)
             with self._lock:
                 self._engine, self._engine_name, self._seen = new, name, None
@@ -337,6 +338,7 @@ class Index:
     def _writing(self) -> Iterator[None]:
         """Hold the index as its one writer; what a writer before left half done is put away first."""
         with sole_writer_of(self.path):
+            self._refresh()
             rows = self._items.fact("rows")
             self._vectors.truncate(rows)
             self._engine.rebuild(rows)
@@ -371,27 +373,10 @@ class Index:
             return
         depth = wanted + max(map(len, excluded), default=0)
         ranked = nearest_of(self._engine, self._vectors, self.distance, vectors, depth, allowed)
-        for vector, out, (ids, scores) in zip(vectors, excluded, ranked, strict=True):
-            hits, deep = self._as_hits(ids, scores, out), depth
+        for vector, out, found in zip(vectors, excluded, ranked, strict=True):
+            hits, deep = as_hits(*found, out, self._items, self._calibration), depth
             while group_by is not None and deep < there and len(one_of_each(hits, group_by)) < wanted:
                 deep *= 4
                 again = nearest_of(self._engine, self._vectors, self.distance, vector[None], deep, allowed)
-                hits = self._as_hits(*again[0], out)
+                hits = as_hits(*again[0], out, self._items, self._calibration)
             yield hits
-
-    def _as_hits(self, ids: NDArray[np.int64], scores: NDArray[np.float64], out: set[int]) -> list[Hit]:
-        items = self._items.get(ids.tolist())
-        hits = []
-        for id, score in zip(ids.tolist(), scores.tolist(), strict=True):
-            if id in items and id not in out:
-                sure = None if self._calibration is None else self._calibration.confidence(score)
-                hits.append(Hit(id, score, sure, items[id].label, items[id].path, items[id].columns))
-        return hits
-
-
-def _check_same(folder: Path, items: Items, model: Model) -> None:
-    if model.identity != items.fact("encoder"):
-        raise DataError(
-            f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
-            f"another index with it, or give the run that made this one ({items.fact('model')})"
-        )

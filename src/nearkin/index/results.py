@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nearkin.index.calibration import Calibration
+from nearkin.index.items import Items
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,18 @@ class Status:
     model: str
     engine: Mapping[str, Any]
     calibration: Calibration | None
+
+
+def as_hits(
+    ids: NDArray[np.int64], scores: NDArray[np.float64], out: set[int], items: Items, calibration: Calibration | None
+) -> list[Hit]:
+    """Items by their ids and scores, but those in ``out`` and those that have been removed meanwhile."""
+    found, hits = items.get(ids.tolist()), []
+    for id, score in zip(ids.tolist(), scores.tolist(), strict=True):
+        if id in found and id not in out:
+            sure = None if calibration is None else calibration.confidence(score)
+            hits.append(Hit(id, score, sure, found[id].label, found[id].path, found[id].columns))
+    return hits
 
 
 def one_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
