@@ -139,6 +139,17 @@ def test_remove(nearkin, index, monkeypatch):
         assert (code, said in " ".join(err.split())) == (exit_code, True), (words, err)
 
 
+def test_an_index_changes_to_another_engine(nearkin, trained, photos, tmp_path):
+    index, query = tmp_path / "birds.index", photos / "kiwi" / "Bild 3 ä.png"
+    assert nearkin("index", trained, photos, "-o", index, "--engine", "faiss")[0] == 0
+    assert "name faiss" in nearkin("index", "status", index)[1]
+    found = json.loads(nearkin("search", index, query, "--json")[1])
+    code, out, _ = nearkin("index", trained, photos, "-o", index, "--engine", "exact", "--json")
+    assert (code, json.loads(out)["known"]) == (0, 48)
+    assert "name exact" in nearkin("index", "status", index)[1]
+    assert json.loads(nearkin("search", index, query, "--json")[1]) == found
+
+
 def test_mistakes_say_what_to_do(nearkin, trained, photos, tmp_path):
     index = tmp_path / "birds.index"
     assert nearkin("index", trained, photos / "kiwi", "-o", index)[0] == 0
@@ -146,6 +157,8 @@ def test_mistakes_say_what_to_do(nearkin, trained, photos, tmp_path):
         ([trained], 2, "FOLDER -o INDEX"),
         ([trained, photos], 2, "say where the index is to be: -o INDEX"),
         ([trained, photos, "--test-images", "-o", index], 2, "not both"),
+        ([trained, photos, "-o", index, "--engine", "fais"], 2, "unknown engine 'fais'; did you mean 'faiss'"),
+        ([trained, photos, "-o", index, "--engine", "mysql://me:word@host"], 2, "'mysql://me@host'; give postg"),
         (["status"], 2, "Missing argument 'INDEX'"),
         (["statsu", index], 2, "did you mean 'status'"),
         (["status", tmp_path / "bird.index"], 3, "did you mean"),

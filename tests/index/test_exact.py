@@ -59,6 +59,21 @@ def test_without_exact_products_of_8_bits_the_scan_is_in_float32(distance, tmp_p
     assert engine.status() == {"rows": 90, "scan": "float32"}
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_few_allowed_rows_are_the_ones_scanned(dim, tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(500, dim)).astype(np.float32)
+    segments = Segments(tmp_path / "vectors", dim, np.float32)
+    segments.append(0, vectors)
+    segments.show(500)
+    engine = ExactEngine(tmp_path / "engine", segments, "cosine")
+    engine.rebuild(500)
+    engine.show(500)
+    allowed = np.arange(3, 500, 50)
+    (found,) = engine.candidates(np.ones((1, dim)), 3, allowed)
+    best = allowed[np.argsort(-vectors[allowed].astype(np.float64).sum(axis=1))[:3]]
+    assert set(best.tolist()) <= set(found.tolist()) <= set(allowed.tolist())
+
+
 def test_few_rows_are_proposed_where_few_are_near(tmp_path):
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(20_000, 64)).astype(np.float32)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -12,7 +15,9 @@ from PIL import Image
 
 import nearkin
 from nearkin.errors import BusyError, DataError, RecipeError
-from nearkin.index import Index
+from nearkin.index import Index, engine
+from nearkin.index.exact import ExactEngine
+from nearkin.index.faiss_engine import FaissEngine
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import HeldOut
 
@@ -349,6 +354,71 @@ def test_many_threads_search_while_one_adds(tmp_path, model, write_images):
     for thread in threads:
         thread.join(60)
     assert not wrong
+
+
+def test_an_engine_at_an_address_and_its_password(tmp_path, images, model, monkeypatch):
+    opened, discarded = [], []
+
+    class Server(ExactEngine):
+        def __init__(self, address, identity, *others):
+            opened.append((address, identity))
+            super().__init__(*others)
+
+        def discard(self):
+            discarded.append(self)
+
+    monkeypatch.setitem(sys.modules, "server_engine", types.SimpleNamespace(Server=Server))
+    monkeypatch.setitem(engine.ADDRESSES, "db", engine._Kind("db", "server_engine:Server"))
+    secret, shown = "db://me:sesame@host/birds?token=sesame&a=1", "db://me@host/birds?a=1"
+    index = Index.create(tmp_path / "index", model, engine=secret)
+    index.add(images)
+    identity = opened[0][1]
+    assert re.fullmatch(r"nearkin_[0-9a-f]{16}", identity)
+    assert opened[-1] == (secret, identity)
+    assert index.status().engine["name"] == shown
+    reader = Index.open(tmp_path / "index")
+    assert opened[-1] == (shown, identity)
+    reader.use_engine(secret)
+    assert opened[-1] == (secret, identity)
+    assert not discarded, "it is the same one"
+    assert len(reader.search(0, k=30)) == 19
+    index.search(0)
+    assert opened.count((shown, identity)) == 2, "the one that made it goes on with the password"
+    index.use_engine("exact")
+    assert len(discarded) == 1
+    assert len(reader.search(0, k=30)) == 19
+    assert reader.status().engine["name"] == "exact"
+    for path in (tmp_path / "index").rglob("*"):
+        assert path.is_dir() or b"sesame" not in path.read_bytes(), path
+    other = Index.create(tmp_path / "other", model, engine=secret)
+    assert opened[-1][1] != identity
+    assert other.search(np.ones(6)) == []
+    for address, said in (
+        ("mysql://me:sesame@host", "unknown engine 'mysql://me@host'"),
+        ("db://[x", "cannot be read"),
+    ):
+        with pytest.raises(RecipeError, match=said) as told:
+            index.use_engine(address)
+        assert "sesame" not in str(told.value)
+
+
+def test_a_writer_goes_on_with_the_engine_that_another_chose(index, images, tmp_path):
+    Index.open(tmp_path / "index").use_engine("faiss")
+    index.add(np.zeros((8, 8, 3), np.uint8))
+    assert index.status().engine["name"] == Index.open(tmp_path / "index").status().engine["name"] == "faiss"
+    assert [each.name for each in (tmp_path / "index" / "engine").iterdir()] == ["faiss"]
+    Index.open(tmp_path / "index").use_engine("faiss-hnsw")
+    index.use_engine("exact")
+    assert [each.name for each in (tmp_path / "index" / "engine").iterdir()] == ["exact"]
+    assert len(index.search(0, k=30)) == 20
+
+
+def test_an_engine_that_cannot_be_built_leaves_the_old_one(index, monkeypatch):
+    monkeypatch.setattr(FaissEngine, "rebuild", lambda self, rows: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        index.use_engine("faiss")
+    assert index.status().engine["name"] == "exact"
+    assert len(index.search(0, k=30)) == 19
 
 
 def test_the_public_name():

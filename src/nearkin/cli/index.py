@@ -97,6 +97,15 @@ def index(
     whiten: Whiten = False,
     whiten_dim: WhitenDim = None,
     shrinkage: Shrinkage = 0.0,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="NAME|ADDRESS",
+            help="What searches: exact, faiss, faiss-hnsw, postgresql://HOST/DATABASE (pgvector), http://HOST:19530 "
+            "(Milvus). An index that is there changes to it. Else its own, and exact for a new one.",
+        ),
+    ] = None,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -110,6 +119,7 @@ def index(
     The same command again goes on after an interruption, and adds what is new.
     """
     from nearkin.index import Index
+    from nearkin.index.engine import check_engine
     from nearkin.index.own_images import add_test_images
     from nearkin.runs.model import load
 
@@ -119,6 +129,8 @@ def index(
         raise RecipeError(f"give a run and the images to add: nearkin index {words[0]} FOLDER -o INDEX")
     if output is None:
         raise RecipeError("say where the index is to be: -o INDEX")
+    if engine is not None:
+        check_engine(engine)
     model = load(
         [words[0], *(also or [])],
         device=device,
@@ -128,7 +140,9 @@ def index(
         shrinkage=shrinkage,
     )
     there = (output / "items.sqlite").is_file()
-    opened = Index.open(output, model) if there else Index.create(output, model)
+    opened = Index.open(output, model) if there else Index.create(output, model, engine=engine or "exact")
+    if there and engine is not None:
+        opened.use_engine(engine)
     with told_progress("indexing", verbose) as progress:
         if test_images:
             added = add_test_images(opened, words[0], progress=progress)

@@ -187,27 +187,29 @@ def write_batch(
             source = one.source
             items.insert(NewItem(ids[one.hash], one.hash, source.name, source.label, source.columns, one.thumbnail))
         items.set_fact("rows", first + len(new))
-        for one in batch:
-            _note(one, items, ids)
+        gone = [id for one in batch if (id := _note(one, items, ids)) is not None]
+    if gone:
+        engine.remove(np.array(gone, dtype=np.int64))
     return len(new)
 
 
-def _note(one: Loaded, items: Items, ids: Mapping[bytes, int]) -> None:
-    """Remember the file of an image, and what is said of it now where it is the item's own."""
-    id = ids.get(one.hash) if one.hash else None
+def _note(one: Loaded, items: Items, ids: Mapping[bytes, int]) -> int | None:
+    """Remember the file of an image, and what is said of it now where it is the item's own; returns what it was."""
+    gone, id = None, ids.get(one.hash) if one.hash else None
     if one.file is not None:
         # What was read before and cannot be read now stays what it was.
         before = items.file(one.file.path) if one.reason is not None else one.file
         id = id if id is not None or before is None else before.id
-        items.note_file(File(one.file.path, one.file.size, one.file.changed, id, one.reason))
+        gone = items.note_file(File(one.file.path, one.file.size, one.file.changed, id, one.reason))
     if id is None or one.reason is not None:
-        return
+        return gone
     item = items.get([id])[id]
     if item.path is not None and one.source.name is not None and not os.path.exists(item.path):
         items.move(id, one.source.name)  # the file was renamed
     elif item.path != one.source.name:
-        return
+        return gone
     items.describe(id, one.source.label, one.source.columns)
+    return gone
 
 
 def _state(source: Source) -> File:
@@ -234,4 +236,14 @@ def check_vectors(vectors: NDArray[np.float32], dim: int) -> None:
         raise DataError(
             f"the encoder gave vectors {list(vectors.shape)} with NaN or infinity, or not of dimension {dim}: its "
             f"weights are damaged; train anew"
+        )
+
+
+def check_same_encoder(folder: Path, items: Items, model: Model) -> None:
+    """Refuse an encoder whose vectors do not compare with those of the index."""
+    if model.identity != items.fact("encoder"):
+        asked = "".join(f", {key} {value}" for key, value in (items.fact("model_options") or {}).items())
+        raise DataError(
+            f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
+            f"another index with it, or give the run that made this one ({items.fact('model')}{asked})"
         )

@@ -8,6 +8,7 @@ one is within ‖q − q̂‖·‖x‖ + ‖q̂‖·‖x − x̂‖ of the scann
 from __future__ import annotations
 
 import functools
+import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,11 +73,16 @@ def int8_is_exact() -> bool:
     return bool((found.long() == ends.long() @ ends.long().T).all())
 
 
+def _in_8_bits(codes: Tensor) -> bool:
+    """Whether codes are scanned, or vectors: torch multiplies single columns wrongly."""
+    return int8_is_exact() and codes.shape[1] > 1
+
+
 class ExactEngine:
     """Proposes every row that could be among the nearest, and few others: what is then scored is the exact result."""
 
     def __init__(self, folder: Path, vectors: Segments, distance: Literal["cosine", "euclidean"]) -> None:
-        self._vectors, self._distance = vectors, distance
+        self._folder, self._vectors, self._distance = folder, vectors, distance
         size = vectors.rows_per_segment
         self._codes = Segments(folder / "codes", vectors.width, np.int8, rows_per_segment=size)
         self._figures = Segments(folder / "figures", 3, np.float32, rows_per_segment=size)
@@ -124,6 +130,9 @@ class ExactEngine:
     def status(self) -> Mapping[str, Any]:
         return {"rows": self._rows, "scan": "int8" if int8_is_exact() else "float32"}
 
+    def discard(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def _candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
@@ -164,7 +173,10 @@ def _allowed_of(
     low, high = np.searchsorted(allowed, [first, first + len(codes)])
     places = torch.from_numpy(allowed[low:high] - first)
     if len(places) < _GATHERED * len(codes):
-        return rows[places], codes[places], figures[places], vectors[places], None
+        # Row by row, where an index in brackets would go number by number; vectors only where they are scanned.
+        scanned = vectors if _in_8_bits(codes) else vectors.index_select(0, places)
+        rows, codes, figures = (each.index_select(0, places) for each in (rows, codes, figures))
+        return rows, codes, figures, scanned, None
     mask = torch.zeros(len(codes), dtype=torch.bool)
     mask[places] = True
     return rows, codes, figures, vectors, mask
@@ -231,7 +243,7 @@ class _Queries:
     def scan(self, codes: Tensor, figures: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Products ``[Q, N]``, and how far each may be from the true one."""
         scale, length, lost = figures.unbind(1)
-        if int8_is_exact() and codes.shape[1] > 1:  # torch multiplies single columns wrongly
+        if _in_8_bits(codes):
             products = torch._int_mm(self.codes, codes.T).float().mul_(self.scale).mul_(scale)
             return products, torch.addmm(self.lost * length, self.length + self.lost, lost[None])
         # Rounded to float32, multiplied, added in any order (Higham, Accuracy and Stability, 3.1).

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from nearkin.data.folder import nearest_folder
 from nearkin.errors import DataError, RecipeError
-from nearkin.index.adding import Added, Labels, Loaded, Progress, loaded, sources_of, write_batch
+from nearkin.index.adding import Added, Labels, Loaded, Progress, check_same_encoder, loaded, sources_of, write_batch
 from nearkin.index.calibration import Calibration
 from nearkin.index.confidence import calibrate, read_calibration
-from nearkin.index.engine import check_engine, open_engine
+from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items, vectors_folder
 from nearkin.index.queries import combined, nearest_of, query_vectors
 from nearkin.index.refining import Ranked, check_refinement, refined
-from nearkin.index.results import Hit, Status, classified, one_of_each
+from nearkin.index.results import Hit, Status, as_hits, classified, one_of_each, page
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.lock import sole_writer_of
@@ -49,9 +49,7 @@ class Index:
         place = vectors_folder(folder, items)
         self._vectors = Segments(place / "vectors", self.dim, np.float32)
         self._engine_name = facts["engine"]
-        self._engine = open_engine(
-            facts["engine"], place / "engine" / facts["engine"], self._vectors, facts["distance"]
-        )
+        self._engine = self._opened(facts["engine"])
         self._seen: tuple[int, int] | None = None
         self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._calibration: Calibration | None = None
@@ -59,7 +57,10 @@ class Index:
 
     @classmethod
     def create(cls, folder: str | Path, model: Model, *, engine: str = "exact") -> Index:
-        """A new, empty index for the vectors of ``model`` in ``folder``, which must be new or empty."""
+        """A new, empty index for the vectors of ``model`` in ``folder``, which must be new or empty.
+
+        ``engine`` is ``exact``, ``faiss``, ``faiss-hnsw``, or the address of a PostgreSQL or a Milvus.
+        """
         place = Path(folder).expanduser()
         check_engine(engine)
         if (place / NAME).exists():
@@ -73,12 +74,15 @@ class Index:
             "model_options": dict(model.options),
             "dim": model.dim,
             "distance": model.distance,
-            "engine": engine,
+            "engine": without_password(engine),
+            "identity": new_identity(),
             "rows": 0,
         }
         with sole_writer_of(place):
             items = Items.create(place / NAME, facts)
-        return cls(place, items, model)
+        made = cls(place, items, model)
+        made._engine = made._opened(engine)  # with the password, which is not stored
+        return made
 
     @classmethod
     def open(cls, folder: str | Path, model: Model | None = None) -> Index:
@@ -91,7 +95,7 @@ class Index:
             raise DataError(f"{what}: 'nearkin index RUN FOLDER -o INDEX' makes one")
         items = Items.open(place / NAME)
         if model is not None:
-            _check_same(place, items, model)
+            check_same_encoder(place, items, model)
         return cls(place, items, model)
 
     @property
@@ -106,7 +110,7 @@ class Index:
                     f"the encoder of {self.path} cannot be loaded: {error}. Say where it is now: "
                     f"Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
                 ) from error
-            _check_same(self.path, self._items, model)
+            check_same_encoder(self.path, self._items, model)
             self._model = model
         return self._model
 
@@ -163,6 +167,10 @@ class Index:
                         batch = []
                         if progress is not None:
                             progress(done, len(sources.rows))
+            if counts["added"]:
+                self._engine.rebuild(self._items.fact("rows"))
+                with self._items.writing():  # so that every reader looks at what was built
+                    self._items.set_fact("engine", self._engine_name)
             if counts["added"] or self._items.fact("calibration") is None:
                 self._refresh()
                 calibrate(self._items, self._vectors, model)
@@ -173,9 +181,28 @@ class Index:
         wanted = [int(each) for each in ids]
         with self._writing():
             self._check_there(wanted)
-            self._engine.remove(np.array(wanted, dtype=np.int64))
             with self._items.writing():
                 self._items.delete(wanted)
+            self._engine.remove(np.array(wanted, dtype=np.int64))
+
+    def use_engine(self, engine: str) -> None:
+        """Search by another engine from now on, which is built from the stored vectors; the old one's files go."""
+        check_engine(engine)
+        name = without_password(engine)
+        with sole_writer_of(self.path):
+            rows = self._items.fact("rows")
+            self._vectors.truncate(rows)
+            with self._items.writing():
+                self._items.set_fact("identity", self._items.fact("identity") or new_identity())
+            new, was = self._opened(engine), self._items.fact("engine")
+            old = self._engine if was == self._engine_name else self._opened(was)
+            new.rebuild(rows)
+            with self._lock:
+                self._engine, self._engine_name, self._seen = new, name, None
+            with self._items.writing():
+                self._items.set_fact("engine", name)
+            if name != was:
+                old.discard()
 
     def rebuild_engine(self) -> None:
         """Bring the engine's own files up to date, as every writer does first."""
@@ -259,7 +286,7 @@ class Index:
         if group_by is not None and group_by not in self._items.fields():
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
         found = [
-            self._page(hits, group_by, min_confidence, offset, k)
+            page(hits, group_by, min_confidence, offset, k)
             for hits in self._hits(vectors, excluded, allowed, offset + k, group_by, expand=expand, rerank=rerank)
         ]
         return found[0] if asked.is_one else found
@@ -311,7 +338,9 @@ class Index:
             if (version := self._items.version()) == self._seen:
                 return
             self._check_not_upgraded()
-            rows = self._items.fact("rows")
+            rows, name = self._items.fact("rows"), self._items.fact("engine")
+            if name != self._engine_name:
+                self._engine, self._engine_name = self._opened(name), name
             self._vectors.show(rows)
             self._engine.show(rows)
             live = self._items.ids()
@@ -319,11 +348,21 @@ class Index:
             self._calibration = read_calibration(self._items.fact("calibration"))
             self._seen = version
 
+    def _opened(self, engine: str) -> Engine:
+        identity = self._items.fact("identity") or ""
+        return open_engine(
+            engine,
+            vectors_folder(self.path, self._items) / "engine",
+            self._vectors,
+            self._items.fact("distance"),
+            identity,
+        )
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the index as its one writer; what a writer before left half done is put away first."""
         with sole_writer_of(self.path):
-            self._check_not_upgraded()
+            self._refresh()
             rows = self._items.fact("rows")
             self._vectors.truncate(rows)
             self._engine.rebuild(rows)
@@ -367,37 +406,10 @@ class Index:
 
         depth = wanted + max(map(len, excluded), default=0)
         ranked = refined(nearest, self._vectors, vectors, excluded, depth, **refinement)
-        for vector, out, (ids, scores) in zip(vectors, excluded, ranked, strict=True):
-            hits, deep = self._as_hits(ids, scores, out), depth
+        for vector, out, found in zip(vectors, excluded, ranked, strict=True):
+            hits, deep = as_hits(*found, out, self._items, self._calibration), depth
             while group_by is not None and deep < there and len(one_of_each(hits, group_by)) < wanted:
                 deep *= 4
                 again = refined(nearest, self._vectors, vector[None], [out], deep, **refinement)
-                hits = self._as_hits(*again[0], out)
+                hits = as_hits(*again[0], out, self._items, self._calibration)
             yield hits
-
-    def _as_hits(self, ids: NDArray[np.int64], scores: NDArray[np.float64], out: set[int]) -> list[Hit]:
-        items = self._items.get(ids.tolist())
-        hits = []
-        for id, score in zip(ids.tolist(), scores.tolist(), strict=True):
-            if id in items and id not in out:
-                sure = None if self._calibration is None else self._calibration.confidence(score)
-                hits.append(Hit(id, score, sure, items[id].label, items[id].path, items[id].columns))
-        return hits
-
-    def _page(
-        self, hits: list[Hit], group_by: str | None, min_confidence: float | None, offset: int, k: int
-    ) -> list[Hit]:
-        if group_by is not None:
-            hits = one_of_each(hits, group_by)
-        if min_confidence is not None:
-            hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
-        return hits[offset : offset + k]
-
-
-def _check_same(folder: Path, items: Items, model: Model) -> None:
-    if model.identity != items.fact("encoder"):
-        asked = "".join(f", {key} {value}" for key, value in (items.fact("model_options") or {}).items())
-        raise DataError(
-            f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
-            f"another index with it, or give the run that made this one ({items.fact('model')}{asked})"
-        )

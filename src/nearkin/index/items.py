@@ -227,8 +227,11 @@ class Items:
         """An item's file is elsewhere now."""
         self._rows("UPDATE items SET path = ? WHERE id = ?", [path, id])
 
-    def note_file(self, file: File) -> None:
-        """Remember a file that was found; where it was another item before and was the last of it, that goes."""
+    def note_file(self, file: File) -> int | None:
+        """Remember a file that was found; where it was another item before and was the last of it, that goes.
+
+        Returns the id of what went.
+        """
         before = self.file(file.path)
         self._rows(
             "INSERT OR REPLACE INTO files(path, size, changed, id, reason) VALUES (?, ?, ?, ?, ?)",
@@ -240,6 +243,8 @@ class Items:
                 self._rows("UPDATE items SET path = ? WHERE id = ?", [others[0][0], before.id])
             else:
                 self.delete([before.id])
+                return before.id
+        return None
 
     def delete(self, ids: Sequence[int]) -> None:
         for table in ("items", "thumbnails", "files"):

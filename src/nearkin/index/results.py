@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nearkin.index.calibration import Calibration
+from nearkin.index.items import Items
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,18 @@ class Status:
     calibration: Calibration | None
 
 
+def as_hits(
+    ids: NDArray[np.int64], scores: NDArray[np.float64], out: set[int], items: Items, calibration: Calibration | None
+) -> list[Hit]:
+    """Items by their ids and scores, but those in ``out`` and those that have been removed meanwhile."""
+    found, hits = items.get(ids.tolist()), []
+    for id, score in zip(ids.tolist(), scores.tolist(), strict=True):
+        if id in found and id not in out:
+            sure = None if calibration is None else calibration.confidence(score)
+            hits.append(Hit(id, score, sure, found[id].label, found[id].path, found[id].columns))
+    return hits
+
+
 def one_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
     """The nearest hit of each value of a field."""
     first: dict[Any, Hit] = {}
@@ -68,6 +84,15 @@ def one_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
         value = getattr(hit, group_by) if group_by in ("id", "label", "path") else hit.columns[group_by]
         first.setdefault(value, hit)
     return list(first.values())
+
+
+def page(hits: list[Hit], group_by: str | None, min_confidence: float | None, offset: int, k: int) -> list[Hit]:
+    """The ``k`` hits behind the first ``offset`` of those that are to be shown."""
+    if group_by is not None:
+        hits = one_of_each(hits, group_by)
+    if min_confidence is not None:
+        hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
+    return hits[offset : offset + k]
 
 
 def classified(hits: Sequence[Hit], min_confidence: float) -> Classified:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from nearkin.disk import check_room, make_folder, write_atomically, writing
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.adding import Progress, check_vectors, hash_of
 from nearkin.index.confidence import fitted_curve
+from nearkin.index.engine import new_identity
 from nearkin.index.exact import ExactEngine
 from nearkin.index.index import Index
 from nearkin.index.items import NAME, Items, vectors_folder
@@ -133,7 +133,7 @@ def _upgrade(
             "distance": model.distance,
         }
         # An engine that is a server keeps its rows under this name: those of the old vectors must not be taken for new.
-        facts["identity"] = f"nearkin_{secrets.token_hex(8)}"
+        facts["identity"] = new_identity()
         for key, value in {**facts, "vectors": new.name, "calibration": curve}.items():
             items.set_fact(key, value)
     _remove_old(index.path, old)

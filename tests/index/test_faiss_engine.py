@@ -1,0 +1,215 @@
+"""The engines by faiss: when they build, what they scan exactly, and files that are damaged."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.errors import MissingExtraError
+from nearkin.index import faiss_engine
+from nearkin.index.engine import open_engine
+from nearkin.index.faiss_engine import FaissEngine, FaissGraphEngine
+from nearkin.index.queries import nearest_of
+from nearkin.index.segments import Segments
+
+ENGINES = pytest.mark.parametrize("kind", [FaissEngine, FaissGraphEngine])
+
+
+def around_kinds(rows, dim=16, kinds=40, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(kinds, dim))[rng.integers(0, kinds, rows)] + 0.5 * rng.normal(size=(rows, dim))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+class Growing:
+    """Vectors of which more and more are written."""
+
+    def __init__(self, folder, kind, vectors):
+        self.every, self.rows = vectors, 0
+        self.segments = Segments(folder / "vectors", vectors.shape[1], np.float32, rows_per_segment=500)
+        self.engine = kind(folder / "engine", self.segments, "cosine")
+        self.file = folder / "engine" / "built"
+
+    def to(self, rows):
+        self.segments.append(self.rows, self.every[self.rows : rows])
+        self.engine.add(self.rows, self.every[self.rows : rows])
+        self.rows = rows
+        self.engine.rebuild(rows)
+        self.segments.show(rows)
+        self.engine.show(rows)
+        return self
+
+    def recall(self, allowed=None, count=50):
+        queries = self.every[:count].astype(np.float64) + 0.01
+        every = np.arange(self.rows) if allowed is None else allowed
+        found = nearest_of(self.engine, self.segments, "cosine", queries, 10, allowed)
+        true = [every[np.argsort(-(self.every[every].astype(np.float64) @ query))[:10]] for query in queries]
+        return np.mean([np.isin(each, ids).mean() for each, (ids, _) in zip(true, found, strict=True)])
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    monkeypatch.setattr(faiss_engine, "LEAST_ROWS", 1000)
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """Over how many rows the exact scans went."""
+    seen, inner = [], faiss_engine.ExactEngine.candidates
+
+    def candidates(self, queries, k, allowed):
+        seen.append(None if allowed is None else len(allowed))
+        return inner(self, queries, k, allowed)
+
+    monkeypatch.setattr(faiss_engine.ExactEngine, "candidates", candidates)
+    return seen
+
+
+@ENGINES
+def test_it_builds_for_many_rows_grows_and_is_laid_out_anew(kind, tmp_path, monkeypatch, scans):
+    trained, inner = [], kind._trained
+    monkeypatch.setattr(kind, "_trained", lambda self, rows: trained.append(rows) or inner(self, rows))
+    growing = Growing(tmp_path, kind, around_kinds(3000))
+    for rows, built, layouts in (
+        (999, 0, []),
+        (1000, 1000, [1000]),
+        (1200, 1000, [1000]),
+        (1201, 1201, [1000]),
+        (2001, 2001, [1000, 2001]),
+        (2010, 2001, [1000, 2001]),
+    ):
+        growing.to(rows)
+        assert growing.engine.status()["built"] == built
+        assert trained == layouts
+        scans.clear()
+        assert growing.recall() >= 0.97
+        assert scans == ([None] if not built else [rows - built] if rows > built else [])
+    status = growing.engine.status()
+    assert status["recall@10"] >= 0.97
+    assert status["rows"] == 2010
+
+
+@ENGINES
+def test_filters_that_leave_little_are_scanned_exactly(kind, tmp_path, scans):
+    growing = Growing(tmp_path, kind, around_kinds(2000)).to(2000)
+    rng = np.random.default_rng(0)
+    for share, is_exact in ((0.01, True), (0.04, True), (0.8, kind is FaissGraphEngine), (0.95, False)):
+        allowed = np.sort(rng.choice(2000, int(share * 2000), replace=False))
+        scans.clear()
+        recall = growing.recall(allowed)
+        assert (scans == [len(allowed)]) == is_exact
+        assert recall == 1 if is_exact else recall >= 0.95
+
+
+def test_a_filter_by_kind_leaves_out_lists_without_any(tmp_path, scans):
+    growing = Growing(tmp_path, FaissEngine, around_kinds(8000)).to(8000)
+    by_lists = growing.engine._shown[0].list_of_row
+    index = growing.engine._shown[0].index
+    np.testing.assert_array_equal(by_lists, index.quantizer.search(growing.every, 1)[1][:, 0])
+    scans.clear()
+    kinds = np.argmax(growing.every @ around_kinds(20, kinds=20, seed=1).T, axis=1)
+    allowed = np.flatnonzero(kinds % 2 == 0)  # of many queries the own surroundings are left out
+    assert growing.recall(allowed, count=100) >= 0.95
+    assert not scans
+
+
+@ENGINES
+def test_what_finds_too_few_is_scanned_exactly(kind, tmp_path, scans):
+    growing = Growing(tmp_path, kind, around_kinds(1500)).to(1500)
+    index, queries = growing.engine._shown[0].index, growing.every[:6].astype(np.float64)
+
+    def search(*given, inner=index.search, **params):
+        scores, rows = inner(*given, **params)
+        rows[::2, 9:] = -1
+        return scores, rows
+
+    index.search = search
+    scans.clear()
+    assert all(len(rows) >= 10 for rows in growing.engine.candidates(queries, 10, None))
+    assert scans == [None], "once, for those that found nine"
+    assert len(growing.engine.candidates(queries, 1400, None)[0]) >= 1400
+    assert scans == [None, None], "so many that nothing is saved"
+
+
+@ENGINES
+def test_vectors_that_it_finds_badly_are_scanned_exactly(kind, tmp_path, monkeypatch, scans):
+    inner = kind._measured
+    monkeypatch.setattr(kind, "_measured", lambda self, built: replace(inner(self, built), recall=0.8))
+    growing = Growing(tmp_path, kind, around_kinds(1300)).to(1200)
+    assert growing.engine.status()["scan"] == "exact, as faiss finds 0.80 of the 10 nearest"
+    scans.clear()
+    assert growing.recall() == 1
+    assert scans == [None]
+    modified = growing.file.stat().st_mtime_ns
+    growing.to(1210)
+    assert growing.file.stat().st_mtime_ns == modified, "not tried again with every write"
+
+
+@ENGINES
+@pytest.mark.parametrize("place", [0, 43, 200, -1])
+def test_a_damaged_file_is_told_and_built_anew(kind, place, tmp_path):
+    growing = Growing(tmp_path, kind, around_kinds(1000)).to(1000)
+    content = bytearray(growing.file.read_bytes())
+    content[place] ^= 255
+    growing.file.write_bytes(content)
+    growing.engine.show(1000)
+    assert growing.engine.status()["scan"] == "exact"
+    assert growing.recall() == 1
+    growing.to(1000)
+    assert growing.engine.status()["built"] == 1000
+
+
+def test_a_file_of_another_faiss_is_built_anew(tmp_path, monkeypatch):
+    growing = Growing(tmp_path, FaissEngine, around_kinds(1000)).to(1000)
+    other = FaissEngine(tmp_path / "engine", growing.segments, "cosine")
+
+    def refuse(body):
+        raise RuntimeError("unknown format")
+
+    monkeypatch.setattr(pytest.importorskip("faiss"), "deserialize_index", refuse)
+    other.show(1000)
+    assert other.status() == {"rows": 1000, "built": 0, "scan": "exact"}
+
+
+def test_a_filter_is_told_to_faiss_once(tmp_path):
+    growing = Growing(tmp_path, FaissEngine, around_kinds(1100)).to(1000)
+    allowed, queries = np.arange(5, 1000), growing.every[:3].astype(np.float64)
+    growing.engine.candidates(queries, 10, allowed)
+    first = growing.engine._selected
+    growing.engine.candidates(queries, 20, allowed)
+    assert growing.engine._selected is first
+    assert all((rows >= 200).all() for rows in growing.engine.candidates(queries, 10, np.arange(200, 1000)))
+    assert all((rows >= 5).all() for rows in growing.engine.candidates(queries, 10, allowed))
+
+
+def test_a_file_that_is_ahead_of_a_reader_waits(tmp_path):
+    growing = Growing(tmp_path, FaissEngine, around_kinds(1500)).to(1500)
+    growing.segments.show(1100)
+    growing.engine.show(1100)
+    assert growing.engine.status() == {"rows": 1100, "built": 0, "scan": "exact"}
+    found = growing.engine.candidates(growing.every[:3].astype(np.float64), 10, None)
+    assert all((rows < 1100).all() for rows in found)
+
+
+def test_no_more_threads_than_torch_has(tmp_path):
+    faiss = pytest.importorskip("faiss")
+    growing, seen = Growing(tmp_path, FaissEngine, around_kinds(1000)).to(1000), []
+    before, own = torch.get_num_threads(), faiss.omp_get_max_threads()
+    torch.set_num_threads(1)
+    try:
+        with growing.engine._threads():
+            seen.append(faiss.omp_get_max_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]
+    assert faiss.omp_get_max_threads() == own
+
+
+def test_without_faiss_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'nearkin\[faiss\]'"):
+        open_engine("faiss", tmp_path, Segments(tmp_path / "vectors", 4, np.float32), "cosine")
