@@ -27,6 +27,7 @@ LEVELS = (
     ("training",),
     ("runs", "exports", "published"),
     ("report", "index"),
+    ("serving", "client"),
     ("studies",),
     ("cli",),
     ("__main__",),

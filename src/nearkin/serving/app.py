@@ -1,0 +1,54 @@
+"""The application: an index's routes, behind its limits."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+
+import nearkin
+from nearkin.index.index import Index
+from nearkin.serving import about, corrected, items, search
+from nearkin.serving.problems import answer_problems
+from nearkin.serving.schemas import Error
+from nearkin.serving.service import Service
+from nearkin.serving.settings import Settings
+
+_ALWAYS = {
+    400: "Not to be read",
+    401: "No key, or not the right one",
+    403: "Not from here",
+    413: "Too large",
+    422: "Not valid",
+    429: "Too many requests",
+    503: "Too busy, or too slow",
+}
+
+
+def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
+    """``index`` over HTTP, as ASGI servers run it."""
+    service = Service(index, settings or Settings())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="nearkin",
+        version=nearkin.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses={status: {"model": Error, "description": text} for status, text in _ALWAYS.items()},
+    )
+    app.state.service = service
+    answer_problems(app)
+    for routes in (about, search, items, corrected):
+        app.include_router(routes.router(service))
+    if importlib.util.find_spec("nearkin.serving.gallery"):
+        app.include_router(importlib.import_module("nearkin.serving.gallery").router(index))
+    return app
