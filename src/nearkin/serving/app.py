@@ -8,12 +8,17 @@ import importlib.util
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
 
 import nearkin
 from nearkin.index.index import Index
 from nearkin.serving import about, corrected, items, search
+from nearkin.serving.limits import Limits
+from nearkin.serving.metrics import Metrics
+from nearkin.serving.observing import Observing
 from nearkin.serving.problems import answer_problems
 from nearkin.serving.schemas import Error
+from nearkin.serving.security import Security
 from nearkin.serving.service import Service
 from nearkin.serving.settings import Settings
 
@@ -46,9 +51,28 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
         responses={status: {"model": Error, "description": text} for status, text in _ALWAYS.items()},
     )
     app.state.service = service
+    metrics = Metrics(
+        {
+            "nearkin_items": ("gauge", "Items of the index.", lambda: len(index)),
+            "nearkin_images_embedded_total": ("counter", "Uploads embedded.", lambda: service.embedder.images),
+            "nearkin_batches_embedded_total": ("counter", "Batches of them.", lambda: service.embedder.batches),
+            "nearkin_images_decoded_total": ("counter", "Uploads decoded.", lambda: service.decoder.decoded),
+            "nearkin_images_refused_total": ("counter", "Uploads not to be decoded.", lambda: service.decoder.refused),
+            "nearkin_decoders_lost_total": ("counter", "Decoders that hung or died.", lambda: service.decoder.lost),
+        }
+    )
+    app.add_middleware(Limits, settings=service.settings)  # the last that is added is the first that is asked
+    app.add_middleware(Security, settings=service.settings)
+    app.add_middleware(Observing, metrics=metrics)
     answer_problems(app)
     for routes in (about, search, items, corrected):
         app.include_router(routes.router(service))
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def show_metrics() -> str:
+        """Counts and times, for Prometheus."""
+        return await service.read(metrics.text)
+
     if importlib.util.find_spec("nearkin.serving.gallery"):
         app.include_router(importlib.import_module("nearkin.serving.gallery").router(index))
     return app

@@ -41,7 +41,7 @@ async def _by_image(request: Request, service: Service) -> schemas.Hits:
             raise RequestError(422, "send one file 'image', and if wanted a text part 'options' with JSON")
         options = _read(schemas.Options, text.encode(), service)
         content = await image.read()
-    vector = await service.vector_of(await service.decoded(content, options.crop))
+    vector = await service.embedder.vector_of(await service.decoded(content, options.crop))
     return await service.read(service.search, options, vector, is_image=True)
 
 

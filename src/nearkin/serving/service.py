@@ -19,6 +19,8 @@ from nearkin.index.items import Item
 from nearkin.index.overview import Overview, overview
 from nearkin.index.results import Classified, Hit, classified
 from nearkin.serving import schemas
+from nearkin.serving.decoding import Decoder
+from nearkin.serving.embedding import Embedder
 from nearkin.serving.problems import RequestError
 from nearkin.serving.settings import Settings
 
@@ -33,6 +35,8 @@ class Service:
 
     def __init__(self, index: Index, settings: Settings) -> None:
         self.index, self.settings = index, settings
+        self.decoder = Decoder(settings.decoders, max_pixels=settings.max_pixels)
+        self.embedder = Embedder(lambda images, batch_size: index.model.embed(images, batch_size))
         self._threads = ThreadPoolExecutor(_THREADS, "nearkin-search")
         self._writer = ThreadPoolExecutor(1, "nearkin-write")
         self._lock = threading.Lock()
@@ -40,6 +44,8 @@ class Service:
 
     def close(self) -> None:
         """What was begun is finished."""
+        self.decoder.close()
+        self.embedder.close()
         self._writer.shutdown()
         self._threads.shutdown()
 
@@ -54,17 +60,9 @@ class Service:
 
     async def decoded(self, content: bytes, crop: list[float] | None = None) -> NDArray[np.uint8]:
         """Pixels of an upload as the encoder wants them."""
-        from pathlib import Path
-
-        from nearkin.data.images import decode_bytes
-
-        def decode() -> NDArray[np.uint8]:
-            return decode_bytes(content, path=Path("the image"), shorter_side=self.index.model.shorter_side)
-
-        return await self.read(decode)
-
-    async def vector_of(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        return (await self.read(self.index.model.embed, [pixels], 1))[0]
+        if crop is not None and not (min(crop) >= 0 and crop[0] + crop[2] <= 1.001 and crop[1] + crop[3] <= 1.001):
+            raise RequestError(422, f"crop: x, y, width and height are shares of the picture from 0 to 1, got {crop}")
+        return await self.decoder.decode(content, shorter_side=self.index.model.shorter_side, crop=crop)
 
     def check_there(self, ids: list[int]) -> list[Item]:
         """The items, or an answer that one is not there."""
