@@ -16,6 +16,7 @@ from nearkin.cli._app import app, error_line, escape
 from nearkin.cli.training import embed, evaluate, train  # isort: skip
 from nearkin.cli.export import export  # isort: skip
 from nearkin.cli.index import index, search  # isort: skip
+from nearkin.cli.serve import serve  # isort: skip
 from nearkin.cli.plot import plot  # isort: skip
 from nearkin.cli.compare import compare  # isort: skip
 from nearkin.cli.mlrc import mlrc  # isort: skip
@@ -50,6 +51,7 @@ __all__ = [
     "reproduce",
     "scores",
     "search",
+    "serve",
     "study",
     "table",
     "train",

@@ -21,6 +21,7 @@ from nearkin.serving.problems import RequestError
 MEMORY = 2 << 30
 """Address space of a process: an image of 64 million pixels that is cropped needs about half of it."""
 SECONDS = 10
+WORKER = ["-m", "nearkin.serving.decode_worker"]
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR")
 
 
@@ -55,7 +56,7 @@ class Decoder:
         process = self._idle.get()
         try:
             if process is None or not process.is_alive():
-                process = _Process(self._memory, self._seconds)
+                process = _Process(self._memory)
             pixels = process.ask(head, content, self._seconds)
             self.decoded += 1
             return pixels
@@ -76,12 +77,14 @@ class _LostError(Exception):
 class _Process:
     """A process of :mod:`nearkin.serving.decode_worker`."""
 
-    def __init__(self, memory: int, seconds: int) -> None:
+    CPU_SECONDS = SECONDS
+
+    def __init__(self, memory: int) -> None:
         # It is told nothing that it need not know, such as the key of the server.
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "nearkin.serving.decode_worker", str(memory), str(seconds)],
+            [sys.executable, *WORKER, str(memory), str(self.CPU_SECONDS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

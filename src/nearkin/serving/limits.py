@@ -14,6 +14,7 @@ from nearkin.serving.settings import Settings
 
 _SECONDS_AT_ONCE = 10.0
 _MOST_CLIENTS = 10_000
+_MOST_WITHOUT_IMAGE = 1 << 20
 
 
 class Rate:
@@ -66,9 +67,9 @@ class Limits:
 
         self.active += 1
         try:
-            self._check(scope)
+            most = self._check(scope)
             async with asyncio.timeout(self._settings.timeout):
-                await self._app(scope, _limited(receive, self._settings.max_bytes), send_and_note)
+                await self._app(scope, _limited(receive, most), send_and_note)
         except (RequestError, TimeoutError) as error:
             if began:
                 raise
@@ -76,15 +77,20 @@ class Limits:
         finally:
             self.active -= 1
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope) -> int:
+        """Lets a request begin, with so many bytes."""
         if self.active > self._settings.concurrency:
             raise RequestError(503, "the server has too much to do: try again in a moment", {"Retry-After": "1"})
         if self._rate is not None and (wait := self._rate.wait((scope.get("client") or ("",))[0])):
             seconds = int(wait) + 1
             raise RequestError(429, f"too many requests: try again in {seconds} s", {"Retry-After": str(seconds)})
-        length = Headers(scope=scope).get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._settings.max_bytes:
-            raise _too_large(self._settings.max_bytes)
+        headers = Headers(scope=scope)
+        has_image = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        most = self._settings.max_bytes if has_image else min(_MOST_WITHOUT_IMAGE, self._settings.max_bytes)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > most:
+            raise _too_large(most)
+        return most
 
     def _too_slow(self) -> RequestError:
         return RequestError(
@@ -110,4 +116,4 @@ def _limited(receive: Receive, most: int) -> Receive:
 
 
 def _too_large(most: int) -> RequestError:
-    return RequestError(413, f"a request has at most {most:,} bytes: send a smaller image", {"Connection": "close"})
+    return RequestError(413, f"such a request has at most {most:,} bytes: send less", {"Connection": "close"})

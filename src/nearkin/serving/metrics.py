@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -21,14 +21,14 @@ class Metrics:
         self._gauges = gauges
         self._requests: Counter[tuple[str, str, int]] = Counter()
         self._within: Counter[tuple[str, float]] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._count: Counter[str] = Counter()
 
     def note(self, method: str, route: str, status: int, seconds: float) -> None:
         """An answer to a request, by the route's pattern: an id in it would make a line for every item."""
         self._requests[method, route, status] += 1
         self._count[route] += 1
-        self._seconds[route] += seconds  # type: ignore[assignment]
+        self._seconds[route] += seconds
         for bucket in BUCKETS:
             if seconds <= bucket:
                 self._within[route, bucket] += 1

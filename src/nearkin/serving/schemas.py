@@ -16,6 +16,7 @@ Label = Annotated[
         min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?$"
     ),
 ]
+Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[StrictInt, Field(ge=-LARGEST, le=LARGEST)] | StrictFloat
 Value = Number | Annotated[StrictStr, StringConstraints(max_length=1000)]
 
@@ -48,7 +49,7 @@ class Options(_Strict):
     unlike: list[Id] = Field(default_factory=list)
     group_by: str | None = None
     min_confidence: float | None = Field(default=None, ge=0, le=1)
-    crop: Annotated[list[float], Field(min_length=4, max_length=4)] | None = Field(
+    crop: Annotated[list[Share], Field(min_length=4, max_length=4)] | None = Field(
         default=None,
         description="x, y, width and height as shares from 0 to 1 of the upright picture; of an upload only",
     )
@@ -58,7 +59,7 @@ class Query(Options):
     """An id or a vector with how to search, or only items in ``like``."""
 
     id: Id | None = None
-    vector: list[float] | None = None
+    vector: list[Annotated[float, Field(ge=-1e6, le=1e6)]] | None = None
 
 
 class Hit(BaseModel):

@@ -54,7 +54,7 @@ async def _by_json(request: Request, service: Service) -> schemas.Hits:
     if query.id is not None:
         await service.read(service.check_there, [query.id])
     await service.read(service.check_there, [*query.like, *query.unlike])
-    vector = None if query.vector is None else np.array(query.vector, dtype=np.float32)
+    vector = None if query.vector is None else np.array(query.vector, dtype=np.float64)
     return await service.read(service.search, query, query.id if vector is None else vector, is_image=False)
 
 

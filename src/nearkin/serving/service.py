@@ -28,6 +28,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _NEIGHBOURS = 10
 _THREADS = 8
+_ROUNDING = 1e-3
 
 
 class Service:
@@ -60,7 +61,7 @@ class Service:
 
     async def decoded(self, content: bytes, crop: list[float] | None = None) -> NDArray[np.uint8]:
         """Pixels of an upload as the encoder wants them."""
-        if crop is not None and not (min(crop) >= 0 and crop[0] + crop[2] <= 1.001 and crop[1] + crop[3] <= 1.001):
+        if crop is not None and (min(crop[2:]) <= 0 or max(crop[0] + crop[2], crop[1] + crop[3]) > 1 + _ROUNDING):
             raise RequestError(422, f"crop: x, y, width and height are shares of the picture from 0 to 1, got {crop}")
         return await self.decoder.decode(content, shorter_side=self.index.model.shorter_side, crop=crop)
 
@@ -82,13 +83,16 @@ class Service:
             return self._overview[1]
 
     def search(
-        self, options: schemas.Options, query: int | NDArray[np.float32] | None, *, is_image: bool
+        self, options: schemas.Options, query: int | NDArray[np.floating] | None, *, is_image: bool
     ) -> schemas.Hits:
         """What a request asks for; an image is also told what it seems to be."""
         begin = time.perf_counter()
         where = {name: _asked(value) for name, value in options.where.items()}
         if self.settings.hide_paths and "path" in (options.group_by, *where):
             raise RecipeError("paths are hidden on this server: filter and group by something else")
+        for name, value in where.items():
+            if isinstance(value, list) and len(value) > self.settings.max_ids:
+                raise RequestError(422, f"where: {name}: at most {self.settings.max_ids:,} values, got {len(value):,}")
         plain = not (where or options.like or options.unlike or options.offset)
         plain = plain and options.group_by is None and options.min_confidence is None
         found: list[Hit] = self.index.search(
@@ -111,7 +115,7 @@ class Service:
             label=None if guess is None else schemas.LabelGuess(label=guess.label, confidence=guess.confidence),
         )
 
-    def _guess(self, query: int | NDArray[np.float32] | None, hits: list[Hit] | None) -> Classified | None:
+    def _guess(self, query: int | NDArray[np.floating] | None, hits: list[Hit] | None) -> Classified | None:
         """The label by the nearest neighbours; ``hits`` are these if they are known already."""
         counts = self.overview()
         if not counts.labelled:
