@@ -1,4 +1,4 @@
-"""What tests of the server share: an index with a stand-in encoder, a client in the same process, a server beside it."""
+"""What tests of the server share: an index with a stand-in encoder, a client in this process, a server in another."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from nearkin.index import Index
-from nearkin.runs.model import Model
 from nearkin.serving.app import create_app
 from nearkin.serving.settings import Settings
 
@@ -36,9 +33,9 @@ def colours_of(images, batch_size):
 def stand_in(embed=colours_of):
     return Model(Path("nowhere"), "stand-in", 6, "cosine", 32, embed)
 '''
-exec(STAND_IN)
-
-MANIFEST_ROWS = 20
+_NAMES = {}
+exec(STAND_IN, _NAMES)
+stand_in, colours_of = _NAMES["stand_in"], _NAMES["colours_of"]
 
 
 def encoded(pixels, format="PNG", **options):
@@ -74,7 +71,7 @@ def drawn(tmp_path_factory):
 
 @pytest.fixture
 def index(drawn, tmp_path):
-    made = Index.create(tmp_path / "birds.index", stand_in())  # noqa: F821
+    made = Index.create(tmp_path / "birds.index", stand_in())
     made.add(drawn / "list.csv")
     yield made
     made.close()
@@ -110,12 +107,12 @@ def encode():
 
 @pytest.fixture
 def make_model():
-    return stand_in  # noqa: F821
+    return stand_in
 
 
 @pytest.fixture
 def colours():
-    return colours_of  # noqa: F821
+    return colours_of
 
 
 class Server:
@@ -135,19 +132,18 @@ def server(index, tmp_path):
     with contextlib.ExitStack() as stack:
 
         def start(before=""):
-            script = f"""
-            model, settings = stand_in(), {{}}
-            {{before}}
-            from nearkin.index import Index
-            from nearkin.serving.logs import log_to_stderr
-            from nearkin.serving.run import serve
-            from nearkin.serving.settings import Settings
-            log_to_stderr("info")
-            settings = Settings(**{{{{"port": 0, "decoders": 1, **settings}}}})
-            serve(Index.open({str(index.path)!r}, model), settings, ready=lambda url: print(url, flush=True))
-            print("ended", flush=True)
-            """
-            text = STAND_IN + textwrap.dedent(script).format(before=before)
+            after = """
+from nearkin.index import Index
+from nearkin.serving.logs import log_to_stderr
+from nearkin.serving.run import serve
+from nearkin.serving.settings import Settings
+log_to_stderr("info")
+settings = Settings(**{"port": 0, "decoders": 1, **settings})
+serve(Index.open(folder, model), settings, ready=lambda url: print(url, flush=True))
+print("ended", flush=True)
+"""
+            begin = f"folder, model, settings = {str(index.path)!r}, stand_in(), {{}}"
+            text = "\n".join([STAND_IN, begin, before, after])
             process = subprocess.Popen(
                 [sys.executable, "-c", text],
                 stdout=subprocess.PIPE,

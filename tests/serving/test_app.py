@@ -1,7 +1,7 @@
 """Every route, with what it answers and how it refuses.
 
-nearkin.serving.about, nearkin.serving.search, nearkin.serving.items, nearkin.serving.corrected, nearkin.serving.service,
-nearkin.serving.schemas, nearkin.serving.problems
+nearkin.serving.about, nearkin.serving.search, nearkin.serving.items, nearkin.serving.corrected,
+nearkin.serving.service, nearkin.serving.schemas, nearkin.serving.problems
 """
 
 from __future__ import annotations
@@ -84,7 +84,12 @@ def test_where_all_items_have_labels_the_guess_is_the_same(served, index, drawn)
         assert guess["label"] == index.classify(content).label == "kind 1"
     index.remove(list(range(15)))
     assert upload(client, content).json() | {"seconds": 0} == {
-        **{"hits": [], "offset": 0, "k": 20, "more": False, "seconds": 0, "label": None}
+        "hits": [],
+        "offset": 0,
+        "k": 20,
+        "more": False,
+        "seconds": 0,
+        "label": None,
     }
 
 
@@ -312,7 +317,10 @@ def test_corrections_are_kept_listed_withdrawn_and_become_a_manifest(client, ind
     assert client.post("/corrections", json={"ids": [1, 16], "label": "wren, small"}).json() == {"corrections": 5}
     first, second, *_ = client.get("/corrections").json()
     assert {key: first[key] for key in ("id", "path", "was", "label")} == {
-        **{"id": 0, "path": str(drawn / "0-0.png"), "was": "kind 0", "label": "robin"}
+        "id": 0,
+        "path": str(drawn / "0-0.png"),
+        "was": "kind 0",
+        "label": "robin",
     }
     assert (second["id"], second["label"]) == (1, "wren, small")
     assert client.delete("/corrections/1").status_code == 204

@@ -44,7 +44,9 @@ def test_one_address_is_one_name(served):
         assert client.get("/items/1", headers={"host": host, **with_key}).status_code == status
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:3000", "http://127.0.0.1", "", "x"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:3000", "http://127.0.0.1", "", "x"]
+)
 def test_pages_of_other_servers_may_neither_search_nor_write(client, make_image, origin):
     headers = {"origin": origin}
     for answer in (

@@ -67,7 +67,7 @@ def serve(
 
     Ctrl-C finishes what was asked and ends. docs/serving.md has the interface, the limits and what is checked.
     """
-    for module in ("fastapi", "uvicorn", "multipart"):
+    for module in ("fastapi", "uvicorn", "python_multipart"):
         require(module, "serve")
     from nearkin.index import Index
     from nearkin.runs.model import load
