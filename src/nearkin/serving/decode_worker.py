@@ -78,6 +78,8 @@ def decoded(
                 width, height = opened.size
         except MemoryError:
             raise
+        except Image.DecompressionBombError as error:  # Pillow has a limit, too
+            raise Refused(413, f"the image has too many pixels, at most {most_pixels:,} are taken") from error
         except Exception as error:  # a malformed file can make a decoder raise nearly anything
             raise Refused(415, "this is no image, or none of a kind that is read here: send JPEG or PNG") from error
         if width * height > most_pixels:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, StringConstraints
 
 LARGEST = 2**53 - 1
 """The largest number that every JSON reader has exactly; ids and whole numbers in filters are smaller."""
 
-Id = Annotated[int, Field(ge=0, le=LARGEST)]
+
+def _whole(value: Any) -> Any:
+    """In JSON 3.0 is the whole number 3."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Id = Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)]
 Label = Annotated[
     str,
     StringConstraints(
@@ -42,8 +48,8 @@ class Range(_Strict):
 class Options(_Strict):
     """How to search."""
 
-    k: int = Field(default=20, ge=1, le=LARGEST)
-    offset: int = Field(default=0, ge=0, le=LARGEST)
+    k: Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)] = 20
+    offset: Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)] = 0
     where: dict[str, Value | list[Value] | Range | None] = Field(default_factory=dict)
     like: list[Id] = Field(default_factory=list)
     unlike: list[Id] = Field(default_factory=list)
