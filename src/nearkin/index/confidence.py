@@ -12,14 +12,18 @@ from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
+ENOUGH_MORE = 1.05
+"""By how much labelled images must have grown for a curve that was fitted on them to be fitted anew."""
+
 
 def calibrate(items: Items, vectors: Segments, model: Model) -> None:
     """Fit the curve on classes held out from training, or on the index's own labels without any, and write it down.
 
-    Held-out classes stay what they are; the index's own labels may have become more.
+    Held-out classes stay what they are; the index's own labels may have become more. A few more make no other curve,
+    and fitting takes longer than adding an image.
     """
-    before = items.fact("calibration")
-    if before is not None and before["held_out"]:
+    before, labelled = items.fact("calibration"), items.rows("SELECT count(label) FROM items")[0][0]
+    if before is not None and (before["held_out"] or labelled < ENOUGH_MORE * before.get("labelled", 0)):
         return
     fitted = calibration.fit_held_out(model.held_out(), model.distance) if before is None else None
     held_out = fitted is not None
@@ -28,7 +32,9 @@ def calibrate(items: Items, vectors: Segments, model: Model) -> None:
         fitted = calibration.fit_own(vectors.take(ids), names, model.distance)
     curve = None if fitted is None else asdict(fitted)
     with items.writing():
-        items.set_fact("calibration", {"held_out": held_out, "curve": curve})
+        # Where there was no curve to be had it is tried again with the next label.
+        said = {"held_out": held_out, "curve": curve, "labelled": 0 if curve is None else labelled}
+        items.set_fact("calibration", said)
 
 
 def read_calibration(told: Mapping[str, Any] | None) -> Calibration | None:
