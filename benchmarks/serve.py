@@ -8,8 +8,9 @@ A server in a process of its own serves an index of random pictures with the sma
 weights are random here: they cost what trained ones do. Half of the requests search by id and by vector in turn, half
 upload a picture (PNG, 64 pixels a side) to search for. Each client sends its next request when it has its answer, on
 one connection; clients and server share the machine's cores. Every answer must be 200 with 20 hits, and as many must
-come as were sent. Memory is that of the server and its decoders, after each round, and after 1,000 more requests.
-"batch" is how many uploads were embedded together on average.
+come as were sent. Memory is that of the server and its decoders, after each round, and after as many requests again as
+the smallest rounds had, by 64 clients. "processor" is what a request cost server and decoders, which other work on the
+machine moves less than the clock. "batch" is how many uploads were embedded together on average.
 """
 
 from __future__ import annotations
@@ -128,6 +129,16 @@ def memory_of(process):
     return total / 1024
 
 
+def processor_time_of(process):
+    """Seconds that a process and its children have computed."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ticks = 0
+    for each in (process, *children):
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def batches(port):
     from urllib.request import urlopen
 
@@ -141,7 +152,7 @@ def measure(port, process, options):
         for clients, share in zip(CLIENTS, SHARES, strict=True):
             count = max(clients, int(options.requests * share))
             sent = list(searches(count, options.items) if kind == "id or vector" else uploads(count))
-            before = batches(port)
+            before, busy = batches(port), processor_time_of(process)
             taken, seconds = asyncio.run(load(port, sent, clients))
             assert len(taken) == count, "a request was dropped"
             images, groups = (after - then for after, then in zip(batches(port), before, strict=True))
@@ -151,6 +162,7 @@ def measure(port, process, options):
                 "per_second": count / seconds,
                 "p50_ms": 1e3 * float(np.quantile(taken, 0.5)),
                 "p99_ms": 1e3 * float(np.quantile(taken, 0.99)),
+                "processor_ms": 1e3 * (processor_time_of(process) - busy) / count,
                 "batch": images / groups if groups else None,
                 "memory_mb": memory[-1],
             }
@@ -158,14 +170,18 @@ def measure(port, process, options):
             said = f"   batch {figures['batch']:4.1f}" if groups else ""
             print(
                 f"{kind:13} {clients:3} clients   {figures['per_second']:7.1f} a second   "
-                f"p50 {figures['p50_ms']:7.1f} ms   p99 {figures['p99_ms']:7.1f} ms   {memory[-1]:6.0f} MB{said}",
+                f"p50 {figures['p50_ms']:7.1f} ms   p99 {figures['p99_ms']:7.1f} ms   "
+                f"processor {figures['processor_ms']:5.1f} ms   {memory[-1]:6.0f} MB{said}",
                 flush=True,
             )
-    # Once more as at first: what was kept since would show.
-    for sent in (list(searches(500, options.items)), list(uploads(500))):
-        asyncio.run(load(port, sent, 8))
+    # The heaviest once more: what is kept of requests would show.
+    more = max(64, int(options.requests * SHARES[0]))
+    for sent in (list(searches(more, options.items)), list(uploads(more))):
+        asyncio.run(load(port, sent, 64))
     memory.append(memory_of(process))
-    print(f"{sum(each['requests'] for each in results):,} requests, all answered; then 1,000 more: {memory[-1]:.0f} MB")
+    print(
+        f"{sum(each['requests'] for each in results):,} requests, all answered; {2 * more:,} more: {memory[-1]:.0f} MB"
+    )
     return results, memory
 
 

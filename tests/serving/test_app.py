@@ -197,6 +197,11 @@ def test_questions_that_cannot_be_answered(client, body, status, said):
     assert said in error(client.post("/search", json=body), status)
 
 
+def test_an_upload_with_examples_that_are_not_there(client, make_image):
+    assert "no item 98" in error(upload(client, make_image(), like=[98]), 404)
+    assert ids(upload(client, make_image(), like=[1], unlike=[2]))
+
+
 def test_bodies_that_cannot_be_read(client, make_image):
     json_type, form = {"content-type": "application/json"}, {"content-type": "multipart/form-data; boundary=x"}
     error(client.post("/search", content=b"{", headers=json_type), 422)

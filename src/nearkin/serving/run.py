@@ -50,7 +50,7 @@ def serve(index: Index, settings: Settings, *, ready: Callable[[str], None] = la
 
 def _bound(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # Said to be TCP, or asyncio would not turn off what makes an answer in two parts wait 40 ms for the first one's ACK.
+    # Said to be TCP, or asyncio leaves on what makes the second part of an answer wait 40 ms for the first one's ACK.
     place = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -51,9 +51,6 @@ async def _by_json(request: Request, service: Service) -> schemas.Hits:
         raise RequestError(422, "crop: only an uploaded image can be cropped")
     if (query.id is not None) + (query.vector is not None) > 1:
         raise RequestError(422, "give an id or a vector, not both")
-    if query.id is not None:
-        await service.read(service.check_there, [query.id])
-    await service.read(service.check_there, [*query.like, *query.unlike])
     vector = None if query.vector is None else np.array(query.vector, dtype=np.float64)
     return await service.read(service.search, query, query.id if vector is None else vector, is_image=False)
 

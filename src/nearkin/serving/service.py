@@ -87,6 +87,8 @@ class Service:
     ) -> schemas.Hits:
         """What a request asks for; an image is also told what it seems to be."""
         begin = time.perf_counter()
+        if named := [*options.like, *options.unlike, *([query] if isinstance(query, int) else [])]:
+            self.check_there(named)
         where = {name: _asked(value) for name, value in options.where.items()}
         if self.settings.hide_paths and "path" in (options.group_by, *where):
             raise RecipeError("paths are hidden on this server: filter and group by something else")
