@@ -8,6 +8,7 @@ import pytest
 from nearkin.data.manifest import read_manifest
 from nearkin.errors import DataError
 from nearkin.index import Index
+from nearkin.index.adding import Source, Sources
 from nearkin.index.corrections import correct, corrections, manifest, withdraw
 
 
@@ -58,6 +59,16 @@ def test_the_manifest_is_one_that_training_reads(index, images, model, tmp_path)
     expected[index.get(0).path] = odd
     del expected[index.get(5).path]
     assert labels == expected
+
+
+def test_columns_that_would_mean_something_else_are_left_out(index, tmp_path):
+    said = {"Label": "x", "split": "never", "year": "1", " Year": "2", "ID": "3", "note": "a\nb"}
+    source = Source(None, 0, "robin", said)
+    index.add(Sources("odd", [np.zeros((4, 4, 3), np.uint8)], [source], {key: [value] for key, value in said.items()}))
+    text = manifest(index)
+    assert text.splitlines()[0] == "path,label,year,note"
+    (tmp_path / "list.csv").write_text(text)
+    assert len(read_manifest(tmp_path / "list.csv")) == 20
 
 
 def test_further_columns_go_along(model, images, tmp_path):

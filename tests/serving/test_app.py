@@ -282,6 +282,8 @@ def test_an_image_is_added_once_and_removed(client, index, make_image):
         ({"columns": '{"year": "old"}'}, "holds numbers"),
         ({"columns": '{"label": "x"}'}, "label"),
         ({"columns": '{"a": [1]}'}, "a"),
+        ({"columns": '{"": 1}'}, "character"),
+        ({"columns": json.dumps({str(n): n for n in range(21)})}, "20"),
         ({"label": "a" * 201}, "label"),
         ({"label": "a\x00b"}, "label"),
         ({"label": " "}, "label"),
@@ -361,7 +363,9 @@ def test_a_read_only_server_changes_nothing(served, make_image):
 
 def test_an_index_that_another_process_writes_to_is_searched_but_not_changed(client, index, make_image):
     with sole_writer_of(index.path):
-        assert "is being written by process" in error(client.delete("/items/1"), 409)
+        said = error(client.delete("/items/1"), 409)
+        assert "another process is writing" in said
+        assert str(index.path) not in said
         error(client.post("/items", files={"image": ("a", make_image())}), 409)
         assert ids(upload(client, make_image()))
         assert client.post("/corrections", json={"ids": [1], "label": "a"}).json() == {"corrections": 1}

@@ -100,8 +100,20 @@ def test_every_answer_has_the_headers(client):
     ):
         for name, value in HEADERS.items():
             assert answer.headers[name] == value
-        assert answer.headers["cache-control"] == "no-store"
     assert "default-src 'self'" in HEADERS["Content-Security-Policy"]
+
+
+def test_keys_are_not_tried_out_faster_than_the_limits_allow(served):
+    client = served(key=KEY, rate=0.5)
+    wrong = {"authorization": "Bearer a wrong secret key"}
+    assert [client.get("/index", headers=wrong).status_code for _ in range(6)] == [401] * 5 + [429]
+
+
+def test_the_document_says_that_a_key_is_needed(served):
+    with_key = {"authorization": f"Bearer {KEY}"}
+    document = served(key=KEY).get("/openapi.json", headers=with_key).json()
+    assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    assert "securitySchemes" not in served().get("/openapi.json").json()["components"]
 
 
 def test_names_are_read_off_hosts():

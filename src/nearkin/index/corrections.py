@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 import datetime
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from nearkin.data.manifest import COLUMNS
 from nearkin.errors import DataError
 from nearkin.index.index import Index
 
@@ -66,7 +67,7 @@ def manifest(index: Index) -> str:
     """
     corrected = {each.id: each.label for each in corrections(index)}
     items = [item for item in index.items(index.ids()) if item.path is not None]
-    names = list(items[0].columns) if items else []
+    names = _without_meaning(items[0].columns) if items else []
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["path", "label", *names])
@@ -74,6 +75,13 @@ def manifest(index: Index) -> str:
         if label := corrected.get(item.id, item.label):
             writer.writerow([item.path, label, *(item.columns[name] for name in names)])
     return text.getvalue()
+
+
+def _without_meaning(names: Collection[str]) -> list[str]:
+    """Columns that a manifest's reader takes for what they are: none that says path, label, split or id by its name."""
+    by_key = {name.strip().casefold(): name for name in reversed(list(names))}
+    kept = {name for key, name in by_key.items() if key not in COLUMNS}
+    return [name for name in names if name in kept]
 
 
 def _has_table(index: Index) -> bool:

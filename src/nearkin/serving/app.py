@@ -7,8 +7,9 @@ import importlib
 import importlib.util
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import PlainTextResponse
+from fastapi.security import HTTPBearer
 
 import nearkin
 from nearkin.index.index import Index
@@ -48,6 +49,9 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        dependencies=[]
+        if service.settings.key is None
+        else [Depends(HTTPBearer(auto_error=False))],  # for the document
         responses={status: {"model": Error, "description": text} for status, text in _ALWAYS.items()},
     )
     app.state.service = service
@@ -61,10 +65,11 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
             "nearkin_decoders_lost_total": ("counter", "Decoders that hung or died.", lambda: service.decoder.lost),
         }
     )
-    app.add_middleware(Limits, settings=service.settings)  # the last that is added is the first that is asked
+    # The last that is added is the first that is asked; keys are not to be tried out faster than the limits allow.
     app.add_middleware(Security, settings=service.settings)
+    app.add_middleware(Limits, settings=service.settings)
     app.add_middleware(Observing, metrics=metrics)
-    answer_problems(app)
+    answer_problems(app, index.path)
     for routes in (about, search, items, corrected):
         app.include_router(routes.router(service))
 

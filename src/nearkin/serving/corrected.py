@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from nearkin.data.listing import class_name
 from nearkin.errors import DataError
 from nearkin.index import corrections as kept
 from nearkin.serving import schemas
@@ -26,7 +27,7 @@ def router(service: Service) -> APIRouter:
 
         def work() -> int:
             service.check_there(body.ids)
-            return kept.correct(service.index, body.ids, body.label)
+            return kept.correct(service.index, body.ids, body.label and class_name(body.label))
 
         return schemas.Corrections(corrections=await service.write(work))
 

@@ -12,7 +12,6 @@ import signal
 import struct
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +34,12 @@ FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "TIFF", "BMP", "AVIF", "HEIF", "
 _NAME = Path("the image")
 
 
-@dataclass(frozen=True)
 class Refused(Exception):  # noqa: N818 - it is an answer
     """A status as in HTTP, and why."""
 
-    status: int
-    reason: str
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(status, reason)
+        self.status, self.reason = status, reason
 
 
 def main() -> None:

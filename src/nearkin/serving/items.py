@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Path, Response, UploadFile
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from nearkin.errors import DataError
+from nearkin.data.listing import class_name
+from nearkin.errors import DataError, OutputError
 from nearkin.index.uploads import store
 from nearkin.serving import schemas
 from nearkin.serving.problems import RequestError, mistake_in
 from nearkin.serving.service import Service
 
 Id = Annotated[int, Path(ge=0, le=schemas.LARGEST)]
-_COLUMNS = TypeAdapter(dict[str, schemas.Value | None])
+_NAME = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^\S(.*\S)?$")]
+_COLUMNS = TypeAdapter(Annotated[dict[_NAME, schemas.Value | None], Field(max_length=20)])
+_MOST_COLUMNS = 100
 _ERROR: dict[str, Any] = {"model": schemas.Error}
 
 
@@ -29,8 +32,17 @@ def router(service: Service) -> APIRouter:
     ) -> schemas.Stored:
         """Add an image. One whose pixels are there already is not added again; a new label counts."""
         given = _columns(columns)
+        if len({*given, *(each.name for each in (await service.read(service.overview)).columns)}) > _MOST_COLUMNS:
+            raise RequestError(
+                422, f"columns: an index has at most {_MOST_COLUMNS} from uploads: use those that it has"
+            )
         pixels = await service.decoded(await image.read())
-        stored = await service.write(store, service.index, pixels, label, given)
+        try:
+            stored = await service.write(store, service.index, pixels, label and class_name(label), given)
+        except OutputError:
+            raise
+        except DataError as error:  # a column that holds something else
+            raise RequestError(422, str(error)) from error
         return schemas.Stored(id=stored.id, added=stored.added)
 
     @routes.post("/items/lookup", responses={404: _ERROR})

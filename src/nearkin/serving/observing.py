@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nearkin.serving.logs import logger
 from nearkin.serving.metrics import Metrics
 from nearkin.serving.problems import RequestError
+from nearkin.serving.security import add_headers
 
 _OFTEN = ("/items/{id}/thumbnail", "/static/{path:path}", "/health", "/metrics")
 
@@ -30,6 +31,7 @@ class Observing:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            add_headers(message)
             await send(message)
 
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from nearkin.errors import BusyError, NearkinError, OutputError
+from nearkin.errors import BusyError, NearkinError, RecipeError
 
 
 class RequestError(HTTPException):
@@ -21,8 +22,8 @@ class RequestError(HTTPException):
         return JSONResponse({"error": self.detail}, self.status_code, self.headers)
 
 
-def answer_problems(app: FastAPI) -> None:
-    """Have ``app`` answer errors as they are described above."""
+def answer_problems(app: FastAPI, folder: Path) -> None:
+    """Have ``app`` answer errors as they are described above; ``folder`` is the index's, which is not shown."""
 
     @app.exception_handler(HTTPException)
     async def told(request: Request, error: HTTPException) -> JSONResponse:
@@ -37,8 +38,10 @@ def answer_problems(app: FastAPI) -> None:
 
     @app.exception_handler(NearkinError)
     async def by_index(request: Request, error: NearkinError) -> JSONResponse:
-        status = 409 if isinstance(error, BusyError) else 503 if isinstance(error, OutputError) else 422
-        return RequestError(status, str(error)).answer()
+        if isinstance(error, BusyError):  # who and by which command is nothing for the Internet
+            return RequestError(409, "another process is writing to this index: try again when it has ended").answer()
+        text = str(error).replace(str(folder), "this index")
+        return RequestError(422 if isinstance(error, RecipeError) else 503, text).answer()
 
 
 def mistake_in(error: ValidationError) -> RequestError:

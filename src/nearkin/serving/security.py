@@ -23,6 +23,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
 _OPEN = ("/", "/health", "/favicon.ico")
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -40,24 +41,13 @@ class Security:
             self._names |= {*LOOPBACK_NAMES, socket.gethostname().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-store")
-            await send(message)
-
-        try:
-            self._check(scope["method"], scope["path"], Headers(scope=scope))
-        except RequestError as error:
-            await error.answer()(scope, receive, send_with_headers)
-            return
-        await self._app(scope, receive, send_with_headers)
+        if scope["type"] == "http":
+            try:
+                self._check(scope["method"], scope["path"], Headers(scope=scope))
+            except RequestError as error:
+                await error.answer()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
     def _check(self, method: str, path: str, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
@@ -79,6 +69,14 @@ class Security:
     def _is_ours(self, name: str) -> bool:
         # Where a server is reached at all of a machine's addresses these are too many to list, and none is a name.
         return name in self._names or (self._is_everywhere and _is_address(name))
+
+
+def add_headers(message: Message) -> None:
+    """Tell a browser what an answer may be used for."""
+    if message["type"] == "http.response.start":
+        headers = MutableHeaders(scope=message)
+        for name, value in HEADERS.items():
+            headers.setdefault(name, value)
 
 
 def name_of(host: str) -> str:
