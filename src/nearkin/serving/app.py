@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 from collections.abc import AsyncIterator
 
 from fastapi import Depends, FastAPI
@@ -13,7 +11,7 @@ from fastapi.security import HTTPBearer
 
 import nearkin
 from nearkin.index.index import Index
-from nearkin.serving import about, corrected, items, search
+from nearkin.serving import about, corrected, gallery, items, search
 from nearkin.serving.limits import Limits
 from nearkin.serving.metrics import Metrics
 from nearkin.serving.observing import Observing
@@ -70,7 +68,7 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
     app.add_middleware(Limits, settings=service.settings)
     app.add_middleware(Observing, metrics=metrics)
     answer_problems(app, index.path)
-    for routes in (about, search, items, corrected):
+    for routes in (about, search, items, corrected, gallery):
         app.include_router(routes.router(service))
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -78,6 +76,4 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
         """Counts and times, for Prometheus."""
         return await service.read(metrics.text)
 
-    if importlib.util.find_spec("nearkin.serving.gallery"):
-        app.include_router(importlib.import_module("nearkin.serving.gallery").router(index))
     return app

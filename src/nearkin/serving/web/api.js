@@ -56,14 +56,25 @@ export const search = (options, file, signal) => {
   return call("search", { method: "POST", form, signal });
 };
 
+/** Ids in lists as long as the server takes them. */
+export const inParts = (ids, most = 1000) => Array.from({ length: Math.ceil(ids.length / most) }, (_, n) => ids.slice(n * most, (n + 1) * most));
+
 /** What is known of items, in the order asked for; those that have gone are left out. */
 export async function lookup(ids) {
-  const found = new Map();
-  for (let start = 0; start < ids.length; start += 1000) {
-    const { items } = await call("items/lookup", { method: "POST", json: { ids: ids.slice(start, start + 1000) } });
-    for (const item of items) found.set(item.id, item);
+  const found = [];
+  for (const part of inParts(ids)) found.push(...(await lookedUp(part)));
+  return found;
+}
+
+async function lookedUp(ids) {
+  try {
+    return (await call("items/lookup", { method: "POST", json: { ids } })).items;
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    if (ids.length === 1) return [];
+    const half = Math.ceil(ids.length / 2); // one of them has gone: look for the others
+    return [...(await lookedUp(ids.slice(0, half))), ...(await lookedUp(ids.slice(half)))];
   }
-  return ids.filter((id) => found.has(id)).map((id) => found.get(id));
 }
 
 // With a key the browser cannot fetch a picture by its address alone.

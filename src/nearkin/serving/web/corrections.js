@@ -1,11 +1,11 @@
 // "This is not a …, it is a …": said here, kept by the server, downloaded as a manifest to train on.
 
 import { $, button, h, icon, open, plural, save, toast } from "./dom.js";
-import { call, show } from "./api.js";
+import { call, inParts, show } from "./api.js";
 import { canWrite, facts, fileName, labelOf, refreshCorrections } from "./facts.js";
 
 async function correct(ids, label) {
-  await call("corrections", { method: "POST", json: { ids, label } });
+  for (const part of inParts(ids)) await call("corrections", { method: "POST", json: { ids: part, label } });
   await refreshCorrections();
 }
 

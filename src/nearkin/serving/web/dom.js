@@ -12,9 +12,14 @@ export function h(tag, given = {}, ...children) {
     else if (name === "value" || name === "checked") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...there(children));
   return element;
 }
+
+const there = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+
+/** Put children in place of those that an element has; null is none. */
+export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
 export function icon(name) {
   const space = "http://www.w3.org/2000/svg";

@@ -1,6 +1,6 @@
 // Photos that are picked, from the results or with the lasso, and what can be done with all of them.
 
-import { $, button, h, icon, number, plural, save, toast } from "./dom.js";
+import { $, button, fill, h, icon, number, plural, save, toast } from "./dom.js";
 import { lookup } from "./api.js";
 import { canWrite, facts, labelOf } from "./facts.js";
 import { relabel } from "./corrections.js";
@@ -57,7 +57,7 @@ function draw() {
   document.body.classList.toggle("selecting", selected.size > 0);
   if (bar.hidden) return;
   const failed = (error) => toast(error.message);
-  bar.replaceChildren(
+  fill(bar,
     h("strong", { id: "selected-count" }, `${number(selected.size)} selected`),
     button("More like these", "kin", () => go({ id: null, upload: null, crop: null, like: examples(), unlike: [], view: "search" }), { id: "like-selection" }),
     canWrite() ? button("Correct", "pencil", () => lookup([...selected].slice(0, 8)).then((items) => relabel([...selected], items)).catch(failed), { id: "relabel-selection" }) : null,
