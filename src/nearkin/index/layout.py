@@ -12,6 +12,7 @@ import io
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.index import Index
+from nearkin.runs.class_proxies import proxies_of
 
 NAME = "layout.npz"
 MOST = 100_000
@@ -43,28 +45,32 @@ _NOBODY = 1e-4  # the share of its longest edge below which an edge no longer co
 
 @dataclass(frozen=True)
 class Layout:
-    """Items, ascending, and their places ``[N, 2]``."""
+    """Items, ascending, and their places ``[N, 2]``; those of the run's proxies ``[P, 2]``, and their classes."""
 
     ids: Ids
     points: Points
-
-    def __len__(self) -> int:
-        return len(self.ids)
+    proxies: Points
+    classes: tuple[str, ...]
 
 
 def make_layout(index: Index, *, seed: int = 0, progress: Progress | None = None) -> Layout:
-    """Lay out the items of an index, and keep that with it in place of what was there."""
+    """Lay out the items of an index and the proxies of its run, and keep that with it in place of what was there."""
     ids = index.ids()
     if not len(ids):
         raise RecipeError(f"{index.path} is empty, and there is nothing to lay out: add images first")
     if len(ids) > MOST:
         ids = np.sort(np.random.default_rng(seed).choice(ids, MOST, replace=False))
-    points = lay_out(index.vectors(ids), index.distance, seed=seed, progress=progress)
-    layout = Layout(ids, points)
+    status, vectors = index.status(), index.vectors(ids)
+    points = lay_out(vectors, index.distance, seed=seed, progress=progress)
+    found = proxies_of(Path(status.model), index.dim)
+    proxies, classes = np.empty((0, 2), dtype=np.float32), tuple[str, ...]()
+    if found is not None:
+        proxies, classes = place_by_neighbours(found.vectors, vectors, points, index.distance), found.names
     content = io.BytesIO()
-    np.savez(content, ids=layout.ids, points=layout.points, encoder=np.array(index.status().encoder))
+    names = np.array(classes, dtype=np.str_)
+    np.savez(content, ids=ids, points=points, proxies=proxies, classes=names, encoder=np.array(status.encoder))
     write_atomically(index.path / NAME, content.getvalue())
-    return layout
+    return Layout(ids, points, proxies, classes)
 
 
 def read_layout(index: Index) -> Layout | None:
@@ -75,6 +81,7 @@ def read_layout(index: Index) -> Layout | None:
     try:
         with np.load(path, allow_pickle=False) as stored:
             kept, points, encoder = stored["ids"], stored["points"], str(stored["encoder"])
+            proxies, classes = stored["proxies"], tuple(stored["classes"].tolist())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read ({error}): remove it, and make the map anew") from error
     if encoder != index.status().encoder:
@@ -89,12 +96,10 @@ def read_layout(index: Index) -> Layout | None:
         placed = place_by_neighbours(index.vectors(new), index.vectors(kept), points, index.distance)
         kept, points = np.concatenate([kept, new]), np.concatenate([points, placed])
     order = np.argsort(kept)
-    return Layout(kept[order], points[order])
+    return Layout(kept[order], points[order], proxies, classes)
 
 
-def lay_out(
-    vectors: NDArray[np.float32], distance: str, *, seed: int = 0, progress: Progress | None = None
-) -> Points:
+def lay_out(vectors: NDArray[np.float32], distance: str, *, seed: int = 0, progress: Progress | None = None) -> Points:
     """Places ``[N, 2]`` for vectors ``[N, dim]``, the same for the same seed.
 
     >>> lay_out(np.array([[3.0, 4.0]], dtype=np.float32), "cosine")
@@ -108,9 +113,7 @@ def lay_out(
     # The search is counted as steps, so that whoever waits sees one number rise: it takes about as long at 100,000.
     blocks = -(-len(rows) // _BLOCK)
     of = 2 * _STEPS
-    indices, far = _neighbours(
-        rows, rows, k + 1, distance, lambda done: tell(round(done / blocks * _STEPS), of)
-    )
+    indices, far = _neighbours(rows, rows, k + 1, distance, lambda done: tell(round(done / blocks * _STEPS), of))
     indices, far = _without_itself(indices, far)
     heads, tails, weights = _edges(indices.numpy(), far.numpy())
     start = principal_components(rows).numpy()
@@ -119,9 +122,7 @@ def lay_out(
     return _relaxed(start.astype(np.float32), heads, tails, weights, random, lambda done: tell(_STEPS + done, of))
 
 
-def place_by_neighbours(
-    new: NDArray[np.float32], known: NDArray[np.float32], points: Points, distance: str
-) -> Points:
+def place_by_neighbours(new: NDArray[np.float32], known: NDArray[np.float32], points: Points, distance: str) -> Points:
     """Places ``[M, 2]`` of new vectors: the mean of their nearest known ones' places, the nearer the more.
 
     >>> known = np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)
@@ -139,11 +140,11 @@ def place_by_neighbours(
 
 def principal_components(rows: Tensor) -> Tensor:
     """The first two principal components ``[N, 2]`` of ``rows [N, D]``; the largest loading of each is positive."""
-    centred = rows.double() - rows.double().mean(0)
-    _, axes = torch.linalg.eigh(centred.T @ centred)
-    axes = axes[:, -2:].flip(1)
+    centred = rows - rows.mean(0)
+    _, axes = torch.linalg.eigh((centred.T @ centred).double())
+    axes = axes[:, -2:].flip(1).float()
     axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
-    return torch.nn.functional.pad(centred @ axes, (0, 2 - axes.shape[1])).float()
+    return torch.nn.functional.pad(centred @ axes, (0, 2 - axes.shape[1]))
 
 
 def _neighbours(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,12 +26,6 @@ FILES = (
     *("points.js", "query.js", "results.js", "selection.js", "state.js", "style.css", "icons.svg", "mark.svg"),
 )
 """All that ``/static`` gives: what is asked for is looked up here and never becomes a path."""
-_GUARDED = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
-    "form-action 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
 _ERROR: dict[str, Any] = {"model": schemas.Error}
 
 
@@ -112,7 +107,7 @@ def router(service: Service) -> APIRouter:
 
     def file(name: str, seen: str | None) -> Response:
         tag = f'"{hashlib.sha256(files[name]).hexdigest()[:16]}"'
-        headers = _GUARDED | {"ETag": tag, "Cache-Control": "no-cache"}
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
         if seen == tag:
             return Response(status_code=304, headers=headers)
         return Response(files[name], media_type=_KINDS[Path(name).suffix], headers=headers)
@@ -178,9 +173,17 @@ def _there(packed: tuple[bytes, list[str]] | None) -> tuple[bytes, list[str]]:
 
 def _packed(layout: Layout, index: Index) -> tuple[bytes, list[str]]:
     ids, names = index._items.labels()
-    labels, place, counts = np.unique(names, return_inverse=True, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    number = np.full(int(max(layout.ids.max(), ids.max(initial=0))) + 1, -1, dtype=np.int64)
-    number[ids] = np.argsort(order)[place]
-    rows = np.column_stack([layout.ids, layout.points, number[layout.ids]])
-    return rows.astype("<f4").tobytes(), labels[order].tolist()
+    counts = Counter(names.tolist())
+    labels = sorted(counts, key=lambda label: (-counts[label], label))
+    labels += sorted(set(layout.classes) - set(labels))
+    number = {label: place for place, label in enumerate(labels)}
+    label_of = dict(zip(ids.tolist(), names.tolist(), strict=True))
+    items = [number[label_of[id]] if id in label_of else -1 for id in layout.ids.tolist()]
+    proxies = [number[each] for each in layout.classes]
+    rows = np.concatenate(
+        [
+            np.column_stack([layout.ids, layout.points, np.array(items)]),
+            np.column_stack([np.full(len(proxies), -1), layout.proxies, np.array(proxies)]),
+        ]
+    )
+    return rows.astype("<f4").tobytes(), labels

@@ -43,12 +43,12 @@ async function download() {
   const items = await lookup([...selected]);
   const columns = (facts.about.columns ?? []).map((column) => column.name);
   const rows = items
-    .filter((item) => !labelOf(item).unsure)
+    .filter((item) => item.path && !labelOf(item).unsure)
     .map((item) => [item.path, labelOf(item).label, ...columns.map((name) => item.columns?.[name])]);
   const text = [["path", "label", ...columns], ...rows].map((row) => row.map(quoted).join(",")).join("\n");
   save(`${text}\n`, "selection.csv", "text/csv");
   const without = items.length - rows.length;
-  toast(`${plural(rows.length, "photo", "photos")} in selection.csv${without ? `, ${number(without)} of unknown kind left out` : ""}`);
+  toast(`${plural(rows.length, "photo", "photos")} in selection.csv${without ? `, ${number(without)} without a file or of unknown kind left out` : ""}`);
 }
 
 function draw() {
