@@ -207,7 +207,7 @@ def _relaxed(
     random: np.random.Generator,
     tell: Callable[[int], None],
 ) -> Points:
-    """Follow the gradient of UMAP's objective with q = 1/(1 + d²): Adam, on all edges and some random pairs at a time."""
+    """Follow the gradient of UMAP's objective, with q = 1/(1 + d²), on all edges and some random pairs at a time."""
     n = len(points)
     pull = np.bincount(heads, weights, minlength=n)
     push = (_REPULSION * pull / _REPELLED).astype(np.float32)

@@ -30,8 +30,8 @@ export async function drawMap() {
     else if (status.state === "none") offer(place, status.error);
     else await load(place);
   } catch (error) {
-    const missing = error.status === 404;
-    if (missing) offer(place, null);
+    if (error.status === 404) offer(place, null);
+    else if (error.status === 422) offer(place, error.message); // a file that cannot be read
     else place.replaceChildren(h("div", { class: "empty failed", role: "alert" }, icon("alert"), h("h2", {}, "No map"), h("p", {}, error.message), button("Try again", "again", drawMap, { class: "button strong" })));
   }
 }
