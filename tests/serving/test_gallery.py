@@ -11,7 +11,6 @@ import shutil
 import socket
 import threading
 import time
-import zipfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -531,12 +530,3 @@ def test_only_the_gallery_s_own_files_are_given(client):
             assert address.startswith("http://www.w3.org/2000/svg")
     for name in ("gallery.py", "..%2fgallery.py", "%2e%2e/app.py", "index.html", ""):
         assert client.get(f"/static/{name}").status_code == 404
-
-
-def test_the_page_is_part_of_the_wheel(tmp_path):
-    """What the package's builder would pack: all files below the package but those that git ignores."""
-    hatch = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed")
-    root = Path(__file__).resolve().parents[2]
-    wheel = next(hatch.WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"]))
-    packed = zipfile.ZipFile(wheel).namelist()
-    assert {f"nearkin/serving/web/{name}" for name in ("index.html", *FILES)} <= set(packed)

@@ -65,7 +65,7 @@ export function showCorrections() {
       all.length ? list : h("div", { class: "empty" }, icon("pencil"), h("p", {}, "Nothing corrected yet. Open a photo, or select several, and say what it is.")),
       h("footer", {},
         button("Download manifest", "download", () => download().catch(failed), { class: "button strong", id: "download-manifest" }),
-        h("p", { class: "hint" }, "All photos of the index with these corrections. ", h("code", {}, "nearkin train manifest.csv"), " trains on it.")));
+        h("p", { class: "hint" }, "All photos of the index with these corrections. ", h("code", {}, "nearkin train --data manifest.csv"), " learns from it.")));
   };
   draw();
   addEventListener("nearkin:corrections", draw);

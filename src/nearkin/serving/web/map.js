@@ -362,7 +362,7 @@ class Chart {
 
   #draw() {
     const { context, view, dpr } = this;
-    const near = this.cells.within(this.#inView());
+    const near = this.cells.within(this.#inView(), PHOTOS_BELOW);
     const crowd = Math.sqrt(view.scale / (this.least * 3));
     const size = Math.min(11, Math.max(2.6, (this.ids.length > 20000 ? 2.6 : this.ids.length > 3000 ? 3.6 : 6) * Math.min(2.2, crowd)));
     this.paint.draw({ ...view, scale: view.scale * dpr, size: size * dpr });
@@ -370,10 +370,10 @@ class Chart {
     context.clearRect(0, 0, this.width, this.height);
     const look = getComputedStyle(this.host);
     const [ink, paper, accent] = ["--ink", "--paper", "--accent"].map((name) => look.getPropertyValue(name).trim());
-    this.drawn = near.length <= PHOTOS_BELOW ? this.#photos(near, accent) : [];
+    this.drawn = near ? this.#photos(near, accent) : [];
     this.#marks(ink, paper, accent);
     this.#names(ink, paper);
-    this.#legend(near);
+    this.#legend();
     if (this.lasso && this.lasso.length > 1) {
       context.beginPath();
       this.lasso.forEach((at, n) => context[n ? "lineTo" : "moveTo"](...at));
@@ -473,7 +473,7 @@ class Chart {
       across = Math.min(this.width - half - 4, Math.max(half + 4, across));
       if (boxes.some((box) => Math.abs(box.across - across) < box.half + half && Math.abs(box.down - down) < 20)) continue;
       boxes.push({ across, down, half });
-      context.globalAlpha = 0.86;
+      context.globalAlpha = 0.78;
       context.fillStyle = paper;
       context.beginPath();
       context.roundRect(across - half, down - 10, 2 * half, 20, 10);
@@ -481,7 +481,7 @@ class Chart {
       context.globalAlpha = 1;
       context.fillStyle = ink;
       context.fillText(text, across, down);
-      if (boxes.length >= (this.width * this.height) / 20000) break;
+      if (boxes.length >= (this.width * this.height) / 24000) break;
     }
   }
 
@@ -527,11 +527,11 @@ class Chart {
     if (this.hover >= 0 && !beside.has(this.hover)) ring(this.hover, 8, ink);
   }
 
-  #legend(near) {
-    if (this.moving) clearTimeout(this.moving);
-    this.moving = setTimeout(() => {
+  #legend() {
+    clearTimeout(this.settling);
+    this.settling = setTimeout(() => {
       const count = new Map();
-      for (const i of near) if (this.label[i] >= 0) count.set(this.label[i], (count.get(this.label[i]) ?? 0) + 1);
+      for (const i of this.cells.within(this.#inView())) if (this.label[i] >= 0) count.set(this.label[i], (count.get(this.label[i]) ?? 0) + 1);
       const top = [...count].sort((a, b) => b[1] - a[1]).slice(0, 10);
       const { labels } = read();
       this.legend.replaceChildren(...top.map(([label, n]) => {
