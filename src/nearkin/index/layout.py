@@ -158,7 +158,7 @@ def _neighbours(
         queries, rows = torch.nn.functional.normalize(queries, dim=1), torch.nn.functional.normalize(rows, dim=1)
     squares = rows.square().sum(1)
     found = []
-    for number, some in enumerate(queries.split(_BLOCK)):
+    for number, some in enumerate(queries.split(_BLOCK)):  # type: ignore[no-untyped-call]
         near, places = (some @ rows.T).mul_(2).sub_(squares).topk(k, dim=1)
         found.append((places, (some.square().sum(1, keepdim=True) - near).clamp_min_(0).sqrt_()))
         tell(number + 1)
