@@ -359,8 +359,12 @@ def test_the_map_is_made_and_a_lasso_selects(visit, url, index):
     labels = searched(page, lambda: page.click("#like-selection"))
     assert "like=" in page.url
     assert len(labels) > 0
-    page.keyboard.press("m")
+    page.reload()
+    found(page)
+    page.locator(".tile .photo").first.click()
+    page.click("#show-on-map")  # which then is loaded first
     page.wait_for_selector("#map")
+    assert not page.locator(".toast").all_inner_texts()
     page.evaluate("location.hash = '#view=map&label=blue'")
     page.wait_for_selector(".legend [aria-pressed='true']")
     assert page.locator(".legend [aria-pressed='true'] span").inner_text() == "blue"

@@ -15,6 +15,17 @@ const REACH = 14; // pixels from which a point is meant
 const night = matchMedia("(prefers-color-scheme: dark)");
 
 let map = null;
+let wanted = null; // an item to show once there is a map
+
+addEventListener("nearkin:locate", (event) => {
+  wanted = event.detail;
+  if (map && map.items === facts.about.items) showWanted();
+});
+
+function showWanted() {
+  if (wanted !== null) map.locate(wanted);
+  wanted = null;
+}
 
 export async function drawMap() {
   const place = $("#map-view");
@@ -69,6 +80,7 @@ async function load(place) {
   const [rows, labels] = await Promise.all([call("map", { as: "arrayBuffer" }), call("map/labels")]);
   map?.end();
   map = new Chart(place, new Float32Array(rows), labels);
+  showWanted();
 }
 
 class Chart {
@@ -105,7 +117,6 @@ class Chart {
     this.listener = new AbortController();
     const { signal } = this.listener;
     for (const name of ["nearkin:selection", "nearkin:hits", "nearkin:state", "nearkin:corrections"]) addEventListener(name, () => this.recolour(), { signal });
-    addEventListener("nearkin:locate", (event) => this.locate(event.detail), { signal });
     night.addEventListener("change", () => this.recolour(), { signal });
     this.resize();
   }
@@ -190,7 +201,6 @@ class Chart {
     [this.width, this.height] = [width, height];
     for (const canvas of [this.points, this.over]) [canvas.width, canvas.height] = [Math.round(width * this.dpr), Math.round(height * this.dpr)];
     if (!before) this.fit();
-    if (this.waiting !== undefined) this.locate(this.waiting);
     this.draw();
   }
 
@@ -207,9 +217,7 @@ class Chart {
 
   locate(id) {
     const i = this.byId.get(id);
-    this.waiting = this.width ? undefined : id;
     if (i === undefined) { toast("That photo is not on the map."); return; }
-    if (!this.width) return;
     Object.assign(this.view, { x: this.x[i], y: this.y[i], scale: Math.max(this.view.scale, this.least * 3 * 5) });
     this.marked = i;
     this.draw();

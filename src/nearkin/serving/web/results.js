@@ -18,7 +18,7 @@ export const currentHits = () => hits;
 function tile(hit, place) {
   const name = nameOf(hit);
   const said = [name, hit.confidence === null ? `similarity ${hit.score.toFixed(2)}` : `${percent(hit.confidence)} sure`, fileName(hit.path)].filter(Boolean).join(", ");
-  return h("li", { class: "tile", "data-id": hit.id, "data-place": place },
+  return h("li", { class: selected.has(hit.id) ? "tile picked" : "tile", "data-id": hit.id, "data-place": place },
     h("button", { type: "button", class: "photo", "aria-label": said, onclick: () => detail(hits, place) }, show(h("img", { alt: "", loading: "lazy", decoding: "async" }), hit.id)),
     h("label", { class: "pick", title: "Select (x)" }, h("input", { type: "checkbox", checked: selected.has(hit.id), "aria-label": `Select ${name}`, onchange: () => toggle(hit.id) }), icon("check")),
     h("div", { class: "quick" },
