@@ -32,7 +32,7 @@ function tile(hit, place) {
       hit.path ? h("p", { class: "path", title: hit.path }, shortPath(hit.path)) : null));
 }
 
-const grid = () => $("#results-body .grid");
+const grid = () => $("#results-body .grid:not(.waiting)");
 
 /** One tile is in the order of Tab at a time; arrow keys choose which. */
 function current(place, focus = true) {
