@@ -17,6 +17,7 @@ MODULES = {
 }
 
 ELSEWHERE = {
+    "client": ["serving/test_client.py"],
     "data/benchmarks/_distortions": ["data/benchmarks/test_glyphs.py"],
     "data/folder_tree": ["data/test_folder.py"],
     "evaluation/products": ["evaluation/test_places.py"],
@@ -57,6 +58,16 @@ ELSEWHERE = {
     "samplers/random": ["samplers/test_samplers.py", "contracts/test_samplers.py"],
     "samplers/sampler": ["contracts/test_samplers.py"],
     "samplers/stream": ["samplers/test_samplers.py"],
+    "serving/about": ["serving/test_app.py"],
+    "serving/corrected": ["serving/test_app.py"],
+    "serving/decode_worker": ["serving/test_decoding.py"],
+    "serving/items": ["serving/test_app.py"],
+    "serving/logs": ["serving/test_metrics.py"],
+    "serving/observing": ["serving/test_metrics.py"],
+    "serving/problems": ["serving/test_app.py"],
+    "serving/schemas": ["serving/test_app.py"],
+    "serving/search": ["serving/test_app.py"],
+    "serving/service": ["serving/test_app.py"],
     "training/slices": ["training/test_distributed.py"],
     "studies/reproduce/survey": ["studies/reproduce/test_rows.py"],
 }

@@ -27,15 +27,20 @@ LEVELS = (
     ("training",),
     ("runs", "exports", "published"),
     ("report", "index"),
+    ("serving", "client"),
     ("studies",),
     ("cli",),
     ("__main__",),
 )
 """From the bottom up: a module imports from its own level and from those before it, in functions and for types too."""
 
-UPWARD = {("recipe.recipe", "recipe.reading"), ("recipe.recipe", "recipe.identity")}
-"""The exception: everything stands on the class ``Recipe``, and ``Recipe.load`` and ``Recipe.fingerprint`` are where
-people look for them, so these functions import what stands above the class when they are called."""
+UPWARD = {
+    *(("recipe.recipe", "recipe.reading"), ("recipe.recipe", "recipe.identity")),
+    *(("index.index", "serving.run"), ("index.index", "serving.settings")),
+}
+"""The exceptions: everything stands on the class ``Recipe``, and ``Recipe.load`` and ``Recipe.fingerprint`` are where
+people look for them, so these functions import what stands above the class when they are called. So with
+``Index.serve``."""
 
 OPTIONAL = {
     "torchvision",

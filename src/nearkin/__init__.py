@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nearkin import methods as methods
     from nearkin import proxies as proxies
     from nearkin import samplers as samplers
+    from nearkin.client import Client as Client
     from nearkin.data.folder import read_folder as read_folder
     from nearkin.data.manifest import read_manifest as read_manifest
     from nearkin.data.source import read_source as read_source
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Client": "client",
     "Encoder": "encoders",
     "ImageTable": "data.table",
     "Index": "index",

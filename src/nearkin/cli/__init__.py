@@ -18,6 +18,7 @@ from nearkin.cli.export import export  # isort: skip
 from nearkin.cli.index import index  # isort: skip
 from nearkin.cli.search import classify, search  # isort: skip
 from nearkin.cli.groups import cluster, duplicates  # isort: skip
+from nearkin.cli.serve import serve  # isort: skip
 from nearkin.cli.plot import plot  # isort: skip
 from nearkin.cli.compare import compare  # isort: skip
 from nearkin.cli.mlrc import mlrc  # isort: skip
@@ -55,6 +56,7 @@ __all__ = [
     "reproduce",
     "scores",
     "search",
+    "serve",
     "study",
     "table",
     "train",

@@ -88,6 +88,8 @@ class Sources:
 
 def sources_of(given: Any, labels: Labels, shorter_side: int | None) -> Sources:
     """A folder, a manifest, image files or images, with their labels: by folder or manifest, as given, or none."""
+    if isinstance(given, Sources):
+        return given
     if isinstance(labels, str) and labels != "folder":
         raise RecipeError(f"labels must be 'folder', one for each image, or None, got {labels!r}")
     if not isinstance(given, (str, os.PathLike)) and (not isinstance(given, Iterable) or _is_one_picture(given)):
@@ -142,7 +144,7 @@ def loaded(
             if source.path is None or file is None:
                 assert sources.images is not None, "a source is a file or among the images given"
                 pixels = sources.images[source.place]
-                return _with(source, None, hash_of(repr(pixels.shape).encode() + pixels.tobytes()), pixels)
+                return _with(source, None, hash_of_pixels(pixels), pixels)
             if before is not None and before.reason is None and _is_unchanged(before, file):
                 return Loaded(source, before)
             content = read_file(source.path)
@@ -224,6 +226,11 @@ def _state(source: Source) -> File:
 
 def _is_unchanged(before: File, now: File) -> bool:
     return (before.size, before.changed) == (now.size, now.changed)
+
+
+def hash_of_pixels(pixels: NDArray[np.uint8]) -> bytes:
+    """What an image that is no file is known by."""
+    return hash_of(repr(pixels.shape).encode() + pixels.tobytes())
 
 
 def hash_of(content: bytes) -> bytes:

@@ -15,17 +15,22 @@ from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
+ENOUGH_MORE = 1.05
+"""By how much labelled images must have grown for a curve that was fitted on them to be fitted anew."""
+
 
 def calibrate(items: Items, vectors: Segments, model: Model) -> None:
     """Fit the curve on classes held out from training, or on the index's own labels without any, and write it down.
 
-    Held-out classes stay what they are; the index's own labels may have become more.
+    Held-out classes stay what they are; the index's own labels may have become more. A few more make no other curve,
+    and fitting takes longer than adding an image.
     """
-    before = items.fact("calibration")
-    if before is None or not before["held_out"]:
-        told = fitted_curve(*items.labels(), vectors, model, before)
-        with items.writing():
-            items.set_fact("calibration", told)
+    before, labelled = items.fact("calibration"), items.rows("SELECT count(label) FROM items")[0][0]
+    if before is not None and (before["held_out"] or labelled < ENOUGH_MORE * before.get("labelled", 0)):
+        return
+    told = fitted_curve(*items.labels(), vectors, model, before)
+    with items.writing():
+        items.set_fact("calibration", told)
 
 
 def fitted_curve(
@@ -41,7 +46,9 @@ def fitted_curve(
     if fitted is None:
         ids, names = calibration.some_of(labelled, labels)
         fitted = calibration.fit_own(vectors.take(ids), names, model.distance)
-    return {"held_out": held_out, "curve": None if fitted is None else asdict(fitted)}
+    curve = None if fitted is None else asdict(fitted)
+    # Where there was no curve to be had it is tried again with the next label.
+    return {"held_out": held_out, "curve": curve, "labelled": 0 if curve is None else len(labelled)}
 
 
 def read_calibration(told: Mapping[str, Any] | None) -> Calibration | None:

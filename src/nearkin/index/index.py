@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.folder import nearest_folder
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError, RecipeError, require
 from nearkin.index.adding import Added, Labels, Loaded, Progress, check_same_encoder, loaded, sources_of, write_batch
 from nearkin.index.calibration import Calibration
 from nearkin.index.confidence import calibrate, read_calibration
@@ -331,6 +331,14 @@ class Index:
             engine={"name": self._engine_name, **self._engine.status()},
             calibration=self._calibration,
         )
+
+    def serve(self, port: int = 8000) -> None:
+        """Search it in the browser and over HTTP on this machine, until Ctrl-C (extra ``serve``)."""
+        require("uvicorn", "serve")
+        from nearkin.serving.run import serve
+        from nearkin.serving.settings import Settings
+
+        serve(self, Settings(port=port), ready=print)
 
     def _refresh(self) -> None:
         """See what has been added and removed since, here or by another process."""

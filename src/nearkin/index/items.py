@@ -260,6 +260,10 @@ class Items:
         failed = self._rows("SELECT path, size, changed, id, reason FROM files WHERE reason IS NOT NULL ORDER BY path")
         return found, embedded, distinct, [File(*row) for row in failed]
 
+    def rows(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """For modules beside this one that have a table of their own here."""
+        return self._rows(text, parameters)
+
     def _rows(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._lock:
             return self._connection.execute(text, parameters).fetchall()

@@ -1,0 +1,230 @@
+"""A served index from another program: the same questions and answers as :class:`~nearkin.index.Index`, over HTTP.
+
+HTTP is spoken by the standard library alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from nearkin.errors import DataError, NearkinError
+from nearkin.index.calibration import Bin, Calibration
+from nearkin.index.items import Item
+from nearkin.index.results import Hit
+from nearkin.index.uploads import Stored
+
+
+class ServerError(NearkinError):
+    """What a server said instead of an answer; ``status`` is that of HTTP, None where it could not be reached."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class ServedStatus:
+    """What a served index holds, and what may be asked of it."""
+
+    name: str
+    items: int
+    labelled: int
+    labels: Mapping[str, int]
+    """By label how many items it has; of the most frequent."""
+    columns: tuple[str, ...]
+    dim: int
+    distance: str
+    encoder: str
+    engine: Mapping[str, Any]
+    calibration: Calibration | None
+    read_only: bool
+    failed: int
+    """Files that could not be read."""
+    limits: Mapping[str, int]
+
+
+class Client:
+    """An index that ``nearkin serve`` serves at ``url``; ``key`` is what the server asks for, if it does.
+
+    >>> Client("127.0.0.1:8000")
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.DataError: '127.0.0.1:8000' is no address of a server: give one like http://127.0.0.1:8000
+    """
+
+    def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0) -> None:
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise DataError(f"{url!r} is no address of a server: give one like http://127.0.0.1:8000")
+        self._url, self._key, self._timeout = url.rstrip("/"), key, timeout
+        # A key goes to the server alone, never through a proxy that the environment names.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+
+    def search(
+        self,
+        query: Any = None,
+        k: int = 10,
+        *,
+        where: Mapping[str, Any] | None = None,
+        like: Sequence[int] = (),
+        unlike: Sequence[int] = (),
+        group_by: str | None = None,
+        min_confidence: float | None = None,
+        offset: int = 0,
+        crop: Sequence[float] | None = None,
+    ) -> list[Hit]:
+        """As :meth:`Index.search <nearkin.Index.search>`, of one query.
+
+        Args:
+            query: a path of this machine, bytes, a Pillow image, a uint8 array; the id of an item; a vector.
+            k: how many at most.
+            where: by field a value, a list of which any will do, or a range ``(from, to)`` with None for no end.
+            like: ids of items that it should be like, too; with them there need be no query.
+            unlike: ids of items that it should not be like.
+            group_by: a field of which every value is shown once, by its nearest item.
+            min_confidence: leave out hits of which it is less likely that they are of the query's kind.
+            offset: how many hits to pass over, for the next page.
+            crop: search for a part of an image: x, y, width and height as shares of it from 0 to 1.
+        """
+        options: dict[str, Any] = {"k": k, "offset": offset, "like": list(map(int, like))}
+        options |= {"unlike": list(map(int, unlike)), "group_by": group_by, "min_confidence": min_confidence}
+        options |= {"where": {name: _asked(value) for name, value in (where or {}).items()}}
+        options |= {} if crop is None else {"crop": list(map(float, crop))}
+        if query is None or _is_id(query) or _is_vector(query):
+            asked = {} if query is None else {"id": int(query)} if _is_id(query) else {"vector": _numbers(query)}
+            found = self._json("POST", "/search", options | asked)
+        else:
+            found = self._upload("/search", query, {"options": json.dumps(options)})
+        return [Hit(**{name: each[name] for name in Hit.__dataclass_fields__}) for each in found["hits"]]
+
+    def add(self, image: Any, label: str | None = None, columns: Mapping[str, Any] | None = None) -> Stored:
+        """Add one image: the id that it has now, and whether it is new."""
+        parts = {} if label is None else {"label": label}
+        parts |= {} if columns is None else {"columns": json.dumps(dict(columns))}
+        return Stored(**self._upload("/items", image, parts))
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """Take items out for good, one after the other; an error where one is not there."""
+        for each in ids:
+            self._ask("DELETE", f"/items/{int(each)}")
+
+    def get(self, id: int) -> Item:
+        """What is known of an item."""
+        found = self._json("GET", f"/items/{int(id)}")
+        return Item(**{name: found[name] for name in Item.__dataclass_fields__})
+
+    def thumbnail(self, id: int) -> bytes:
+        """A small JPEG of an item."""
+        return self._ask("GET", f"/items/{int(id)}/thumbnail")
+
+    def status(self) -> ServedStatus:
+        """What the server's index holds."""
+        found = self._json("GET", "/index")
+        known = {name: found[name] for name in ServedStatus.__dataclass_fields__}
+        if (curve := found["calibration"]) is not None:
+            known["calibration"] = Calibration(
+                **curve | {"reliability": tuple(Bin(**each) for each in curve["reliability"])}
+            )
+        known["labels"] = {each["label"]: each["items"] for each in found["labels"]}
+        known["columns"] = tuple(each["name"] for each in found["columns"])
+        return ServedStatus(**known)
+
+    def _upload(self, path: str, image: Any, parts: Mapping[str, str]) -> Any:
+        mark = secrets.token_hex(16)
+        lines = [
+            f'--{mark}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{parts[name]}\r\n' for name in parts
+        ]
+        lines.append(f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="image"\r\n\r\n')
+        body = "".join(lines).encode() + _bytes_of(image) + f"\r\n--{mark}--\r\n".encode()
+        return json.loads(self._ask("POST", path, body, f"multipart/form-data; boundary={mark}"))
+
+    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return json.loads(self._ask(method, path, None if body is None else json.dumps(body).encode()))
+
+    def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
+        headers = {} if body is None else {"Content-Type": kind}
+        headers |= {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        request = urllib.request.Request(self._url + path, body, headers, method=method)
+        try:
+            with self._opener.open(request, timeout=self._timeout) as answer:
+                content: bytes = answer.read()
+                return content
+        except urllib.error.HTTPError as error:
+            raise ServerError(_sentence(error.read(), error.code), error.code) from error
+        except OSError as error:  # refused, reset, too late
+            reason = getattr(error, "reason", error)
+            raise ServerError(f"{self._url} cannot be reached ({reason}): is 'nearkin serve' running there?") from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A key is for one server, and not for whom it names."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _sentence(content: bytes, status: int) -> str:
+    try:
+        return str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered with status {status}: is it 'nearkin serve'?"
+
+
+def _asked(value: Any) -> Any:
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise DataError(f"a range is a pair (from, to), got {value!r}; give a list for any of it")
+        return {"from": _plain(value[0]), "to": _plain(value[1])}
+    return [_plain(each) for each in value] if isinstance(value, (list, set, frozenset)) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _is_id(query: Any) -> bool:
+    return isinstance(query, (int, np.integer)) and not isinstance(query, bool)
+
+
+def _is_vector(query: Any) -> bool:
+    if hasattr(query, "detach"):
+        return bool(query.is_floating_point()) and query.ndim == 1
+    return isinstance(query, np.ndarray) and query.dtype.kind == "f" and query.ndim == 1
+
+
+def _numbers(query: Any) -> list[float]:
+    array = query.detach().cpu().numpy() if hasattr(query, "detach") else query
+    numbers: list[float] = array.astype(np.float64).tolist()
+    return numbers
+
+
+def _bytes_of(image: Any) -> bytes:
+    """An image as the bytes of a file."""
+    if isinstance(image, (bytes, bytearray)):
+        return bytes(image)
+    if isinstance(image, (str, os.PathLike)):
+        try:
+            return Path(image).expanduser().read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read {str(image)!r}: {error.strerror or error}") from error
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().numpy()
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3):
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise DataError(f"cannot send {type(image).__name__}: give a path, bytes, a Pillow image or a uint8 array")
+    content = io.BytesIO()
+    (image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else image.convert("RGB")).save(content, "PNG")
+    return content.getvalue()

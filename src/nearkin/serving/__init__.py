@@ -1,0 +1,1 @@
+"""An index over HTTP: search, items, corrections and the gallery (extra ``serve``)."""

@@ -1,0 +1,119 @@
+"""A process that decodes uploads, with little memory and time and no file to write to: a decoder may be led astray.
+
+:mod:`nearkin.serving.decoding` starts it. Jobs come in through standard input, raw pixels go out through standard
+output, and it ends with its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from nearkin.data.formats import teach_pillow_heic
+from nearkin.data.images import UnreadableImageError, decode_bytes, decode_picture
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+JOB = struct.Struct("<QQQB4d")
+"""Bytes of the file, most pixels, shorter side (0: as it is), whether there is a crop, and the crop."""
+ANSWER = struct.Struct("<HII")
+"""A status as in HTTP with height and width of the pixels that follow, or the length of the sentence that does."""
+FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "TIFF", "BMP", "AVIF", "HEIF", "JPEG2000", "PPM")
+_NAME = Path("the image")
+
+
+class Refused(Exception):  # noqa: N818 - it is an answer
+    """A status as in HTTP, and why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(status, reason)
+        self.status, self.reason = status, reason
+
+
+def main() -> None:
+    """Decode until there is nothing more to decode; ``memory`` and ``seconds`` are the command's two words."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server finishes what it took, and closes the input
+    jobs, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # what a library prints is no answer
+    memory, seconds = (int(word) for word in sys.argv[1:3])
+    teach_pillow_heic()
+    Image.init()
+    _limit("RLIMIT_AS", memory)
+    _limit("RLIMIT_FSIZE", 0)
+    _limit("RLIMIT_CORE", 0)
+    while len(head := jobs.read(JOB.size)) == JOB.size:
+        size, most_pixels, shorter_side, has_crop, *crop = JOB.unpack(head)
+        _limit("RLIMIT_CPU", int(time.process_time()) + seconds + 1)
+        try:
+            content = jobs.read(size)
+            pixels = decoded(content, most_pixels, shorter_side or None, tuple(crop) if has_crop else None)
+            answers.write(ANSWER.pack(200, *pixels.shape[:2]))
+            answers.write(np.ascontiguousarray(pixels).data)
+        except Refused as refused:
+            text = refused.reason.encode()
+            answers.write(ANSWER.pack(refused.status, len(text), 0) + text)
+        answers.flush()
+
+
+def decoded(
+    content: bytes, most_pixels: int, shorter_side: int | None, crop: tuple[float, ...] | None
+) -> NDArray[np.uint8]:
+    """Pixels ``[H, W, 3]``, or :class:`Refused`; how many there are is read off the header before any is decoded."""
+    try:
+        try:
+            with Image.open(io.BytesIO(content), formats=[each for each in FORMATS if each in Image.OPEN]) as opened:
+                width, height = opened.size
+        except MemoryError:
+            raise
+        except Image.DecompressionBombError as error:  # Pillow has a limit, too
+            raise Refused(413, f"the image has too many pixels, at most {most_pixels:,} are taken") from error
+        except Exception as error:  # a malformed file can make a decoder raise nearly anything
+            raise Refused(415, "this is no image, or none of a kind that is read here: send JPEG or PNG") from error
+        if width * height > most_pixels:
+            raise Refused(413, f"the image has {width:,} x {height:,} pixels, at most {most_pixels:,} are taken")
+        if crop is None:
+            return decode_bytes(content, path=_NAME, shorter_side=shorter_side)
+        whole = decode_bytes(content, path=_NAME)
+        return decode_picture(Image.fromarray(part_of(whole, crop)), path=_NAME, shorter_side=shorter_side)
+    except UnreadableImageError as error:
+        raise Refused(422, f"the image cannot be read: {error.reason}") from error
+    except MemoryError as error:
+        raise Refused(422, "the image takes too much memory to decode: send it smaller, or as JPEG") from error
+
+
+def part_of(pixels: NDArray[np.uint8], crop: tuple[float, ...]) -> NDArray[np.uint8]:
+    """The part of an image from x and y on, so wide and high, all as shares of it; at least one pixel.
+
+    >>> part_of(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), (0.5, 0.0, 0.5, 0.25))[..., 0].tolist()
+    [[6, 9]]
+    """
+    height, width = pixels.shape[:2]
+    x, y, wide, high = crop
+    left, top = min(int(x * width), width - 1), min(int(y * height), height - 1)
+    right, bottom = max(left + 1, round((x + wide) * width)), max(top + 1, round((y + high) * height))
+    return pixels[top:bottom, left:right]
+
+
+def _limit(name: str, value: int) -> None:
+    """Lower a limit of this process; where a system has none, the server's time-out is what there is."""
+    if resource is not None:
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            kind = getattr(resource, name)
+            hard = resource.getrlimit(kind)[1]
+            resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+if __name__ == "__main__":
+    main()

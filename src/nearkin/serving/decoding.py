@@ -1,0 +1,142 @@
+"""Uploads are decoded in processes of their own, which can be killed: a file may be made to crash or hang a decoder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.serving.decode_worker import ANSWER, JOB
+from nearkin.serving.problems import RequestError
+
+MEMORY = 2 << 30
+"""Address space of a process: an image of 64 million pixels that is cropped needs about half of it."""
+SECONDS = 10
+WORKER = ["-m", "nearkin.serving.decode_worker"]
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR")
+
+
+class Decoder:
+    """So many processes, each with one upload at a time; one that hangs or dies is replaced."""
+
+    def __init__(self, processes: int, *, max_pixels: int, memory: int = MEMORY, seconds: int = SECONDS) -> None:
+        self._max_pixels, self._memory, self._seconds = max_pixels, memory, seconds
+        self._threads = ThreadPoolExecutor(processes, "nearkin-decode")
+        self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
+        for _ in range(processes):
+            self._idle.put(None)
+        self.decoded = self.refused = self.lost = 0
+        """Images that were, images that were not, and processes that hung or died over one."""
+
+    async def decode(
+        self, content: bytes, *, shorter_side: int | None, crop: Sequence[float] | None = None
+    ) -> NDArray[np.uint8]:
+        """Pixels ``[H, W, 3]``, upright, of the part that ``crop`` names, shrunk to ``shorter_side``."""
+        head = JOB.pack(len(content), self._max_pixels, shorter_side or 0, crop is not None, *(crop or (0, 0, 0, 0)))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, head, content)
+
+    def close(self) -> None:
+        """Finish what was begun and end the processes."""
+        self._threads.shutdown()
+        while not self._idle.empty():
+            if (process := self._idle.get()) is not None:
+                process.end()
+
+    def _decode(self, head: bytes, content: bytes) -> NDArray[np.uint8]:
+        # There are as many threads as places in the queue, so that nobody waits here.
+        process = self._idle.get()
+        try:
+            if process is None or not process.is_alive():
+                process = _Process(self._memory)
+            pixels = process.ask(head, content, self._seconds)
+            self.decoded += 1
+            return pixels
+        except RequestError:
+            self.refused += 1
+            raise
+        except _LostError as error:
+            self.lost += 1
+            raise RequestError(422, f"the image cannot be read: {error}") from error
+        finally:
+            self._idle.put(process if process is not None and process.is_alive() else None)
+
+
+class _LostError(Exception):
+    """A process that did not answer, and why."""
+
+
+class _Process:
+    """A process of :mod:`nearkin.serving.decode_worker`."""
+
+    CPU_SECONDS = SECONDS
+
+    def __init__(self, memory: int) -> None:
+        # It is told nothing that it need not know, such as the key of the server.
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, *WORKER, str(memory), str(self.CPU_SECONDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, head: bytes, content: bytes, seconds: float) -> NDArray[np.uint8]:
+        """What the process answers within so many seconds; it is dead if it does not."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, give_up)
+        timer.start()
+        try:
+            return self._exchange(head, content)
+        except OSError as error:  # a pipe that nobody reads from any more
+            self.end()
+            raise _LostError("decoding it took too long" if late.is_set() else "its decoder crashed") from error
+        finally:
+            timer.cancel()
+            timer.join()
+            if late.is_set():
+                self.end()
+
+    def _exchange(self, head: bytes, content: bytes) -> NDArray[np.uint8]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(head)
+        self._process.stdin.write(content)
+        self._process.stdin.flush()
+        status, first, second = ANSWER.unpack(self._read(ANSWER.size))
+        if status != 200:
+            raise RequestError(status, self._read(first).decode())
+        return np.frombuffer(self._read(first * second * 3), dtype=np.uint8).reshape(first, second, 3)
+
+    def _read(self, size: int) -> bytes:
+        assert self._process.stdout is not None
+        found = self._process.stdout.read(size)
+        if len(found) < size:
+            raise BrokenPipeError
+        return found
+
+    def end(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,177 @@
+"""What goes in and out over HTTP, as the OpenAPI document shows it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, StringConstraints
+
+LARGEST = 2**53 - 1
+"""The largest number that every JSON reader has exactly; ids and whole numbers in filters are smaller."""
+
+
+def _whole(value: Any) -> Any:
+    """In JSON 3.0 is the whole number 3."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Id = Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)]
+Label = Annotated[
+    str,
+    StringConstraints(
+        min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?$"
+    ),
+]
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[StrictInt, Field(ge=-LARGEST, le=LARGEST)] | StrictFloat
+Value = Number | Annotated[StrictStr, StringConstraints(max_length=1000)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Error(BaseModel):
+    """One sentence that says what to do."""
+
+    error: str
+
+
+class Range(_Strict):
+    """From and to, both included; null for no end."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    from_: Value | None = Field(default=None, alias="from")
+    to: Value | None = None
+
+
+class Options(_Strict):
+    """How to search."""
+
+    k: Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)] = 20
+    offset: Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)] = 0
+    where: dict[str, Value | list[Value] | Range | None] = Field(default_factory=dict)
+    like: list[Id] = Field(default_factory=list)
+    unlike: list[Id] = Field(default_factory=list)
+    group_by: str | None = None
+    min_confidence: float | None = Field(default=None, ge=0, le=1)
+    crop: Annotated[list[Share], Field(min_length=4, max_length=4)] | None = Field(
+        default=None,
+        description="x, y, width and height as shares from 0 to 1 of the upright picture; of an upload only",
+    )
+
+
+class Query(Options):
+    """An id or a vector with how to search, or only items in ``like``."""
+
+    id: Id | None = None
+    vector: list[Annotated[float, Field(ge=-1e6, le=1e6)]] | None = None
+
+
+class Hit(BaseModel):
+    id: int
+    score: float
+    confidence: float | None
+    label: str | None
+    path: str | None
+    columns: dict[str, Any]
+    thumbnail: str
+
+
+class LabelGuess(BaseModel):
+    """What the neighbours of an image say it is; null for none of these."""
+
+    label: str | None
+    confidence: float | None
+
+
+class Hits(BaseModel):
+    hits: list[Hit]
+    offset: int
+    k: int
+    more: bool
+    seconds: float
+    label: LabelGuess | None
+
+
+class Item(BaseModel):
+    id: int
+    path: str | None
+    label: str | None
+    columns: dict[str, Any]
+    thumbnail: str
+
+
+class Items(BaseModel):
+    items: list[Item]
+
+
+class Ids(_Strict):
+    ids: list[Id]
+
+
+class Stored(BaseModel):
+    """Where an image is now, and whether it is new."""
+
+    id: int
+    added: bool
+
+
+class Correction(_Strict):
+    """These are what ``label`` says; null for "not what it says, and I do not know what"."""
+
+    ids: Annotated[list[Id], Field(min_length=1)]
+    label: Label | None
+
+
+class Corrections(BaseModel):
+    corrections: int
+
+
+class Corrected(BaseModel):
+    id: int
+    path: str | None
+    was: str | None
+    label: str | None
+    time: str
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+    items: int
+
+
+class LabelCount(BaseModel):
+    label: str
+    items: int
+
+
+class Column(BaseModel):
+    name: str
+    kind: Literal["number", "text"]
+    min: float | None
+    max: float | None
+
+
+class Limits(BaseModel):
+    bytes: int
+    pixels: int
+    k: int
+
+
+class About(BaseModel):
+    name: str
+    items: int
+    labelled: int
+    labels: list[LabelCount]
+    columns: list[Column]
+    distance: str
+    dim: int
+    calibrated: bool
+    encoder: str
+    engine: dict[str, Any]
+    calibration: dict[str, Any] | None
+    limits: Limits
+    read_only: bool
+    failed: int
+    map: bool

@@ -1,0 +1,74 @@
+"""What a server is told when it starts: where it listens, who may ask, and how much."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from nearkin.errors import RecipeError
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Defaults are those of a server for the person who started it, on their own machine.
+
+    >>> Settings().is_loopback, Settings(host="0.0.0.0", key="a long secret key").is_loopback
+    (True, False)
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 for any that is free."""
+    key: str | None = None
+    """What requests must carry as ``Authorization: Bearer KEY``; None only on loopback."""
+    allow_hosts: tuple[str, ...] = ()
+    """Further names that the server is called by, such as behind a proxy."""
+    read_only: bool = False
+    hide_paths: bool = False
+    """Whether the paths of images are kept from clients."""
+    max_bytes: int = 32 << 20
+    """Of a request."""
+    max_pixels: int = 64_000_000
+    """Of an upload, by what its header says."""
+    max_k: int = 1000
+    max_offset: int = 100_000
+    max_ids: int = 1000
+    """Items in a list of ids."""
+    rate: float | None = None
+    """Requests a second of one client, ten seconds' worth at once; None for no limit."""
+    concurrency: int = 256
+    """Requests that are worked on or wait; what comes beyond them is sent away for a moment."""
+    timeout: float = 30.0
+    """Seconds for a request, from its first byte to its answer."""
+    decoders: int = 2
+    """Processes that decode uploads."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise RecipeError(f"port must be between 0 and 65535, got {self.port}")
+        for name in ("max_bytes", "max_pixels", "max_k", "max_ids", "concurrency", "timeout", "decoders"):
+            if getattr(self, name) <= 0:
+                raise RecipeError(f"{name} must be more than 0, got {getattr(self, name)}")
+        if self.rate is not None and self.rate <= 0:
+            raise RecipeError(f"rate must be more than 0 requests a second, got {self.rate}; leave it out for no limit")
+        if self.key is not None and (len(self.key) < 12 or not self.key.isascii() or not self.key.isprintable()):
+            raise RecipeError("a key must have at least 12 characters, all of them plain ASCII")
+        if not self.is_loopback and self.key is None:
+            raise RecipeError(f"to be reached at {self.host} a server needs a key: set NEARKIN_API_KEY")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs on this machine can reach it."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from the same machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
