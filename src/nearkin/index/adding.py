@@ -6,6 +6,7 @@ has left vectors that no item has; the next writer writes over them.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -169,6 +170,39 @@ def thumbnail_of(pixels: NDArray[np.uint8]) -> bytes:
     content = io.BytesIO()
     image.save(content, "JPEG", quality=82)
     return content.getvalue()
+
+
+def write_all(
+    sources: Sources,
+    items: Items,
+    vectors: Segments,
+    engine: Engine,
+    model: Model,
+    batch_size: int,
+    progress: Progress | None,
+) -> Added:
+    """Everything of ``sources`` that is not there yet, batch by batch."""
+    with items.writing():
+        items.add_columns(sources.columns)
+        items.set_fact("left_out", (items.fact("left_out") or {}) | {sources.name: sources.left_out})
+    added, known, done = 0, 0, 0
+    failed: list[tuple[str, str]] = []
+    batch: list[Loaded] = []
+    every = loaded(sources, model.shorter_side, items.file, lambda each: bool(items.known([each])))
+    with contextlib.closing(every):
+        for one in every:
+            batch.append(one)
+            done += 1
+            if one.reason is not None:
+                failed.append((one.source.name or f"image {one.source.place + 1}", one.reason))
+            if len(batch) == batch_size or done == len(sources.rows):
+                new = write_batch(batch, items, vectors, engine, model, batch_size)
+                added += new
+                known += sum(each.reason is None for each in batch) - new
+                batch = []
+                if progress is not None:
+                    progress(done, len(sources.rows))
+    return Added(added, known, tuple(failed), sources.left_out)
 
 
 def write_batch(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nearkin.data.folder import nearest_folder
 from nearkin.errors import DataError, RecipeError, require
-from nearkin.index.adding import Added, Labels, Loaded, Progress, check_same_encoder, loaded, sources_of, write_batch
+from nearkin.index.adding import Added, Labels, Progress, check_same_encoder, sources_of, write_all
 from nearkin.index.calibration import Calibration
 from nearkin.index.confidence import calibrate, read_calibration
 from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
@@ -145,36 +145,16 @@ class Index:
             raise RecipeError(f"batch_size must be at least 1, got {batch_size}")
         model = self.model
         sources = sources_of(source, labels, model.shorter_side)
-        counts = {"added": 0, "known": 0}
-        failed: list[tuple[str, str]] = []
         with self._writing():
-            with self._items.writing():
-                self._items.add_columns(sources.columns)
-                told = self._items.fact("left_out") or {}
-                self._items.set_fact("left_out", told | {sources.name: sources.left_out})
-            done, batch = 0, list[Loaded]()
-            every = loaded(sources, model.shorter_side, self._items.file, lambda each: bool(self._items.known([each])))
-            with contextlib.closing(every):
-                for one in every:
-                    batch.append(one)
-                    done += 1
-                    if one.reason is not None:
-                        failed.append((one.source.name or f"image {one.source.place + 1}", one.reason))
-                    if len(batch) == batch_size or done == len(sources.rows):
-                        new = write_batch(batch, self._items, self._vectors, self._engine, model, batch_size)
-                        counts["added"] += new
-                        counts["known"] += sum(each.reason is None for each in batch) - new
-                        batch = []
-                        if progress is not None:
-                            progress(done, len(sources.rows))
-            if counts["added"]:
+            added = write_all(sources, self._items, self._vectors, self._engine, model, batch_size, progress)
+            if added.added:
                 self._engine.rebuild(self._items.fact("rows"))
                 with self._items.writing():  # so that every reader looks at what was built
                     self._items.set_fact("engine", self._engine_name)
-            if counts["added"] or self._items.fact("calibration") is None:
+            if added.added or self._items.fact("calibration") is None:
                 self._refresh()
                 calibrate(self._items, self._vectors, model)
-        return Added(counts["added"], counts["known"], tuple(failed), sources.left_out)
+        return added
 
     def remove(self, ids: Iterable[int]) -> None:
         """Take items out for good; all of them, or none where one is not there."""
@@ -357,14 +337,8 @@ class Index:
             self._seen = version
 
     def _opened(self, engine: str) -> Engine:
-        identity = self._items.fact("identity") or ""
-        return open_engine(
-            engine,
-            vectors_folder(self.path, self._items) / "engine",
-            self._vectors,
-            self._items.fact("distance"),
-            identity,
-        )
+        distance, identity = self._items.fact("distance"), self._items.fact("identity") or ""
+        return open_engine(engine, vectors_folder(self.path, self._items) / "engine", self._vectors, distance, identity)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
