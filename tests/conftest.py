@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from PIL import Image
+from tests.servers import milvus, postgres
 
 from nearkin import cli
 from nearkin.recipe import Recipe
@@ -182,3 +183,25 @@ def write_run(tmp_path):
 @pytest.fixture(scope="session")
 def hostile_names():
     return HOSTILE
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def pgvector_address(postgres_server):
+    return postgres_server.address
+
+
+@pytest.fixture(scope="session")
+def milvus_server():
+    with milvus() as server:
+        yield server
+
+
+@pytest.fixture
+def milvus_address(milvus_server):
+    return milvus_server.address

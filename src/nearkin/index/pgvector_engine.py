@@ -1,0 +1,228 @@
+"""An engine that is a PostgreSQL with the extension pgvector: one table for an index, with an HNSW index of it.
+
+An address is that of any client of PostgreSQL, ``postgresql://user@host:5432/database``; what it does not say, such as
+the password, is taken from where they take it: ``PGPASSWORD``, ``~/.pgpass``, a service file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.errors import RecipeError, require
+from nearkin.index.engine import Distance, without_password
+from nearkin.index.remote import Found, Lost, Refused, RemoteEngine
+from nearkin.index.segments import Segments
+
+MOST_DIMENSIONS = 16_000
+"""Of a column of type vector."""
+MOST_INDEXED, MOST_HALF = 2_000, 4_000
+"""Of an HNSW index of vectors, and of one of vectors in 16 bits; above there is none, and all rows are compared."""
+_LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 100, 200, 1000
+_CONNECT_SECONDS = 5
+
+
+class PgvectorEngine(RemoteEngine):
+    """Rows in a table of a PostgreSQL."""
+
+    def __init__(self, address: str, identity: str, folder: Path, vectors: Segments, distance: Distance) -> None:
+        super().__init__(PostgresTable(address, identity, vectors.width, distance), folder, vectors, distance)
+
+
+class PostgresTable:
+    """A table ``(id bigint primary key, vector vector(dim))``; every method is one transaction."""
+
+    most = 4096
+    exact_below = 10_000
+
+    def __init__(self, address: str, name: str, dim: int, distance: Distance) -> None:
+        self._psycopg = require("psycopg", "pgvector")
+        self._pgvector = require("pgvector.psycopg", "pgvector")
+        if dim > MOST_DIMENSIONS:
+            raise RecipeError(f"pgvector holds vectors of at most {MOST_DIMENSIONS:,} numbers, and these have {dim:,}")
+        self.server = f"PostgreSQL at {without_password(address)}"
+        self._address, self._dim, self._is_cosine = address, dim, distance == "cosine"
+        # Connections that nobody uses at the moment: each thread that asks takes one, or opens another.
+        self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        weakref.finalize(self, _close, self._idle)
+        sql = self._psycopg.sql
+        ordered, kind = ("vector", "vector") if dim <= MOST_INDEXED else (f"vector::halfvec({dim})", f"halfvec({dim})")
+        operator, operators = ("<#>", "ip") if self._is_cosine else ("<->", "l2")
+        self._names = {
+            "table": sql.Identifier(name),
+            "index": sql.Identifier(f"{name}_hnsw"),
+            "incoming": sql.Identifier(f"{name}_incoming"),
+            "type": sql.SQL(f"vector({dim})"),
+            "ordered": sql.SQL(ordered),
+            "kind": sql.SQL(kind),
+            "by": sql.SQL(operator),
+            "operators": sql.SQL(f"{'vector' if dim <= MOST_INDEXED else 'halfvec'}_{operators}_ops"),
+        }
+        self._name = name
+
+    def create(self) -> None:
+        with self._transaction() as db:
+            # One after another: of two that begin to create the same thing at once one would fail.
+            db.execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
+            db.execute(
+                self._statement("CREATE TABLE IF NOT EXISTS {table} (id bigint PRIMARY KEY, vector {type} NOT NULL)")
+            )
+
+    def count(self, first: int = 0) -> int:
+        with self._transaction() as db:
+            if not self._is_there(db):
+                return 0
+            ask = self._statement("SELECT count(*) FROM {table} WHERE id >= %s")
+            return int(db.execute(ask, [first]).fetchone()[0])
+
+    def rows(self, first: int, last: int) -> NDArray[np.int64]:
+        with self._transaction() as db:
+            ask = self._statement("SELECT id FROM {table} WHERE id >= %s AND id < %s ORDER BY id")
+            return np.array([row[0] for row in db.execute(ask, [first, last]).fetchall()], dtype=np.int64)
+
+    def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        with self._transaction() as db:
+            # COPY cannot replace rows, so they come into a table of this connection first.
+            db.execute(
+                self._statement(
+                    "CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} (id bigint, vector {type}) ON COMMIT DELETE ROWS"
+                )
+            )
+            with db.cursor().copy(self._statement("COPY {incoming} FROM STDIN (FORMAT BINARY)")) as copy:
+                copy.set_types(["int8", "vector"])
+                for row, vector in zip(rows.tolist(), vectors, strict=True):
+                    copy.write_row((row, vector))
+            db.execute(
+                self._statement(
+                    "INSERT INTO {table} SELECT id, vector FROM {incoming} "
+                    "ON CONFLICT (id) DO UPDATE SET vector = EXCLUDED.vector"
+                )
+            )
+
+    def delete(self, rows: NDArray[np.int64]) -> None:
+        with self._transaction() as db:
+            db.execute(self._statement("DELETE FROM {table} WHERE id = ANY(%s)"), [rows.tolist()])
+
+    def delete_from(self, first: int) -> None:
+        with self._transaction() as db:
+            db.execute(self._statement("DELETE FROM {table} WHERE id >= %s"), [first])
+
+    def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Found]:
+        ask = self._statement(
+            "SELECT id, vector {by} %(query)s FROM {table} ORDER BY {ordered} {by} %(query)s::{kind} LIMIT %(limit)s"
+        )
+        found = []
+        with self._transaction() as db:
+            # Go on until there are as many as the limit; their order does not matter, as all are scored again.
+            for name, value in (
+                ("hnsw.iterative_scan", "relaxed_order"),
+                ("hnsw.ef_search", str(min(_MOST_EFFORT, max(_EFFORT, 2 * limit)))),
+                ("hnsw.max_scan_tuples", str(max(20_000, 4 * limit))),
+            ):
+                db.execute("SELECT set_config(%s, %s, true)", [name, value])
+            for query in queries:
+                given = db.execute(ask, {"query": query, "limit": limit}).fetchall()
+                numbers = np.array([row[0] for row in given], dtype=np.int64)
+                far = np.array([row[1] for row in given], dtype=np.float64)
+                found.append((numbers, far if self._is_cosine else far**2))
+        return found
+
+    def build(self) -> None:
+        with self._transaction() as db:
+            if self._dim <= MOST_HALF:
+                db.execute(
+                    self._statement(
+                        "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (({ordered}) {operators}) "
+                        f"WITH (m = {_LINKS}, ef_construction = {_CONSTRUCTION})"
+                    )
+                )
+            db.execute(self._statement("ANALYZE {table}"))
+
+    def about(self) -> Mapping[str, Any]:
+        with self._transaction() as db:
+            version = db.execute("SHOW server_version").fetchone()[0].split()[0]
+            extension = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()[0]
+            built = db.execute("SELECT to_regclass(%s)", [f"{self._name}_hnsw"]).fetchone()[0] is not None
+        kind = "hnsw of vectors" if self._dim <= MOST_INDEXED else "hnsw of vectors in 16 bits"
+        kind = kind if built else "none, all rows are compared"
+        return {"version": f"PostgreSQL {version}, pgvector {extension}", "table": self._name, "index": kind}
+
+    def drop(self) -> None:
+        with self._transaction() as db:
+            db.execute(self._statement("DROP TABLE IF EXISTS {table}"))
+
+    def _statement(self, text: str) -> Any:
+        """With the names and types of this table; values are parameters."""
+        return self._psycopg.sql.SQL(text).format(**self._names)
+
+    def _is_there(self, db: Any) -> bool:
+        return db.execute("SELECT to_regclass(%s)", [self._name]).fetchone()[0] is not None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """A connection within a transaction, that is committed unless something goes wrong."""
+        with _one_line(self._psycopg):
+            try:
+                db = self._idle.get_nowait()
+            except queue.Empty:
+                db = self._connected()
+            try:
+                with db.transaction():
+                    yield db
+            except BaseException:
+                db.close()  # it may be broken, as may the others, and another is soon made
+                _close(self._idle)
+                raise
+            self._idle.put(db)
+
+    def _connected(self) -> Any:
+        # Statements are not prepared, as poolers between us and the server may not keep them.
+        how = {"autocommit": True, "prepare_threshold": None, "connect_timeout": _CONNECT_SECONDS}
+        db = self._psycopg.connect(self._address, application_name="nearkin", **how)
+        try:
+            found = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+            if found is None:
+                with db.transaction():
+                    db.execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
+                    db.execute("CREATE EXTENSION IF NOT EXISTS vector")
+                found = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+            if tuple(map(int, re.findall(r"\d+", found[0])[:2])) < (0, 8):
+                raise Refused(f"its pgvector is {found[0]}, and 0.8 or newer is needed: ALTER EXTENSION vector UPDATE")
+            self._pgvector.register_vector(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def _close(idle: queue.LifoQueue[Any]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            idle.get_nowait().close()
+
+
+@contextlib.contextmanager
+def _one_line(psycopg: Any) -> Iterator[None]:
+    """What PostgreSQL or its client says, as one line and as what can be done about it."""
+    try:
+        yield
+    except psycopg.errors.UndefinedFile as error:
+        raise Refused(f"it has no pgvector: install the extension on the server ({_first_line(error)})") from error
+    except psycopg.Error as error:
+        # Without a code the client says it: the server is not there, or went away. 57P: it shuts down or starts up.
+        is_lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and (
+            error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+        )
+        raise (Lost if is_lost else Refused)(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split("\n")[0].split())
