@@ -69,3 +69,29 @@ def test_where_all_near_hits_are_right_farther_ones_are_looked_at():
     fitted = fit(vectors, labels, "cosine", "")
     assert fitted.hits > 10 * len(labels)
     assert fitted.confidence(1.0) > 0.9 > 0.1 > fitted.confidence(0.0)
+
+
+@pytest.mark.parametrize("spread", [0.4, 0.8])
+def test_labels_are_right_as_often_as_their_confidence_says_and_unknown_kinds_are_less_sure(spread):
+    """Against a plain count of votes, on kinds that the curve was not fitted to."""
+    curve = fit(*kinds(60, 8, spread), "cosine", "drawn")
+    vectors, labels = kinds(60, 8, spread, seed=1)
+    scores = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    np.fill_diagonal(scores, -np.inf)
+    sure = {True: [], False: []}
+    right = []
+    for i, own in enumerate(labels):
+        for known in (True, False):
+            others = np.flatnonzero((np.arange(len(labels)) != i) & (known | (labels != own)))
+            nearest = others[np.argsort(-scores[i, others])[:10]]
+            votes = {}
+            for j in nearest:
+                votes[labels[j]] = votes.get(labels[j], 0) + curve.confidence(scores[i, j])
+            ordered = sorted(votes.values(), reverse=True)
+            sure[known].append(curve.label.confidence(ordered[0] - (ordered[1] if len(ordered) > 1 else 0)))
+            if known:
+                right.append(max(votes, key=votes.get) == own)
+    assert curve.label.brier < curve.label.brier_of_share
+    assert np.mean(sure[True]) > 0.1 + np.mean(sure[False])
+    # Four of known kinds for one of an unknown one, as it was fitted.
+    assert (4 * np.mean(sure[True]) + np.mean(sure[False])) / 5 == pytest.approx(4 * np.mean(right) / 5, abs=0.08)

@@ -294,6 +294,11 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         f"Confidence: learned from {curve.source}; Brier score {curve.brier:.3f} on kinds not fitted to "
         f"({curve.brier_of_share:.3f} if all hits were given the same)"
     )
+    if curve.label is not None:
+        say(
+            f"Labels by classify: Brier score {curve.label.brier:.3f} ({curve.label.brier_of_share:.3f} if all were "
+            f"given the same), one in five of a kind that is not there"
+        )
     table = Table()
     for name in ("said", "right", "hits"):
         table.add_column(name, justify="right")

@@ -8,7 +8,9 @@ rises with the score, so it never changes an order. How good it is is measured o
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from nearkin.runs.model import HeldOut
 
 NEIGHBOURS = (10, 100, 1000)
 """Hits of each labelled image that are looked at: those that a search shows, or more."""
+VOTERS = 10
+"""Neighbours that have a say in a label."""
 FOLDS = 5
 MOST_IMAGES = 2_000
 _FEWEST = 20
@@ -36,6 +40,19 @@ class Bin:
 
 
 @dataclass(frozen=True)
+class LabelCurve:
+    """``confidence = 1 / (1 + exp(−(slope · lead + intercept)))`` of a label; see :func:`lead`."""
+
+    slope: float
+    intercept: float
+    brier: float
+    brier_of_share: float
+
+    def confidence(self, lead: float) -> float:
+        return float(_logistic(np.array(self.slope * lead + self.intercept)))
+
+
+@dataclass(frozen=True)
 class Calibration:
     """``confidence = 1 / (1 + exp(−(slope · score + intercept)))``, and how far it can be believed."""
 
@@ -49,6 +66,8 @@ class Calibration:
     brier_of_share: float
     """The same, had every hit been given the share of hits that are right."""
     reliability: tuple[Bin, ...]
+    label: LabelCurve | None = None
+    """The same for the label that a query's neighbours agree on."""
 
     def confidence(self, score: float) -> float:
         """
@@ -99,16 +118,63 @@ def fit(vectors: NDArray[np.float32], labels: NDArray[np.int64], distance: Dista
     for fold in np.unique(folds):
         held, rest = folds == fold, folds != fold
         seen[held] = _logistic(_evaluate(_fitted(scores[rest].ravel(), right[rest].ravel()), scores[held]))
-    slope, intercept = _fitted(scores.ravel(), right.ravel())
+    slope, intercept = curve = _fitted(scores.ravel(), right.ravel())
     return Calibration(
         slope=slope,
         intercept=intercept,
+        label=_fit_label(vectors, labels, folds, distance, curve),
         source=source,
         hits=right.size,
         brier=float(((seen - right) ** 2).mean()),
         brier_of_share=float(right.mean() * (1 - right.mean())),
         reliability=_reliability(seen.ravel(), right.ravel()),
     )
+
+
+def lead(votes: Mapping[Any, float]) -> tuple[Any, float]:
+    """The label with most votes, and by how much it is ahead of the next.
+
+    >>> lead({"tit": 2.5, "wren": 1.0})
+    ('tit', 1.5)
+    """
+    (first, most), (_, next) = [*sorted(votes.items(), key=lambda each: -each[1]), (None, 0.0)][:2]
+    return first, most - next
+
+
+def _fit_label(
+    vectors: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    folds: NDArray[np.int64],
+    distance: Distance,
+    curve: tuple[float, float],
+) -> LabelCurve | None:
+    """The curve of how often a label is right by its lead, each vector among the others.
+
+    Every fourth vector votes a second time without its own kind, as one does that none of the labels suits.
+    """
+    deep = min(len(labels) - 1, VOTERS + int(np.bincount(labels - labels.min()).max()))
+    found, similarities = (each.numpy() for each in nearest(torch.from_numpy(vectors), k=deep, distance=distance))
+    sure = _logistic(_evaluate(curve, similarities))
+    leads, right, of_fold = [], [], []
+    for i, own in enumerate(labels.tolist()):
+        for known in (True, False) if i % 4 == 0 else (True,):
+            voters = [j for j in range(deep) if known or labels[found[i, j]] != own][:VOTERS]
+            votes: dict[int, float] = {}
+            for j in voters:
+                votes[int(labels[found[i, j]])] = votes.get(int(labels[found[i, j]]), 0.0) + float(sure[i, j])
+            if votes:
+                label, ahead = lead(votes)
+                leads.append(ahead)
+                right.append(float(label == own))
+                of_fold.append(int(folds[i]))
+    x, y, parts = np.array(leads), np.array(right), np.array(of_fold)
+    if len(y) < _FEWEST or not 0 < y.mean() < 1:
+        return None
+    seen = np.empty_like(x)
+    for fold in np.unique(parts):
+        held, rest = parts == fold, parts != fold
+        seen[held] = _logistic(_evaluate(_fitted(x[rest], y[rest]), x[held]))
+    return LabelCurve(*_fitted(x, y), float(((seen - y) ** 2).mean()), float(y.mean() * (1 - y.mean())))
 
 
 def _fitted(scores: NDArray[np.float64], right: NDArray[np.float64]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.index import calibration
-from nearkin.index.calibration import Bin, Calibration
+from nearkin.index.calibration import Bin, Calibration, LabelCurve
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
@@ -56,4 +56,6 @@ def read_calibration(told: Mapping[str, Any] | None) -> Calibration | None:
     if told is None or told["curve"] is None:
         return None
     curve = told["curve"]
-    return Calibration(**{**curve, "reliability": tuple(Bin(**each) for each in curve["reliability"])})
+    label = LabelCurve(**curve["label"]) if curve.get("label") else None
+    reliability = tuple(Bin(**each) for each in curve["reliability"])
+    return Calibration(**{**curve, "reliability": reliability, "label": label})

@@ -52,7 +52,7 @@ class Index:
         self._engine = self._opened(facts["engine"])
         self._seen: tuple[int, int] | None = None
         self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._calibration: Calibration | None = None
+        self.calibration: Calibration | None = None  # what confidences come from, as of the last search
         self._lock = threading.Lock()
 
     @classmethod
@@ -259,7 +259,7 @@ class Index:
         vectors = combined(asked.vectors, wanted, unwanted, self.distance)
         excluded = [{*own, *like, *unlike} for own in asked.ids]
         allowed = self._allowed(where)
-        if min_confidence is not None and self._calibration is None:
+        if min_confidence is not None and self.calibration is None:
             raise RecipeError(
                 f"min_confidence needs labels to learn from, and {self.path} has too few: add labelled images"
             )
@@ -274,8 +274,9 @@ class Index:
     def classify(self, query: Any, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None) -> Any:
         """The label of an image by its ``k`` nearest labelled items, or "none of these": a :class:`Classified`.
 
-        Each neighbour counts by its confidence, and the label with most is as sure as its surest neighbour. Without
-        a calibration neighbours count alike, and there is always a label. Several queries give a list.
+        Each neighbour counts by its confidence, and a label is the surer the further it is ahead of the next; with
+        other than ten neighbours as sure as the surest. Without a calibration neighbours count alike, and there is
+        always a label. Several queries give a list.
         """
         labelled = self._items.labels()[0]
         if not len(labelled):
@@ -284,8 +285,8 @@ class Index:
             labelled = np.intersect1d(labelled, self._items.ids(where))
         found = self.search(query, k, where={"id": labelled.tolist()})
         if found and isinstance(found[0], list):
-            return [classified(hits, min_confidence) for hits in found]
-        return classified(found, min_confidence)
+            return [classified(hits, min_confidence, self.calibration) for hits in found]
+        return classified(found, min_confidence, self.calibration)
 
     def status(self) -> Status:
         """What is there, what is not and why, and how far confidences can be believed."""
@@ -309,7 +310,7 @@ class Index:
             model=self._items.fact("model"),
             model_options=self._items.fact("model_options") or {},
             engine={"name": self._engine_name, **self._engine.status()},
-            calibration=self._calibration,
+            calibration=self.calibration,
         )
 
     def serve(self, port: int = 8000) -> None:
@@ -333,7 +334,7 @@ class Index:
             self._engine.show(rows)
             live = self._items.ids()
             self._live = live[live < rows]
-            self._calibration = read_calibration(self._items.fact("calibration"))
+            self.calibration = read_calibration(self._items.fact("calibration"))
             self._seen = version
 
     def _opened(self, engine: str) -> Engine:
@@ -389,9 +390,9 @@ class Index:
         depth = wanted + max(map(len, excluded), default=0)
         ranked = refined(nearest, self._vectors, vectors, excluded, depth, **refinement)
         for vector, out, found in zip(vectors, excluded, ranked, strict=True):
-            hits, deep = as_hits(*found, out, self._items, self._calibration), depth
+            hits, deep = as_hits(*found, out, self._items, self.calibration), depth
             while group_by is not None and deep < there and len(one_of_each(hits, group_by)) < wanted:
                 deep *= 4
                 again = refined(nearest, self._vectors, vector[None], [out], deep, **refinement)
-                hits = as_hits(*again[0], out, self._items, self._calibration)
+                hits = as_hits(*again[0], out, self._items, self.calibration)
             yield hits

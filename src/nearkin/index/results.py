@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.index.calibration import Calibration
+from nearkin.index.calibration import VOTERS, Calibration, lead
 from nearkin.index.items import Items
 
 
@@ -95,15 +95,18 @@ def page(hits: list[Hit], group_by: str | None, min_confidence: float | None, of
     return hits[offset : offset + k]
 
 
-def classified(hits: Sequence[Hit], min_confidence: float) -> Classified:
-    """The label with most confidence among hits, unless even the surest of its hits is not sure enough."""
+def classified(hits: Sequence[Hit], min_confidence: float, calibration: Calibration | None) -> Classified:
+    """The label with most confidence among hits, or "none of these" where it is less sure than it should be."""
     if not hits:
         return Classified(None, None, ())
     votes: dict[str, float] = {}
     for hit in hits:
         votes[str(hit.label)] = votes.get(str(hit.label), 0.0) + (1.0 if hit.confidence is None else hit.confidence)
-    label = max(votes, key=votes.__getitem__)
-    sure = [hit.confidence for hit in hits if hit.label == label and hit.confidence is not None]
-    if not sure:
+    label, ahead = lead(votes)
+    if calibration is None:
         return Classified(label, None, tuple(hits))
-    return Classified(label if max(sure) >= min_confidence else None, max(sure), tuple(hits))
+    if calibration.label is not None and len(hits) == VOTERS:
+        sure = calibration.label.confidence(ahead)
+    else:  # the curve is of so many votes, and an index that was made before has none
+        sure = max(hit.confidence or 0.0 for hit in hits if hit.label == label)
+    return Classified(label if sure >= min_confidence else None, sure, tuple(hits))

@@ -125,7 +125,8 @@ class Service:
         if counts.labelled < counts.items:
             guess: Classified = self.index.classify(query, _NEIGHBOURS)
             return guess
-        return classified((hits or self.index.search(query, _NEIGHBOURS))[:_NEIGHBOURS], 0.5)
+        hits = (hits or self.index.search(query, _NEIGHBOURS))[:_NEIGHBOURS]
+        return classified(hits, 0.5, self.index.calibration)
 
     def shown_hit(self, hit: Hit) -> schemas.Hit:
         return schemas.Hit(
