@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -213,3 +215,29 @@ def test_without_faiss_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'nearkin\[faiss\]'"):
         open_engine("faiss", tmp_path, Segments(tmp_path / "vectors", 4, np.float32), "cosine")
+
+
+def test_it_searches_beside_packages_that_put_torch_into_faiss(tmp_path):
+    """pytorch-metric-learning does, by importing this; in a process of its own, as it cannot be undone."""
+    script = f"""
+import faiss, faiss.contrib.torch_utils
+import numpy as np
+from pathlib import Path
+from nearkin.index import faiss_engine
+from nearkin.index.segments import Segments
+faiss_engine.LEAST_ROWS = 100
+rng = np.random.default_rng(0)
+vectors = rng.normal(size=(2000, 8)).astype(np.float32)
+vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+stored = Segments(Path({str(tmp_path)!r}) / "vectors", 8, np.float32)
+stored.append(0, vectors)
+stored.show(2000)
+engine = faiss_engine.FaissEngine(Path({str(tmp_path)!r}) / "engine", stored, "cosine")
+engine.rebuild(2000)
+engine.show(2000)
+assert 7 in engine.candidates(vectors[7:8].astype(np.float64), 5, None)[0]
+assert engine.status()["recall@10"] is not None, engine.status()
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

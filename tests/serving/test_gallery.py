@@ -508,7 +508,7 @@ def test_a_server_with_a_key_and_read_only_hides_what_cannot_be_done(visit, inde
         page = visit(f"{address}#key={KEY.replace(' ', '+')}&id=0", expect=("ERR_CONNECTION_REFUSED",))
         found(page)
         assert "key" not in page.url
-        assert page.locator(".tile img").first.get_attribute("src").startswith("blob:")
+        page.locator('.tile img[src^="blob:"]').first.wait_for()
         page.locator(".tile .photo").first.click()
         assert page.locator("#correct-label").count() == 0
         assert page.locator("#find-kin").is_visible()

@@ -242,7 +242,14 @@ COURSES = {
         "method.steps_per_problem=2",
         "method.proxies_per_class=2",
     ],
-    "ccp-own": ["method.name=ccp", "objective.name=mpa", "method.patience=1", "training.evaluate_every_steps=1"],
+    "ccp-own": [
+        "method.name=ccp",
+        "objective.name=mpa",
+        "method.patience=1",
+        "training.evaluate_every_steps=1",
+        # R@1 of so few images is soon the same, which ends problems at every step; rounding grows with each new one.
+        "protocol.select_by=MAP@R",
+    ],
     "ccp-released": [
         *("method.name=ccp", "objective.name=contrastive", "method.patience=1", "training.evaluate_every_steps=1"),
         *("method.pool=augmented", "method.raw_proxies=true", "method.best_proxies=true", "method.proxies_per_class=2"),

@@ -149,7 +149,9 @@ class FaissEngine:
             return self._exact.candidates(queries, k, allowed)
         wanted = min(max(_MORE * k, _AT_LEAST), built.rows)
         with self._threads():
-            places = built.index.search(queries.astype(np.float32), wanted, params=parameters)[1]
+            # With faiss.contrib.torch_utils imported, search takes no parameters, and what does has another name.
+            search = getattr(built.index, "search_numpy", built.index.search)
+            places = search(queries.astype(np.float32), wanted, params=parameters)[1]
         found = [row[row >= 0] for row in places]
         if built.rows < rows:
             tail = np.arange(built.rows, rows) if allowed is None else allowed[np.searchsorted(allowed, built.rows) :]
