@@ -16,8 +16,10 @@ from PIL import Image
 import nearkin
 from nearkin.errors import BusyError, DataError, RecipeError
 from nearkin.index import Index, engine
+from nearkin.index.calibration import Calibration, LabelCurve
 from nearkin.index.exact import ExactEngine
 from nearkin.index.faiss_engine import FaissEngine
+from nearkin.index.results import Classified, Hit, classified
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import HeldOut
 
@@ -423,3 +425,18 @@ def test_an_engine_that_cannot_be_built_leaves_the_old_one(index, monkeypatch):
 
 def test_the_public_name():
     assert nearkin.Index is Index
+
+
+def test_a_label_by_votes_unless_one_hit_is_surer_than_all_of_them():
+    curve = Calibration(10.0, -5.0, "", 100, 0.1, 0.2, (), LabelCurve(2.0, -1.0, 0.1, 0.2))
+    hit = lambda label, sure: Hit(0, 0.5, sure, label, None)  # noqa: E731
+    agreed = [hit("tit", 0.4)] * 7 + [hit("wren", 0.45)] * 3
+    found = classified(agreed, 0.5, curve)
+    assert found.label == "tit"
+    assert found.confidence == pytest.approx(1 / (1 + np.exp(-(2 * (7 * 0.4 - 3 * 0.45) - 1))))
+    copy = [hit("wren", 0.99), *[hit("tit", 0.4)] * 5, *[hit("wren", 0.2)] * 4]
+    assert (classified(copy, 0.5, curve).label, classified(copy, 0.5, curve).confidence) == ("wren", 0.99)
+    mixed = [hit(f"kind {k}", 0.3) for k in range(10)]
+    assert classified(mixed, 0.5, curve).label is None
+    assert classified(agreed[:5], 0.3, curve).confidence == 0.4, "the curve is of ten votes"
+    assert classified([hit("tit", None)] * 3, 0.5, None) == Classified("tit", None, tuple([hit("tit", None)] * 3))

@@ -158,7 +158,8 @@ def index(
     _print_failed(console, added.failed)
     for line in added.left_out:
         console.print(f"Left out: {escape(line)}", highlight=False, soft_wrap=True)
-    console.print(f"Next: nearkin search {escape(str(output))} IMAGE", highlight=False, soft_wrap=True)
+    say(f"Next: nearkin search {output} IMAGE")
+    say(f"      nearkin serve {output} --open  (the gallery, in a browser)")
 
 
 @commands.command("status")

@@ -274,9 +274,9 @@ class Index:
     def classify(self, query: Any, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None) -> Any:
         """The label of an image by its ``k`` nearest labelled items, or "none of these": a :class:`Classified`.
 
-        Each neighbour counts by its confidence, and a label is the surer the further it is ahead of the next; with
-        other than ten neighbours as sure as the surest. Without a calibration neighbours count alike, and there is
-        always a label. Several queries give a list.
+        Each neighbour counts by its confidence, and a label is the surer the further it is ahead of the next, unless
+        one neighbour is surer, or they are not ten: then it has its label. Without a calibration neighbours count
+        alike, and there is always a label. Several queries give a list.
         """
         labelled = self._items.labels()[0]
         if not len(labelled):

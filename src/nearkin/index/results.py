@@ -105,8 +105,11 @@ def classified(hits: Sequence[Hit], min_confidence: float, calibration: Calibrat
     label, ahead = lead(votes)
     if calibration is None:
         return Classified(label, None, tuple(hits))
-    if calibration.label is not None and len(hits) == VOTERS:
+    surest = max(hits, key=lambda hit: hit.confidence or 0.0)
+    sure = surest.confidence or 0.0
+    # The curve is of so many votes. A hit that is surer than all votes together is nearly the query's own picture.
+    if calibration.label is not None and len(hits) == VOTERS and calibration.label.confidence(ahead) >= sure:
         sure = calibration.label.confidence(ahead)
-    else:  # the curve is of so many votes, and an index that was made before has none
-        sure = max(hit.confidence or 0.0 for hit in hits if hit.label == label)
+    else:
+        label = str(surest.label)
     return Classified(label if sure >= min_confidence else None, sure, tuple(hits))

@@ -86,7 +86,7 @@ export function drawVerdict(state, answer) {
   if (!answer?.label) { $("#verdict").replaceChildren(); return; }
   const { label, confidence } = answer.label;
   $("#verdict").replaceChildren(label === null
-    ? h("p", { class: "verdict none" }, h("span", {}, state.crop ? "This part looks like" : "Looks like"), h("strong", {}, "none of these kinds"))
+    ? h("p", { class: "verdict none" }, h("span", {}, state.crop ? "This part looks like" : "Looks like"), h("strong", {}, "none of these for sure"))
     : h("p", { class: "verdict" }, h("span", {}, state.crop ? "This part looks like" : "Looks like"), h("strong", {}, label), confidence === null ? null : h("em", {}, percent(confidence))));
 }
 
