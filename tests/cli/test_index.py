@@ -50,6 +50,14 @@ def test_from_photos_to_an_index_and_its_status(nearkin, trained, photos, tmp_pa
     assert json.loads(out)["calibration"]["brier"] < 1
 
 
+def test_status_draws_how_far_confidences_can_be_believed(nearkin, index, tmp_path):
+    code, _, err = nearkin("index", "status", index, "--picture", tmp_path / "reliability.png")
+    assert code == 0, err
+    assert (tmp_path / "reliability.png").stat().st_size > 1000
+    code, _, err = nearkin("index", "status", index, "--picture", tmp_path / "reliability.doc")
+    assert (code, "must end in .png" in err) == (2, True)
+
+
 def test_the_word_add_may_be_there_and_options_may_come_first(nearkin, trained, photos, tmp_path):
     assert nearkin("index", "add", trained, photos, "-o", tmp_path / "one")[0] == 0
     assert nearkin("index", "-o", tmp_path / "two", "--no-labels", trained, photos)[0] == 0

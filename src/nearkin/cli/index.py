@@ -163,11 +163,27 @@ def index(
 
 
 @commands.command("status")
-def status(folder: Folder, as_json: Json = False) -> None:
+def status(
+    folder: Folder,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="PNG", help="Also draw how far confidences can be believed into this file."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Say what an index holds, what could not be read and why, and how sure hits are."""
     from nearkin.index import Index
 
-    _print_status(Index.open(folder).status(), as_json=as_json)
+    if picture is not None and picture.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise RecipeError(f"--picture must end in .png, .pdf or .svg, got {str(picture)!r}")
+    told = Index.open(folder).status()
+    if picture is not None:
+        if told.calibration is None:
+            raise RecipeError(f"{folder} has too few labels to learn confidences from: there is nothing to draw")
+        from nearkin.report.reliability import draw_reliability
+
+        draw_reliability(picture, told.calibration)
+    _print_status(told, as_json=as_json)
 
 
 @commands.command("upgrade")
