@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, remove_leftovers, replacing, writing
@@ -310,7 +310,11 @@ class FaissEngine:
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
-        """As many threads as torch takes, which is what people set."""
+        """As many threads as torch takes, which is what people set; where it is not in use, as many as faiss does."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            yield
+            return
         before = self._faiss.omp_get_max_threads()
         self._faiss.omp_set_num_threads(torch.get_num_threads())
         try:
