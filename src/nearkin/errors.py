@@ -101,4 +101,9 @@ def require_torch(what: str) -> None:
     try:
         importlib.import_module("torch")
     except ImportError as error:
-        raise MissingExtraError(f"{what} needs torch, which is not installed here: pip install torch") from error
+        raise lacks_torch(what) from error
+
+
+def lacks_torch(what: str) -> MissingExtraError:
+    """What to say of ``what`` where torch is not installed."""
+    return MissingExtraError(f"{what} needs torch, which is not installed here: pip install torch")
