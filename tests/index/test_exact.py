@@ -14,10 +14,10 @@ from nearkin.index.segments import Segments
 def scan(request, monkeypatch):
     """Every way to scan."""
     if request.param == "no torch":
-        monkeypatch.setattr(exact, "_scan", lambda: numpy_scan)
+        monkeypatch.setattr(exact, "scan", numpy_scan)
     if request.param == "no products of 8 bits":
         monkeypatch.setattr(torch_scan, "int8_is_exact", lambda: False)
-    return exact._scan().precision()
+    return exact.scan.precision()
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])

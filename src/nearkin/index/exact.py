@@ -6,11 +6,9 @@ not installed, as beside an exported encoder, it is numpy's, of the vectors them
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,17 +18,12 @@ from nearkin.index.codes import Codes, coded
 from nearkin.index.engine import Distance
 from nearkin.index.segments import Segments
 
+try:
+    from nearkin.index import torch_scan as scan
+except ImportError:
+    from nearkin.index import numpy_scan as scan  # type: ignore[no-redef]
+
 _BLOCK = 8192
-
-
-@functools.cache
-def _scan() -> ModuleType:
-    """The scan that can be had."""
-    try:
-        from nearkin.index import torch_scan as scan
-    except ImportError:
-        from nearkin.index import numpy_scan as scan  # type: ignore[no-redef]
-    return scan
 
 
 class ExactEngine:
@@ -75,12 +68,10 @@ class ExactEngine:
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        # Which another thread may replace meanwhile.
-        found: list[NDArray[np.int64]] = _scan().candidates(self._shown, queries, k, allowed, self._distance)
-        return found
+        return scan.candidates(self._shown, queries, k, allowed, self._distance)
 
     def status(self) -> Mapping[str, Any]:
-        return {"rows": self._rows, "scan": _scan().precision()}
+        return {"rows": self._rows, "scan": scan.precision()}
 
     def discard(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
