@@ -91,3 +91,19 @@ def require(module: str, extra: str) -> ModuleType:
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MissingExtraError(f"this needs {module!r}: pip install 'nearkin[{extra}]' ({reason})") from error
+
+
+def require_torch(what: str) -> None:
+    """Refuse ``what`` where torch is not installed, which searching with an exported encoder does not need.
+
+    >>> require_torch("a map")
+    """
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise lacks_torch(what) from error
+
+
+def lacks_torch(what: str) -> MissingExtraError:
+    """What to say of ``what`` where torch is not installed."""
+    return MissingExtraError(f"{what} needs torch, which is not installed here: pip install torch")

@@ -19,6 +19,7 @@ import json, os, random, signal, sys
 from pathlib import Path
 import numpy as np
 from PIL import Image
+import numpy.random, nearkin.index.exact  # which each of the forks would import else
 from nearkin.index.index import Index
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments

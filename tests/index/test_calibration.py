@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nearkin.evaluation.neighbours import nearest
 from nearkin.index import calibration
 from nearkin.index.calibration import Calibration, fit
 
@@ -95,3 +96,14 @@ def test_labels_are_right_as_often_as_their_confidence_says_and_unknown_kinds_ar
     assert np.mean(sure[True]) > 0.1 + np.mean(sure[False])
     # Four of known kinds for one of an unknown one, as it was fitted.
     assert (4 * np.mean(sure[True]) + np.mean(sure[False])) / 5 == pytest.approx(4 * np.mean(right) / 5, abs=0.08)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_neighbours_are_those_of_the_exact_ranking(distance, monkeypatch):
+    monkeypatch.setattr(calibration, "_PAIRS", 500)
+    vectors, _ = kinds(6, 8, 0.5)
+    vectors[3] *= 7
+    found, scores = calibration._nearest(vectors, 5, distance)
+    expected, similarities = nearest(vectors, k=5, distance=distance)
+    np.testing.assert_array_equal(found, expected.numpy())
+    np.testing.assert_allclose(scores, similarities.numpy(), atol=1e-9)

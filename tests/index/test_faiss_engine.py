@@ -125,8 +125,9 @@ def test_what_finds_too_few_is_scanned_exactly(kind, tmp_path, scans):
     index, queries = growing.engine._shown[0].index, growing.every[:6].astype(np.float64)
 
     name = "search_numpy" if hasattr(index, "search_numpy") else "search"  # another test may have put torch into faiss
+    inner = getattr(index, name)
 
-    def search(*given, inner=getattr(index, name), **params):
+    def search(*given, **params):
         scores, rows = inner(*given, **params)
         rows[::2, 9:] = -1
         return scores, rows

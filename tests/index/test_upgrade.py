@@ -6,14 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from nearkin.errors import BusyError, DataError, RecipeError
+from nearkin.errors import BusyError, DataError, OutputError, RecipeError
+from nearkin.index.engine import ADDRESSES
+from nearkin.index.exact import ExactEngine
 from nearkin.index.index import Index
 from nearkin.index.upgrade import upgrade
+from nearkin.notices import Notice
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
 
@@ -203,10 +208,104 @@ def test_mistakes(index, model):
         upgrade(index.path, other())
 
 
+class Server:
+    """An engine at an address: it holds tables by the name of their index, and may be away, or want its password."""
+
+    tables: ClassVar[dict] = {}
+    is_away = False
+
+    def __init__(self, address, identity, folder, vectors, distance):
+        self.name, self.exact = identity, ExactEngine(folder / "exact", vectors, distance)
+
+    def answer(self):
+        if Server.is_away:
+            raise DataError("the server cannot be reached")
+
+    def rebuild(self, rows):
+        self.answer()
+        self.exact.rebuild(rows)
+        Server.tables[self.name] = rows
+
+    def candidates(self, *given):
+        self.answer()
+        return self.exact.candidates(*given)
+
+    def add(self, first, vectors):
+        self.exact.add(first, vectors)
+
+    def discard(self):
+        self.answer()
+        Server.tables.pop(self.name, None)
+
+    def show(self, rows):
+        self.exact.show(rows)
+
+    def status(self):
+        return {}
+
+
+@pytest.fixture
+def served(index, monkeypatch):
+    """The index with a server for an engine."""
+    kind = replace(ADDRESSES["http"], place=f"{__name__}:Server", needs=None)
+    monkeypatch.setitem(ADDRESSES, "http", kind)
+    monkeypatch.setattr(Server, "tables", {})
+    monkeypatch.setattr(Server, "is_away", False)
+    index.use_engine("http://somewhere:19530")
+    assert list(Server.tables.values()) == [20]
+    return index
+
+
+def test_what_a_server_held_of_the_old_vectors_goes_unless_they_are_kept(served, images, model):
+    first = set(Server.tables)
+    upgrade(served.path, other())
+    second = set(Server.tables)
+    assert len(second) == 1
+    assert not second & first
+    done = upgrade(served.path, other("third"), keep_old=True)
+    assert len(Server.tables) == 2
+    assert second < set(Server.tables)
+    for folder in (served.path, done.old):
+        assert Index.open(folder).status().engine["name"] == "http://somewhere:19530"
+        assert len(Index.open(folder).search(0, k=5)) == 5
+
+
+def test_an_upgrade_does_without_a_server_that_is_gone(served, images):
+    Server.is_away = True
+    before = told(served)
+    with pytest.warns(Notice) as said:
+        done = upgrade(served.path, other())
+    assert done.overlap is not None
+    texts = [str(each.message) for each in said]
+    assert len(texts) == 2
+    assert "could not be deleted" in texts[0]
+    assert "is upgraded, and is searched by an exact scan for now" in texts[1]
+    assert "--engine http://somewhere:19530" in texts[1]
+    new = Index.open(served.path, other())
+    assert told(new) == before
+    assert new.status().engine["name"] == "exact"
+    hits = new.search(images / "kind 1" / "2.png", k=5)
+    assert len(hits) == 5
+    Server.is_away = False
+    new.use_engine("http://somewhere:19530")
+    assert Server.tables[new._items.fact("identity")] == 20
+    assert new.search(images / "kind 1" / "2.png", k=5) == hits
+
+
+def test_what_goes_wrong_here_is_an_error(index, monkeypatch):
+    def full(self, rows):
+        raise OutputError("the disk is full")
+
+    monkeypatch.setattr(ExactEngine, "rebuild", full)
+    with pytest.raises(OutputError, match="full"):
+        upgrade(index.path, other())
+
+
 SCRIPT = """
 import json, os, random, shutil, signal, sys
 from pathlib import Path
 import numpy as np
+import numpy.random, nearkin.index.exact  # which each of the forks would import else
 from nearkin.index.index import Index
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments

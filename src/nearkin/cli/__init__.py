@@ -29,7 +29,7 @@ from nearkin.cli.report import report, table  # isort: skip
 from nearkin.cli.listing import backbones, datasets, losses, methods, plots, recipes, scores  # isort: skip
 from nearkin.cli.cache import cache  # isort: skip
 from nearkin.disk import REFUSED, output_error
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, lacks_torch
 from nearkin.notices import notices_told_to
 
 __all__ = [
@@ -71,6 +71,10 @@ def main() -> None:
             app()
     except NearkinError as error:
         _fail(error)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _fail(lacks_torch("this command"))
     except KeyboardInterrupt:
         if _speaks():
             Console(stderr=True).print("interrupted")

@@ -120,7 +120,6 @@ def index(
     """
     from nearkin.index import Index
     from nearkin.index.engine import check_engine
-    from nearkin.index.own_images import add_test_images
     from nearkin.runs.model import load
 
     if test_images and len(words) > 1:
@@ -145,6 +144,8 @@ def index(
         opened.use_engine(engine)
     with told_progress("indexing", verbose) as progress:
         if test_images:
+            from nearkin.index.own_images import add_test_images
+
             added = add_test_images(opened, words[0], progress=progress)
         else:
             given = words[1:] if len(words) > 2 else words[1]

@@ -23,6 +23,8 @@ class Tensor(Protocol):
 
     def detach(self) -> Any: ...
 
+    def is_floating_point(self) -> bool: ...
+
 
 Picture: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor"
 

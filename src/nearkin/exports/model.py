@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nearkin.data.cache import Images, usable_cores
 from nearkin.data.given import Picture, as_images
 from nearkin.data.transforms import Transform
-from nearkin.errors import DataError, require
+from nearkin.errors import DataError, require, require_torch
 from nearkin.suggest import did_you_mean
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors")
@@ -125,6 +125,7 @@ def load_exported(path: str | Path, *, threads: int | None = None) -> ExportedMo
         raise DataError(f"there is no file {str(path)!r}: write it with nearkin export RUN -o {path}")
     if path.suffix == ".onnx":
         return _load_onnx(path, threads)
+    require_torch(f"a {path.suffix} file")
     from nearkin.exports import torch_files
 
     return torch_files.load(path)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.cache import Images, in_order, usable_cores
+from nearkin.data.gathered import images_of
 from nearkin.data.given import GivenImages
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.listing import readable
@@ -28,7 +29,6 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.index.engine import Engine
 from nearkin.index.items import File, Items, NewItem
 from nearkin.index.segments import Segments
-from nearkin.runs.embed_files import images_of
 from nearkin.runs.model import Model
 
 THUMBNAIL_SIDE = 192

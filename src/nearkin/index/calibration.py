@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from nearkin.evaluation.neighbours import nearest
-from nearkin.evaluation.pairs import Distance
+from nearkin.index.engine import Distance
+from nearkin.index.queries import unit_rows
 from nearkin.runs.model import HeldOut
 
 NEIGHBOURS = (10, 100, 1000)
@@ -28,6 +27,7 @@ FOLDS = 5
 MOST_IMAGES = 2_000
 _FEWEST = 20
 _BINS = 10
+_PAIRS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,8 @@ def fit(vectors: NDArray[np.float32], labels: NDArray[np.int64], distance: Dista
         return None
     for k in NEIGHBOURS:  # further ones only where all near ones are right, which says nothing of those that are not
         k = min(k, len(labels) - 1)
-        found, similarities = nearest(torch.from_numpy(vectors), k=k, distance=distance)
-        scores = similarities.numpy()
-        right = (labels[found.numpy()] == labels[:, None]).astype(np.float64)
+        found, scores = _nearest(vectors, k, distance)
+        right = (labels[found] == labels[:, None]).astype(np.float64)
         if right.size >= _FEWEST and 0 < right.mean() < 1:
             break
     else:
@@ -153,7 +152,7 @@ def _fit_label(
     Every fourth vector votes a second time without its own kind, as one does that none of the labels suits.
     """
     deep = min(len(labels) - 1, VOTERS + int(np.bincount(labels - labels.min()).max()))
-    found, similarities = (each.numpy() for each in nearest(torch.from_numpy(vectors), k=deep, distance=distance))
+    found, similarities = _nearest(vectors, deep, distance)
     sure = _logistic(_evaluate(curve, similarities))
     leads, right, of_fold = [], [], []
     for i, own in enumerate(labels.tolist()):
@@ -175,6 +174,27 @@ def _fit_label(
         held, rest = parts == fold, parts != fold
         seen[held] = _logistic(_evaluate(_fitted(x[rest], y[rest]), x[held]))
     return LabelCurve(*_fitted(x, y), float(((seen - y) ** 2).mean()), float(y.mean() * (1 - y.mean())))
+
+
+def _nearest(vectors: NDArray[np.float32], k: int, distance: Distance) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Of each row the ``k`` nearest others, nearest first, and their scores as a search gives them."""
+    rows = vectors.astype(np.float64)
+    if distance == "cosine":
+        rows = unit_rows(rows)
+    squares = np.square(rows).sum(axis=1)
+    found, scores = np.empty((len(rows), k), dtype=np.int64), np.empty((len(rows), k))
+    step = max(1, _PAIRS // len(rows))
+    for start in range(0, len(rows), step):
+        part = np.arange(start, min(start + step, len(rows)))
+        near = rows[part] @ rows.T
+        if distance == "euclidean":
+            near = -np.sqrt(np.maximum(squares[part, None] + squares - 2 * near, 0))
+        near[part - start, part] = -np.inf
+        some = np.sort(np.argpartition(-near, k - 1, axis=1)[:, :k], axis=1)
+        order = np.argsort(-np.take_along_axis(near, some, axis=1), axis=1, kind="stable")
+        found[part] = np.take_along_axis(some, order, axis=1)
+        scores[part] = np.take_along_axis(near, found[part], axis=1)
+    return found, scores
 
 
 def _fitted(scores: NDArray[np.float64], right: NDArray[np.float64]) -> tuple[float, float]:

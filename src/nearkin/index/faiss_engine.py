@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, remove_leftovers, replacing, writing
@@ -28,6 +28,7 @@ from nearkin.errors import require
 from nearkin.index.engine import Distance, Engine
 from nearkin.index.exact import ExactEngine
 from nearkin.index.queries import nearest_of
+from nearkin.index.recall import K, held_out, recall
 from nearkin.index.segments import Segments
 
 LEAST_ROWS = 200_000
@@ -52,7 +53,7 @@ LEAST_RECALL = 0.9
 _MORE, _AT_LEAST = 2, 40
 """For k rows so many times k are asked for, and never fewer than these: of the ten nearest of 200,000 vectors 8 bits
 found 0.97 to 0.99 among ten, and all of them among twenty."""
-_QUERIES, _K = 256, 10
+_QUERIES = 256
 _LINKS, _CONSTRUCTION = 32, 80
 _BLOCK = 1 << 16
 _FILE = "built"
@@ -144,7 +145,7 @@ class FaissEngine:
         parameters = None
         if built is not None and built.recall >= LEAST_RECALL and among >= self.least_share * rows:
             selected = None if allowed is None else self._select(built, allowed)
-            parameters = self._parameters(built, built.effort * max(1.0, k / _K), selected)
+            parameters = self._parameters(built, built.effort * max(1.0, k / K), selected)
         if built is None or parameters is None:
             return self._exact.candidates(queries, k, allowed)
         wanted = min(max(_MORE * k, _AT_LEAST), built.rows)
@@ -168,9 +169,9 @@ class FaissEngine:
         if built is None:
             return {"rows": rows, "built": 0, "scan": "exact"}
         if built.recall < LEAST_RECALL:
-            why = f"as faiss finds {built.recall:.2f} of the {_K} nearest"
+            why = f"as faiss finds {built.recall:.2f} of the {K} nearest"
             return {"rows": rows, "built": built.rows, "scan": f"exact, {why}"}
-        told = {"rows": rows, "built": built.rows, f"recall@{_K}": round(built.recall, 4)}
+        told = {"rows": rows, "built": built.rows, f"recall@{K}": round(built.recall, 4)}
         return told | {self.effort_name: built.effort}
 
     def discard(self) -> None:
@@ -247,35 +248,20 @@ class FaissEngine:
         """With the least effort that reaches the goal on some queries, and what it finds for others."""
         trial = type(self)(self._folder, self._vectors, self._distance)
         trial._exact.show(built.rows)
-        queries = self._held_out(trial._exact, built.rows)
+        queries = held_out(trial._exact, self._vectors, self._distance, np.arange(built.rows), 2 * _QUERIES)
 
-        def nearest(engine: Engine, part: slice) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-            return nearest_of(engine, self._vectors, self._distance, queries[part], _K, None)
+        def scores(engine: Engine, part: slice) -> list[NDArray[np.float64]]:
+            return [each for _, each in nearest_of(engine, self._vectors, self._distance, queries[part], K, None)]
 
-        def recall(effort: int, part: slice) -> float:
+        def found(effort: int, part: slice) -> float:
             trial._shown = (replace(built, effort=effort, recall=1.0), built.rows)
-            # By scores, as of rows that are equally near any will do.
-            pairs = zip(truth[part], nearest(trial, part), strict=True)
-            return float(np.mean([(mine >= true[-1]).mean() for (_, true), (_, mine) in pairs]))
+            return recall(truth[part], scores(trial, part))
 
-        truth = nearest(trial._exact, slice(None))
+        truth = scores(trial._exact, slice(None))
         effort, most = 8, self._most(built)
-        while effort < most and recall(effort, slice(None, None, 2)) < GOAL:
+        while effort < most and found(effort, slice(None, None, 2)) < GOAL:
             effort = min(2 * effort, most)
-        return replace(built, effort=effort, recall=recall(effort, slice(1, None, 2)))
-
-    def _held_out(self, exact: ExactEngine, rows: int) -> NDArray[np.float64]:
-        """Queries that are not stored, but lie as those do that are: a stored one would be easier to find than it is.
-
-        Of a vector a, its fifth nearest b and its tenth c this is (2a + 2b − c) / 3: if all were drawn around one
-        centre, so would it be, and as far from it, as the weights sum to 1 and so do their squares.
-        """
-        some = np.random.default_rng(1).choice(rows, min(rows, 2 * _QUERIES), replace=False)
-        own = self._vectors.take(some).astype(np.float64)
-        near = nearest_of(exact, self._vectors, self._distance, own, _K + 1, None)
-        fifth, tenth = (self._vectors.take(np.array([ids[place] for ids, _ in near])) for place in (_K // 2, _K))
-        held_out: NDArray[np.float64] = (2 * own + 2 * fifth - tenth) / 3
-        return held_out
+        return replace(built, effort=effort, recall=found(effort, slice(1, None, 2)))
 
     def _save(self, built: _Built) -> None:
         """Whole or not at all, with a sum by which a damaged file is told."""
@@ -310,7 +296,11 @@ class FaissEngine:
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
-        """As many threads as torch takes, which is what people set."""
+        """As many threads as torch takes, which is what people set; where it is not in use, as many as faiss does."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            yield
+            return
         before = self._faiss.omp_get_max_threads()
         self._faiss.omp_set_num_threads(torch.get_num_threads())
         try:

@@ -15,14 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nearkin.disk import write_atomically
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError, RecipeError, require_torch
 from nearkin.index.index import Index
-from nearkin.runs.class_proxies import proxies_of
 
 NAME = "layout.npz"
 MOST = 100_000
@@ -39,7 +36,6 @@ _STEPS = 300
 _REPELLED = 8  # random items that each item looks at in a step
 _REPULSION = 5.0  # for every attraction so many repulsions, as in UMAP
 _EXTENT = 10.0  # what the map's first principal component spans at the start
-_BLOCK = 1024
 _NOBODY = 1e-4  # the share of its longest edge below which an edge no longer counts
 
 
@@ -62,6 +58,8 @@ def make_layout(index: Index, *, seed: int = 0, progress: Progress | None = None
         ids = np.sort(np.random.default_rng(seed).choice(ids, MOST, replace=False))
     status, vectors = index.status(), index.vectors(ids)
     points = lay_out(vectors, index.distance, seed=seed, progress=progress)
+    from nearkin.runs.class_proxies import proxies_of
+
     found = proxies_of(Path(status.model), index.dim)
     proxies, classes = np.empty((0, 2), dtype=np.float32), tuple[str, ...]()
     if found is not None:
@@ -105,16 +103,21 @@ def lay_out(vectors: NDArray[np.float32], distance: str, *, seed: int = 0, progr
     >>> lay_out(np.array([[3.0, 4.0]], dtype=np.float32), "cosine")
     array([[0., 0.]], dtype=float32)
     """
+    require_torch("a map")
+    import torch
+
+    from nearkin.index.map_neighbours import BLOCK, neighbours, principal_components, without_itself
+
     tell = progress or (lambda done, of: None)
     rows = torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32))
     if len(rows) < 4:
         return principal_components(rows).numpy()
     k = min(NEIGHBOURS, len(rows) - 1)
     # The search is counted as steps, so that whoever waits sees one number rise: it takes about as long at 100,000.
-    blocks = -(-len(rows) // _BLOCK)
+    blocks = -(-len(rows) // BLOCK)
     of = 2 * _STEPS
-    indices, far = _neighbours(rows, rows, k + 1, distance, lambda done: tell(round(done / blocks * _STEPS), of))
-    indices, far = _without_itself(indices, far)
+    indices, far = neighbours(rows, rows, k + 1, distance, lambda done: tell(round(done / blocks * _STEPS), of))
+    indices, far = without_itself(indices, far)
     heads, tails, weights = _edges(indices.numpy(), far.numpy())
     start = principal_components(rows).numpy()
     random = np.random.default_rng(seed)
@@ -129,49 +132,18 @@ def place_by_neighbours(new: NDArray[np.float32], known: NDArray[np.float32], po
     >>> place_by_neighbours(known[:1], known, np.array([[4.0, 5.0], [9.0, 9.0]], dtype=np.float32), "cosine").round(2)
     array([[4., 5.]], dtype=float32)
     """
+    require_torch("a map with items that were added since it was made")
+    import torch
+
+    from nearkin.index.map_neighbours import neighbours
+
     both = [torch.from_numpy(np.ascontiguousarray(each, dtype=np.float32)) for each in (new, known)]
-    indices, far = _neighbours(both[0], both[1], min(PLACED_BY, len(known)), distance, lambda _: None)
+    indices, far = neighbours(both[0], both[1], min(PLACED_BY, len(known)), distance, lambda _: None)
     # A copy of a known item stands upon it.
     weights = 1.0 / (far.numpy().astype(np.float64) + 1e-6)
     mean = (points[indices.numpy()] * weights[:, :, None]).sum(axis=1) / weights.sum(axis=1, keepdims=True)
     placed: Points = mean.astype(np.float32)
     return placed
-
-
-def principal_components(rows: Tensor) -> Tensor:
-    """The first two principal components ``[N, 2]`` of ``rows [N, D]``; the largest loading of each is positive."""
-    centred = rows - rows.mean(0)
-    _, axes = torch.linalg.eigh((centred.T @ centred).double())
-    axes = axes[:, -2:].flip(1).float()
-    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
-    return torch.nn.functional.pad(centred @ axes, (0, 2 - axes.shape[1]))
-
-
-def _neighbours(
-    queries: Tensor, rows: Tensor, k: int, distance: str, tell: Callable[[int], None]
-) -> tuple[Tensor, Tensor]:
-    """The ``k`` nearest rows of each query, and how far they are.
-
-    In float32 and without regard to ties: a map needs no more, and the exact order takes six times as long.
-    """
-    if distance == "cosine":
-        queries, rows = torch.nn.functional.normalize(queries, dim=1), torch.nn.functional.normalize(rows, dim=1)
-    squares = rows.square().sum(1)
-    found = []
-    for number, some in enumerate(queries.split(_BLOCK)):  # type: ignore[no-untyped-call]
-        near, places = (some @ rows.T).mul_(2).sub_(squares).topk(k, dim=1)
-        found.append((places, (some.square().sum(1, keepdim=True) - near).clamp_min_(0).sqrt_()))
-        tell(number + 1)
-    indices, far = zip(*found, strict=True)
-    return torch.cat(indices), torch.cat(far)
-
-
-def _without_itself(indices: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-    """Neighbours without the row itself, or without the last where many copies crowd it out."""
-    itself = indices == torch.arange(len(indices))[:, None]
-    itself[:, -1] |= ~itself.any(dim=1)
-    shape = (len(indices), indices.shape[1] - 1)
-    return indices[~itself].view(shape), far[~itself].view(shape)
 
 
 def _edges(indices: Ids, far: NDArray[np.float32]) -> tuple[Ids, Ids, NDArray[np.float32]]:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from nearkin.data.given import GivenImages
+from nearkin.data.given import GivenImages, Tensor
 from nearkin.errors import RecipeError
 from nearkin.index.engine import Engine
 from nearkin.index.segments import Segments
@@ -109,14 +108,14 @@ def combined(
         raise RecipeError("give an image, an id or a vector to search for, or ids in like")
     rows = np.zeros((1, like.shape[1])) if vectors is None and like is not None else np.array(vectors, dtype=np.float64)
     if distance == "cosine":
-        rows = _unit(rows)
+        rows = unit_rows(rows)
     if like is not None:
         examples = like.astype(np.float64)
         own = 0 if vectors is None else 1
         rows = (own * rows + examples.sum(axis=0)) / (own + len(examples))
     if unlike is not None:
         rows = rows - UNLIKE * unlike.astype(np.float64).mean(axis=0)
-    return _unit(rows) if distance == "cosine" else rows
+    return unit_rows(rows) if distance == "cosine" else rows
 
 
 def nearest_of(
@@ -146,7 +145,7 @@ def _scores(rows: NDArray[np.float32], query: NDArray[np.float64], distance: str
     return -distances
 
 
-def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def unit_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rows of length 1; zeros stay zeros."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit: NDArray[np.float64] = rows / np.where(lengths > 0, lengths, 1.0)

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from nearkin.errors import RecipeError
-from nearkin.evaluation.query_expansion import expanded
-from nearkin.evaluation.reranking import reranked_distances
+from nearkin.errors import RecipeError, require_torch
 from nearkin.index.segments import Segments
 
 CANDIDATES = 200
@@ -33,6 +30,8 @@ def check_refinement(expand: int | None, rerank: int | None, distance: str) -> N
         raise RecipeError("give one of expand and rerank, not both")
     if distance != "cosine" and (expand or rerank):
         raise RecipeError("expand and rerank are for encoders that compare by angle, and this one compares by distance")
+    if expand or rerank:
+        require_torch("expand" if expand else "rerank")
 
 
 def refined(
@@ -58,6 +57,10 @@ def refined(
             _reranked(query, rows, scores, vectors, rerank)
             for query, (rows, scores) in zip(queries, first, strict=True)
         ]
+    import torch
+
+    from nearkin.evaluation.query_expansion import expanded
+
     moved = np.empty_like(queries)
     for place, (rows, scores) in enumerate(first):
         found = torch.from_numpy(vectors.take(rows[:expand]).astype(np.float64))
@@ -78,6 +81,8 @@ def _reranked(
     near = rows[:CANDIDATES]
     if len(near) < 2:
         return rows, scores
+    from nearkin.evaluation.reranking import reranked_distances
+
     ((_, distances),) = reranked_distances(query[None], vectors.take(near), k1=k1)
     order = np.concatenate([distances[0].argsort(stable=True).numpy(), np.arange(len(near), len(rows))])
     return rows[order], scores[order]

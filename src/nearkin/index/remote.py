@@ -25,6 +25,7 @@ from nearkin.errors import DataError
 from nearkin.index.engine import Distance
 from nearkin.index.exact import ExactEngine
 from nearkin.index.queries import nearest_of
+from nearkin.index.recall import K, held_out, recall
 from nearkin.index.segments import Segments
 from nearkin.notices import notice
 
@@ -36,7 +37,7 @@ PATIENCE_READING, PATIENCE_WRITING = 10.0, 120.0
 """Seconds that a server which was there before may take to come back; one that never was is not waited for."""
 BATCH_BYTES = 8 << 20
 _WINDOW = 8192
-_QUERIES, _K = 64, 10
+_QUERIES = 64
 
 T = TypeVar("T")
 Found = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -182,7 +183,7 @@ class RemoteEngine:
         except (Lost, Refused) as error:
             return told | {"error": str(error)}
         state = self._read_state()
-        return told | ({f"recall@{_K}": round(state["recall"], 4)} if "recall" in state else {})
+        return told | ({f"recall@{K}": round(state["recall"], 4)} if "recall" in state else {})
 
     def discard(self) -> None:
         self._exact.discard()
@@ -253,21 +254,16 @@ class RemoteEngine:
             self._put(missing, self._vectors.take(missing))
 
     def _recall(self, rows: int, removed: NDArray[np.int64]) -> float:
-        """Of the ten nearest of some stored vectors, the share that is found; that one finds itself does not count."""
+        """Of the ten nearest of some queries that are not stored, the share that is found."""
         self.show(rows)
         live = np.setdiff1d(np.arange(rows), removed)
         allowed = live if len(removed) else None
-        own = np.random.default_rng(0).choice(live, min(len(live), _QUERIES), replace=False)
-        queries = self._vectors.take(own).astype(np.float64)
-        both = [
-            nearest_of(engine, self._vectors, self._distance, queries, _K + 1, allowed)
+        queries = held_out(self._exact, self._vectors, self._distance, live, _QUERIES)
+        true, mine = (
+            [scores for _, scores in nearest_of(engine, self._vectors, self._distance, queries, K, allowed)]
             for engine in (self._exact, self)
-        ]
-        shares = []
-        for row, (true, scores), (mine, my_scores) in zip(own.tolist(), *both, strict=True):
-            least = scores[true != row][:_K][-1]  # by scores, as of equally near ones any will do
-            shares.append((my_scores[mine != row][:_K] >= least).mean())
-        return float(np.mean(shares))
+        )
+        return recall(true, mine)
 
     def _asked(self, question: Callable[[], T], patience: float) -> T:
         """What the server says, which may have to come back first."""

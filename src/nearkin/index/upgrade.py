@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from nearkin.data.cache import in_order, usable_cores
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.disk import check_room, make_folder, write_atomically, writing
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.index.adding import Progress, check_vectors, hash_of
 from nearkin.index.confidence import fitted_curve
-from nearkin.index.engine import new_identity
+from nearkin.index.engine import ENGINES, Distance, new_identity
 from nearkin.index.exact import ExactEngine
 from nearkin.index.index import Index
 from nearkin.index.items import NAME, Items, vectors_folder
-from nearkin.index.queries import nearest_of
+from nearkin.index.queries import nearest_of, unit_rows
 from nearkin.index.segments import Segments
+from nearkin.notices import notice
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
 
@@ -91,7 +92,7 @@ def upgrade(
         finally:
             items.close()
             index.close()
-    Index.open(folder, model).rebuild_engine()
+    _build_engine(index.path, model)
     return done
 
 
@@ -119,7 +120,10 @@ def _upgrade(
     labelled, labels = items.labels()
     of_those = np.isin(labelled, there)
     labelled, labels = labelled[of_those], labels[of_those]
-    compared = _compared(index, vectors, model, there, dict(zip(labelled.tolist(), labels.tolist(), strict=True)))
+    before = Segments(old / "vectors", index.dim, np.float32)
+    before.show(rows)
+    both = ((before, items.fact("distance")), (vectors, model.distance))
+    compared = _compared(both, there, dict(zip(labelled.tolist(), labels.tolist(), strict=True)))
     curve = fitted_curve(labelled, labels, vectors, model)
     if kept is not None:
         _keep(items, old, kept)
@@ -136,8 +140,39 @@ def _upgrade(
         facts["identity"] = new_identity()
         for key, value in {**facts, "vectors": new.name, "calibration": curve}.items():
             items.set_fact(key, value)
+    if kept is None:
+        _discard(index)
     _remove_old(index.path, old)
     return Upgraded(len(there), tuple(missing.items()), *compared, old=kept)
+
+
+def _discard(index: Index) -> None:
+    """Take away the engine of the old vectors, of which a server has a table under a name that nobody uses any more."""
+    try:
+        index._engine.discard()
+    except NearkinError as error:
+        notice(f"what the engine of {index.path} held of the old vectors could not be deleted ({error})")
+
+
+def _build_engine(folder: Path, model: Model) -> None:
+    """Build the engine of the new vectors; with a server that cannot be had, an index that is searched without it."""
+    index = Index.open(folder, model)
+    name = index._items.fact("engine")
+    try:
+        index.rebuild_engine()
+    except DataError as error:
+        if name in ENGINES:
+            raise
+        with sole_writer_of(folder), index._items.writing():
+            index._items.set_fact("engine", "exact")
+        index.rebuild_engine()
+        notice(
+            f"{folder} is upgraded, and is searched by an exact scan for now. To search by its engine again give the "
+            f"address, with the password where it has one: nearkin index {model.path} FOLDER -o {folder} --engine "
+            f"{name}, or Index.open({str(folder)!r}).use_engine({name!r}). It could not be built now: {error}"
+        )
+    finally:
+        index.close()
 
 
 def _embed(
@@ -232,29 +267,34 @@ def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
 
 
 def _compared(
-    index: Index, vectors: Segments, model: Model, ids: NDArray[np.int64], labels: Mapping[int, str]
+    both: tuple[tuple[Segments, Distance], tuple[Segments, Distance]], ids: NDArray[np.int64], labels: Mapping[int, str]
 ) -> tuple[int, float | None, float | None, float | None]:
-    """How many images were compared, the overlap of their neighbours, and how often those have the right label."""
+    """How many images were compared, the overlap of their neighbours, and how often those have the right label.
+
+    By exact scans before and after: it is encoders that are compared, and an engine may be a server that is gone.
+    """
     some = np.sort(np.random.default_rng(0).permutation(ids)[:MOST_COMPARED])
     if len(ids) < 2:
         return len(some), None, None, None
-    engine = ExactEngine(vectors.folder.parent / "compared", vectors, model.distance)
-    engine.show(vectors.rows)
-    among = {"id": ids.tolist()} if len(ids) < len(index) else None
-    before: dict[int, list[int]] = {}
-    after: dict[int, list[int]] = {}
-    for start in range(0, len(some), 64):
-        part = some[start : start + 64]
-        for id, hits in zip(part.tolist(), index.search(part.tolist(), NEIGHBOURS, where=among), strict=True):
-            before[id] = [hit.id for hit in hits]
-        queries = vectors.take(part).astype(np.float64)
-        if model.distance == "cosine":
-            queries /= np.maximum(np.linalg.norm(queries, axis=1, keepdims=True), 1e-30)
-        ranked = nearest_of(engine, vectors, model.distance, queries, NEIGHBOURS + 1, ids)
-        for id, (found, _) in zip(part.tolist(), ranked, strict=True):
-            after[id] = [each for each in found.tolist() if each != id][:NEIGHBOURS]
+    before, after = (_neighbours(vectors, distance, some, ids) for vectors, distance in both)
     overlap = float(np.mean([len({*before[id]} & {*after[id]}) / len(after[id]) for id in before]))
     return len(some), overlap, _accuracy(before, labels), _accuracy(after, labels)
+
+
+def _neighbours(
+    vectors: Segments, distance: Distance, some: NDArray[np.int64], ids: NDArray[np.int64]
+) -> dict[int, list[int]]:
+    """The nearest of ``ids`` for each of ``some``, without itself."""
+    engine = ExactEngine(vectors.folder.parent / "engine" / "exact", vectors, distance)
+    engine.show(vectors.rows)
+    queries = vectors.take(some).astype(np.float64)
+    ranked = nearest_of(
+        engine, vectors, distance, unit_rows(queries) if distance == "cosine" else queries, NEIGHBOURS + 1, ids
+    )
+    return {
+        id: [each for each in found.tolist() if each != id][:NEIGHBOURS]
+        for id, (found, _) in zip(some.tolist(), ranked, strict=True)
+    }
 
 
 def _accuracy(neighbours: Mapping[int, Sequence[int]], labels: Mapping[int, str]) -> float | None:

@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin import ranks
-from nearkin.data.folder import Kinds, folder_images, nearest_folder
-from nearkin.data.formats import is_image_file
+from nearkin.data.gathered import images_of
 from nearkin.data.images import UnreadableImageError
 from nearkin.data.listing import readable
-from nearkin.data.manifest import manifest_images
 from nearkin.data.table import ImageTable, LeftOut
 from nearkin.disk import check_room, check_writable, write_atomically
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import RecipeError
 from nearkin.runs.data import Progress, open_data
 from nearkin.runs.trained import load_run
 from nearkin.training.build import data_of
@@ -83,29 +81,6 @@ def embed_files(
         return EmbeddedFiles(opened.table.ids, run.encoder.dim, tuple(opened.unreadable), table.left_out)
 
 
-def images_of(sources: str | Path | Sequence[str | Path], *, kinds: Kinds | None = None) -> ImageTable:
-    """Every image of the given files, folders and manifests, each once, in the order given.
-
-    >>> images_of([])
-    Traceback (most recent call last):
-    ...
-    nearkin.errors.RecipeError: give at least one image, folder or manifest
-    """
-    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
-    if not given:
-        raise RecipeError("give at least one image, folder or manifest")
-    tables = [_table_of(Path(source).expanduser(), kinds, alone=len(given) == 1) for source in given]
-    if len(tables) == 1:
-        return tables[0]
-    rows: dict[str, tuple[Path, str, str]] = {}
-    for table in tables:
-        for image, label, name in zip(table.images, table.labels.tolist(), table.ids, strict=True):
-            rows.setdefault(os.path.abspath(image), (Path(image), table.class_names[label], name))
-    paths, labels, ids = zip(*rows.values(), strict=True)
-    joined = ImageTable.build(f"{len(tables)} sources", paths, labels, splits=["test"] * len(paths), ids=ids)
-    return replace(joined, left_out=tuple(each for table in tables for each in table.left_out))
-
-
 def check_output(target: Path) -> None:
     """Find out before any work whether ``target`` can be written."""
     if target.suffix not in _BYTES_PER_VALUE:
@@ -116,19 +91,6 @@ def check_output(target: Path) -> None:
     if target.is_dir():
         raise RecipeError(f"cannot write {str(target)!r}: it is a folder; give a file name in it")
     check_writable(target.parent)
-
-
-def _table_of(source: Path, kinds: Kinds | None, *, alone: bool) -> ImageTable:
-    if source.is_file() and is_image_file(source):
-        return ImageTable.build(source.name, [source], [""], splits=["test"], ids=[readable(source.as_posix())])
-    if source.is_file():
-        return manifest_images(source)
-    if not source.exists():
-        raise DataError(f"there is no image, folder or manifest {str(source)!r}{nearest_folder(source)}")
-    table = folder_images(source, kinds=kinds)
-    if alone:
-        return table
-    return replace(table, ids=tuple(f"{readable(source.as_posix())}/{name}" for name in table.ids))
 
 
 def _columns(table: ImageTable) -> tuple[tuple[str, ...], list[str], list[str]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nearkin.data.cache import Images
 from nearkin.data.folder import nearest_folder
 from nearkin.data.given import Picture, as_images
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError, RecipeError, require_torch
 from nearkin.exports.model import SUFFIXES, load_exported
 
 Vectors = NDArray[np.float32]
@@ -108,6 +108,7 @@ def load(
         if shrinkage:
             raise RecipeError("shrinkage is of whitening: ask for that too")
         return model
+    require_torch("whitening")
     from nearkin.runs.whitened import whitened
 
     return whitened(model, None if whiten is True else whiten, shrinkage=shrinkage)
@@ -136,6 +137,7 @@ def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[s
             f"{str(place)!r} is a file: give the folder of a run, which 'nearkin train' makes, or a file that "
             f"'nearkin export' wrote"
         )
+    require_torch(f"{place}, a run,")
     from nearkin.runs.run_model import model_of_run
     from nearkin.runs.trained import load_run
 
