@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from tests.killing import run_script
 
 from nearkin.index.adding import sources_of, thumbnail_of
 from nearkin.index.index import Index
 
 # One interpreter for all rounds: each child is killed at a certain event, and another looks at what it left.
-SCRIPT = '''
+SCRIPT = """
 import json, os, random, signal, sys
 from pathlib import Path
 import numpy as np
@@ -24,6 +23,7 @@ from nearkin.index.index import Index
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
+from tests.killing import count_events, in_child
 
 photos, work = Path(sys.argv[1]), Path(sys.argv[2])
 
@@ -34,48 +34,10 @@ def embed(images, batch_size):
 
 model = Model(Path("nowhere"), "stand-in", 6, "cosine", 32, embed)
 
-def count_events(until=None):
-    """Every statement, write and sync is an event; at the one asked for the process is killed."""
-    seen = [0]
-    def event():
-        seen[0] += 1
-        if seen[0] == until:
-            os.kill(os.getpid(), signal.SIGKILL)
-    def before_and_after(owner, name):
-        inner = getattr(owner, name)
-        def wrapped(*a, **k):
-            event()
-            result = inner(*a, **k)
-            event()
-            return result
-        setattr(owner, name, wrapped)
-    before_and_after(os, "fsync")
-    before_and_after(Segments, "append")
-    for name in ("set_fact", "note_file", "insert"):
-        before_and_after(Items, name)
-    return seen
-
-def in_child(work_of_child):
-    """What a child says, line by line, and how it ended."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        code = 1
-        try:
-            with os.fdopen(writing, "w", buffering=1) as out:
-                work_of_child(out)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        lines = told.read().split()
-    return lines, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
 def adds(folder, until):
     def work_of_child(out):
-        seen = count_events(until)
+        tables = [(Items, name) for name in ("set_fact", "note_file", "insert")]
+        seen = count_events(until, (os, "fsync"), (Segments, "append"), *tables)
         index = Index.open(folder, model) if (folder / "items.sqlite").exists() else Index.create(folder, model)
         index.add(photos, batch_size=4, progress=lambda done, of: print(done, file=out))
         print(seen[0], file=out)
@@ -116,24 +78,13 @@ for round, until in enumerate(sorted(random.Random(0).sample(range(1, events), 1
     assert in_child(looks(folder, 24))[1] == 0, (round, until)
     ends.append(reported)
 print(json.dumps({"events": events, "reported": ends}))
-'''
+"""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_any_moment_an_index_opens_holds_what_it_reported_and_goes_on(tmp_path, write_images):
     photos = write_images(tmp_path / "photos", kinds=4, per_kind=6)
-    # Threads of torch do not survive a fork.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, photos, tmp_path],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
+    told = json.loads(run_script(SCRIPT, photos, tmp_path))
     assert told["events"] > 100
     assert len(set(told["reported"])) > 3, "the moments were spread over the whole of it"
 

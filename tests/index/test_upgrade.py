@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from tests.killing import run_script
 
 from nearkin.errors import BusyError, DataError, OutputError, RecipeError
 from nearkin.index.engine import ADDRESSES
@@ -311,6 +310,7 @@ from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.index.upgrade import upgrade
 from nearkin.runs.model import Model
+from tests.killing import count_events, in_child
 
 photos, work = Path(sys.argv[1]), Path(sys.argv[2])
 
@@ -323,45 +323,10 @@ def embed_by(axis):
 
 old, new = (Model(Path("nowhere"), name, 6, "cosine", 32, embed_by(axis)) for axis, name in enumerate(("old", "new")))
 
-def count_events(until):
-    seen = [0]
-    def event():
-        seen[0] += 1
-        if seen[0] == until:
-            os.kill(os.getpid(), signal.SIGKILL)
-    def before_and_after(owner, name):
-        inner = getattr(owner, name)
-        def wrapped(*a, **k):
-            event()
-            result = inner(*a, **k)
-            event()
-            return result
-        setattr(owner, name, wrapped)
-    for owner, name in ((os, "fsync"), (os, "replace"), (os, "unlink"), (os, "rmdir"), (Segments, "append")):
-        before_and_after(owner, name)
-    for name in ("set_fact", "delete"):
-        before_and_after(Items, name)
-    return seen
-
-def in_child(work_of_child):
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with os.fdopen(writing, "w") as out:
-                work_of_child(out)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        lines = told.read().split()
-    return lines, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
 def upgrades(folder, until):
     def work_of_child(out):
-        seen = count_events(until)
+        files = [(os, name) for name in ("fsync", "replace", "unlink", "rmdir")]
+        seen = count_events(until, *files, (Segments, "append"), (Items, "set_fact"), (Items, "delete"))
         upgrade(folder, new, batch_size=4, keep_old=True)
         print(seen[0], file=out)
     return work_of_child
@@ -412,17 +377,7 @@ print(json.dumps({"events": events, "ends": ends}))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_any_moment_it_is_the_old_index_or_the_new_one_whole(tmp_path, write_images):
     photos = write_images(tmp_path / "photos", kinds=4, per_kind=6)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, photos, tmp_path],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ends = json.loads(done.stdout)["ends"]
+    ends = json.loads(run_script(SCRIPT, photos, tmp_path))["ends"]
     assert len(ends) > 20
     assert ends == sorted(ends, reverse=True), "first the old one, from one moment on the new one"
     assert {"old", "new"} == set(ends)
