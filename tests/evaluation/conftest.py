@@ -18,6 +18,7 @@ class LargestTensor(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
+                leaf = leaf if leaf.layout == torch.strided else leaf.values()  # a sparse one holds these alone
                 self.bytes = max(self.bytes, leaf.numel() * leaf.element_size())
         return out
 
