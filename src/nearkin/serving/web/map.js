@@ -505,17 +505,20 @@ class Chart {
         context.stroke();
       }
     };
+    // Many stars would hide what lies below them; from near there is room for each.
+    const near = Math.sqrt(this.view.scale / (this.least * 3));
+    const size = Math.max(0.4, Math.min(1, near * Math.sqrt(60 / this.proxies.length)));
     for (const { x, y, label } of this.proxies) {
       const [across, down] = this.#toScreen(x, y);
       context.beginPath();
       for (let n = 0; n < 10; n++) {
-        const far = n % 2 ? 4 : 9;
+        const far = size * (n % 2 ? 4 : 9);
         context[n ? "lineTo" : "moveTo"](across + far * Math.sin((n * Math.PI) / 5), down - far * Math.cos((n * Math.PI) / 5));
       }
       context.closePath();
       context.fillStyle = this.#shade(label);
       context.fill();
-      context.lineWidth = 1.4;
+      context.lineWidth = 1.4 * size;
       context.strokeStyle = ink;
       context.stroke();
     }
