@@ -35,5 +35,20 @@ def test_all_that_could_be_nearest_is_proposed_and_little_else(distance, dim, k,
                 assert len(rows) <= len(nearest) + 20
 
 
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_scores_that_float32_cannot_tell_apart(distance):
+    """Vectors a few last bits away from each other: products in float32 put them in another order than they are in."""
+    rng = np.random.default_rng(0)
+    centre = rng.normal(size=(1, 96))
+    vectors = (centre * (1 + 1e-7 * rng.normal(size=(400, 96)))).astype(np.float32)
+    queries = centre + 1e-3 * rng.normal(size=(6, 96))
+    scores = queries @ vectors.T.astype(np.float64)
+    if distance == "euclidean":
+        scores = -np.linalg.norm(queries[:, None] - vectors[None].astype(np.float64), axis=2)
+    found = numpy_scan.candidates([(coded(vectors), vectors)], queries, 5, None, distance)
+    for score, rows in zip(scores, found, strict=True):
+        assert set(np.argsort(-score, kind="stable")[:5].tolist()) <= set(rows.tolist())
+
+
 def test_nothing_of_nothing():
     assert [rows.tolist() for rows in numpy_scan.candidates([], np.ones((2, 3)), 1, None, "cosine")] == [[], []]
