@@ -2,9 +2,10 @@
 
     python benchmarks/differences.py results/cub/2026-11-15-compare-batch120.json vcpa:proxy_anchor profs:contrastive
     python benchmarks/differences.py FILE --group "30 epochs, batch 120" proxy_isa:proxy_anchor
+    python benchmarks/differences.py results/cub/2026-11-16-reality-check.json --across-groups c2_ccp:c2
 
 For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``; of folders ``nearkin compare`` says
-the same. Seeds are paired where both rows have the same.
+the same. Seeds are paired where both rows have the same, and so are groups, such as folds, with ``--across-groups``.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a JSON file of runs")
     parser.add_argument("pairs", nargs="+", metavar="ROW:BASE", help="names of rows")
     parser.add_argument("--group", help="only runs of this group")
+    parser.add_argument("--across-groups", action="store_true", help="a run of each group counts as a seed of its own")
     parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
     arguments = parser.parse_args()
+    runs = json.loads(arguments.file.read_text(encoding="utf-8"))
+    groups = list(dict.fromkeys(run.get("group") for run in runs))
     rows: dict[str, dict[int, dict[str, float]]] = {}
-    for run in json.loads(arguments.file.read_text(encoding="utf-8")):
+    for run in runs:
         if arguments.group in (None, run.get("group")):
-            rows.setdefault(run.get("row") or run["run"], {})[run["seed"]] = run["last" if arguments.last else "test"]
+            pair = run["seed"] + 1000 * groups.index(run.get("group")) * arguments.across_groups
+            rows.setdefault(run.get("row") or run["run"], {})[pair] = run["last" if arguments.last else "test"]
     held = []
     for pair in arguments.pairs:
         row, _, base = pair.partition(":")

@@ -14,7 +14,8 @@ the same ones for all rows: what fewer validation classes would have said of the
 the draws, the range holds 95 % of them.
 
 JSON files are lists of runs with ``row`` or ``run``, ``best`` or ``validation``, and ``test``; each group in them is
-taken by itself, or all together with --pool. Nothing is written unless --json says where.
+taken by itself, or as one split of several with --across-groups, or all together with --pool. Nothing is written
+unless --json says where.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ class Run:
     test: Scores
 
 
-def stored_runs(file: Path, *, pool: bool) -> list[Run]:
+def stored_runs(file: Path, *, pool: bool, across: bool = False) -> list[Run]:
     """Of a JSON file in ``results/``: those whose epoch was chosen on validation classes."""
     found = []
     for each in json.loads(file.read_text(encoding="utf-8")):
         if each.get("protocol", "validation") not in ("validation", "mlrc"):
             continue
         group, name = each.get("group", ""), each.get("row") or each["run"]
-        rule = "stored" if pool else f"{file.parent.name}/{file.stem[11:]} {group}".strip()
+        rule = "stored" if pool else f"{file.parent.name}/{file.stem[11:]} {'' if across else group}".strip()
         row = f"{file} {group} {name}" if pool else name
-        found.append(Run(rule, row, "0", "", each.get("best") or each["validation"], each["test"]))
+        found.append(Run(rule, row, group if across else "0", "", each.get("best") or each["validation"], each["test"]))
     return found
 
 
@@ -204,13 +205,14 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", type=Path, help="folders of nearkin compare, or JSON files of runs")
     parser.add_argument("--classes", default="", help="also so many validation classes, with commas between")
     parser.add_argument("--draws", type=int, default=50, help="draws of classes; default 50")
+    parser.add_argument("--across-groups", action="store_true", help="groups of a JSON file are splits, such as folds")
     parser.add_argument("--pool", action="store_true", help="runs of all JSON files as one list")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures there")
     arguments = parser.parse_args()
     opened = folder_runs([path for path in arguments.paths if path.is_dir()])
     runs = [run for run, _ in opened]
     for file in (path for path in arguments.paths if path.is_file()):
-        runs += stored_runs(file, pool=arguments.pool)
+        runs += stored_runs(file, pool=arguments.pool, across=arguments.across_groups)
     if not runs:
         raise SystemExit("no finished run with validation classes was found: name folders of nearkin compare")
     found_with = setting("cuda" if torch.cuda.is_available() else "cpu")
