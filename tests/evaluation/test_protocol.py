@@ -134,3 +134,18 @@ def test_mirror_images_and_another_size_are_named_with_the_selection(name):
     unusual = Protocol(ProtocolSection(name=name, flip=True, test_size=320), data).selection_rule
     said = "; test crops of 320 pixels, embeddings averaged with those of mirror images"
     assert unusual == plain + said
+
+
+def test_validation_classes_have_a_seed_of_their_own():
+    data = table(classes=20)
+
+    def parts(**keys):
+        protocol = Protocol(ProtocolSection(name="validation", test_share=0.3, **keys), data)
+        return classes_of(data, protocol.validation.query), classes_of(data, protocol.test.query)
+
+    classes, tested = parts()
+    assert parts(validation_seed=0) == (classes, tested)
+    others = [parts(validation_seed=seed) for seed in range(1, 5)]
+    assert all(each == tested for _, each in others), "what is tested stays the same"
+    assert any(each != classes for each, _ in others)
+    assert parts(split_seed=1, validation_seed=1) == parts(split_seed=1)

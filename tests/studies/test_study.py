@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from nearkin.errors import BusyError, InterruptedRunError, RecipeError, TrainingError
+from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.studies import pool, starter, study
 from nearkin.studies.results import results_of
-from nearkin.studies.study import chosen_names, planned_runs, run_all
+from nearkin.studies.study import Row, chosen_names, planned_runs, run_all
 from nearkin.training.observers import ConsoleObserver
 
 
@@ -180,3 +181,14 @@ def test_runs_that_other_processes_are_at_are_left_to_them(make_row, tmp_path, m
     assert (late.status, late.exit_code, late.reason) == ("unfinished", 6, "it is written by process 7")
     assert (fine.status, fine.side_by_side) == ("finished", 2)
     assert not (tmp_path / "late" / "seed-0" / "study.json").exists(), "the other process will say how it ended"
+
+
+def test_each_seed_of_a_study_holds_out_validation_classes_of_its_own(tmp_path):
+    def held_out(*changes):
+        row = Row("row", "Row", Recipe.from_mapping({}, ["protocol.name=validation", *changes]))
+        return [planned.recipe.protocol.validation_seed for planned in planned_runs([row], tmp_path, (0, 1, 2))]
+
+    assert held_out() == [None, 1, 2]
+    assert held_out("protocol.split_seed=4") == [None, 5, 6]
+    assert held_out("protocol.validation_seed=7") == [7, 7, 7]
+    assert held_out("protocol.name=mlrc") == [None, None, None]

@@ -43,7 +43,8 @@ def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_
     if section.name == "validation":
         held_out = np.flatnonzero(splits == "validation")
         if not len(held_out):
-            held_out = choose_classes(table, train, section.validation_share, section.split_seed + 1, keep=4)
+            seed = section.split_seed if section.validation_seed is None else section.validation_seed
+            held_out = choose_classes(table, train, section.validation_share, seed + 1, keep=4)
     elif section.name == "mlrc":
         train = np.flatnonzero(np.isin(splits, ("train", "validation")))
         held_out = class_fold(table, train, folds=section.folds, fold=section.fold)

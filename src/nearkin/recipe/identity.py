@@ -39,6 +39,7 @@ LATER: Mapping[str, Any] = {
     "training.beta2": 0.999,
     "training.min_learning_rate": 0.0,
     "training.stop_after": None,
+    "protocol.validation_seed": None,
     "protocol.monitor_test": False,
     "protocol.flip": False,
     "protocol.test_size": None,

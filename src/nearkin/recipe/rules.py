@@ -42,6 +42,7 @@ def check_values(recipe: Recipe) -> None:
         ("encoder.dim", 1),
         ("data.image_size", 8),
         ("protocol.test_size", 8),
+        ("protocol.validation_seed", 0),
         ("data.workers", 0),
     ):
         section, key = optional.split(".")

@@ -159,6 +159,9 @@ class ProtocolSection:
     split_seed: int = 0
     """Decides every split that the data set does not bring, which images ``train_share`` leaves and which labels are
     wrong."""
+    validation_seed: int | None = None
+    """Decides which classes the protocol ``validation`` holds out; default: as ``split_seed``. In a study each seed
+    above 0 holds out others, so that several draws of them choose a row; a number here holds all seeds to one."""
     select_by: str | None = None
     """Score that chooses the best evaluation; default: R@1, where that is equal MAP@R; MAP@R alone with ``mlrc``."""
     monitor_test: bool = False

@@ -339,7 +339,8 @@ def open_runs(
     families: dict[str, int] = {}
     titles, names = [run.title for run in runs], [run.name for run in runs]
     for run in runs:
-        run.family = families.setdefault(fingerprint(run.recipe, besides=["training.seed"]), len(families))
+        decides = fingerprint(run.recipe, besides=["training.seed", "protocol.validation_seed"])
+        run.family = families.setdefault(decides, len(families))
         own = run.name if names.count(run.name) == 1 else run.folder.path
         label = run.title if titles.count(run.title) == 1 else f"{run.title} ({own})"
         run.label = label.replace("$", r"\$")  # matplotlib reads a bare $ as the start of a formula

@@ -191,5 +191,5 @@ def _drawn_by(recipe: Recipe) -> tuple[int, int]:
 
 
 def _free(recipe: Recipe) -> list[str]:
-    """Keys in which the runs of a group may differ: the seed, and the fold that MLRC holds out."""
-    return ["training.seed", *(["protocol.fold"] if recipe.protocol.name == "mlrc" else [])]
+    """Keys in which the runs of a group may differ: the seed, and what is held out with it."""
+    return ["training.seed", "protocol.validation_seed", *(["protocol.fold"] if recipe.protocol.name == "mlrc" else [])]

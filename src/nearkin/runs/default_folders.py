@@ -47,7 +47,7 @@ def holds_run_of(folder: Path, recipe: Recipe) -> bool:
 
 def holds_seeds_of(folder: Path, recipe: Recipe) -> bool:
     """Whether a folder holds runs of ``recipe``, with whatever seed and, of a reality check, whatever fold."""
-    besides = ("training.seed", "protocol.fold")
+    besides = ("training.seed", "protocol.fold", "protocol.validation_seed")
     wanted = deciding(recipe, besides=besides)
     for file in sorted(folder.glob("**/seed-*/recipe.yaml"))[:1]:
         try:

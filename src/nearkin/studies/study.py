@@ -67,7 +67,12 @@ class PlannedRun:
 
     @property
     def recipe(self) -> Recipe:
-        return self.row.recipe.but({"training.seed": self.seed})
+        """The row's with this seed and validation classes of its own, as one draw of them puts rows in order badly."""
+        recipe = self.row.recipe.but({"training.seed": self.seed})
+        protocol = recipe.protocol
+        if self.seed and protocol.name == "validation" and protocol.validation_seed is None:
+            return recipe.but({"protocol.validation_seed": protocol.split_seed + self.seed})
+        return recipe
 
     @property
     def label(self) -> str:

@@ -25,7 +25,7 @@ from nearkin.suggest import did_you_mean
 ENDING = ".space.yml"
 """Unlike a recipe, which ends in ``.yaml`` and can be trained."""
 
-FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed")
+FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed", "protocol.validation_seed")
 """With all of ``protocol``: what is no hyper-parameter, or would make the trials' scores hard to compare."""
 
 _RANGE = re.compile(r"^\s*(?P<low>[^,\[\]:]+?)\s*\.\.\s*(?P<high>[^,\[\]:]+?)\s*(?::(?P<scale>[^:]*))?$")
