@@ -2,6 +2,7 @@
 # make test    environment with the development extras, linting, types, the whole fast test suite
 # make test-all  also the slow tests, and those that need real data when NEARKIN_DATA is set
 # make test-portable  the numerical part of the suite as other processors would run it
+# make docs    the documentation as a site that opens from the disk: build/docs/index.html
 
 PYTHON ?= python3
 VENV   := .venv
@@ -10,7 +11,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint 
 LOG    := $(VENV)/install.log
 LOGGED := > $(LOG) 2>&1 || { tail -n 20 $(LOG); echo "The installation failed; all that pip said is in $(LOG)"; exit 1; }
 
-.PHONY: added demo test test-all test-portable lint format clean
+.PHONY: added demo docs test test-all test-portable lint format clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
@@ -50,6 +51,10 @@ added: $(VENV)/.development
 	$(BIN)/python -m pytest tests/contracts/test_golden_curves.py --add-golden
 	for page in losses methods backbones scores plots recipes; do $(BIN)/nearkin $$page --markdown > docs/$$page.md || exit 1; done
 	$(BIN)/nearkin study --markdown > docs/studies.md
+
+docs: $(VENV)/.development
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
+	@echo "Open build/docs/index.html"
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check .

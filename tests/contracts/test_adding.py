@@ -1,4 +1,4 @@
-"""Adding a part is adding a file: the examples of CONTRIBUTING.md, each put into its package, found and used."""
+"""Adding a part is adding a file: the examples of docs/add_*.md, each put into its package, found and used."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ import importlib
 import json
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(path.name for path in (ROOT / "docs").glob("add_*.md"))
 
 
 def example(name):
-    """The one block of CONTRIBUTING.md that defines ``name``."""
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (code,) = (code for code in re.findall(r"```python\n(.*?)^ *```", page, flags=re.S | re.M) if name in code)
-    return textwrap.dedent(code)
+    """The one block of the pages that defines ``name``."""
+    (code,) = (code for page in PAGES for code in blocks(page) if name in code)
+    return code
+
+
+def blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def run_the_tests_of(page):
+    """The tests that a page shows for its example, which stands in the package now."""
+    (code,) = (code for code in blocks(page) if "def test_" in code)
+    names: dict[str, object] = {}
+    exec(compile(code, page, "exec"), names)
+    tests = [function for name, function in names.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
 
 
 @pytest.fixture
@@ -63,6 +77,7 @@ def test_a_loss(add, nearkin, train):
 
     add("nearkin.losses", "hinge", "class Hinge", losses.catalogue)
     assert losses.Hinge is losses.catalogue()["hinge"]
+    run_the_tests_of("add_loss.md")
     assert "hinge" in nearkin("losses")[1]
     assert "| `hinge` | `Hinge` | proxy |" in nearkin("losses", "--markdown")[1]
     assert train("objective.name=hinge", "objective.margin=0.1")["objective"] == "hinge"
@@ -73,6 +88,7 @@ def test_a_method(add, nearkin, train):
 
     add("nearkin.methods", "damped", "class Damped", methods.catalogue)
     assert methods.catalogue()["damped"].__name__ == "Damped"
+    run_the_tests_of("add_method.md")
     assert "damped" in nearkin("methods")[1]
     assert "| `damped` | `Damped` | The network learns more slowly" in nearkin("methods", "--markdown")[1]
     assert train("method.name=damped", "method.factor=0.0")["method"] == "damped"
@@ -95,11 +111,31 @@ def test_a_data_set(add, nearkin, train, photos, tmp_path):
     (tmp_path / "root" / "shells" / "photos").symlink_to(photos)
     add("nearkin.data.benchmarks", "shells", 'name="shells"', benchmarks.benchmarks)
     assert benchmarks.benchmarks()["shells"].title == "Shells of the seven seas"
+    run_the_tests_of("add_data_set.md")
     listed = json.loads(nearkin("datasets", "--json", "--data-root", tmp_path / "root")[1])
     assert next(each["found"] for each in listed if each["name"] == "shells") == str(tmp_path / "root" / "shells")
     assert "shells" in nearkin("datasets")[1]
     scores = train(f"data.root={json.dumps(str(tmp_path / 'root'))}", data="shells")
     assert scores["data"] == "shells"
+
+
+def test_a_score(add):
+    """What it is to a whole run: ``tests/evaluation/scores/test_catalogue.py``."""
+    from nearkin.evaluation import scores
+
+    add("nearkin.evaluation.scores", "all_right", "class AllRight", scores.catalogue)
+    run_the_tests_of("add_score.md")
+
+
+def test_an_engine(add, monkeypatch):
+    from nearkin.index import engine
+
+    page = (ROOT / "docs" / "add_engine.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^_Kind\(.*\),$", page, flags=re.M)
+    kind = eval(line.rstrip(","), vars(engine))
+    monkeypatch.setitem(engine.ENGINES, kind.name, kind)
+    add("nearkin.index", "plain_engine", "class PlainEngine")
+    run_the_tests_of("add_engine.md")
 
 
 def test_a_planner(add, nearkin, photos, tmp_path):

@@ -25,7 +25,7 @@ class Backbone(nn.Module):
     """
 
     folds_batch_norm = False
-    """Whether its batch-norms go through :func:`normalised_convolution`."""
+    """Whether its batch-norms go through ``normalised_convolution``."""
 
     last_stage: tuple[str, ...] = ()
     """Modules that halve the map for the last time, themselves or within; none where that cannot be changed."""

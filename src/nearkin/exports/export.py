@@ -97,7 +97,7 @@ def export(
     """Write the encoder of a run as one file, from raw uint8 pixels ``[N, H, W, 3]`` of any size to embeddings.
 
     The file is checked before it gets its name: on ``images``, by default some of the run's own, its embeddings must be
-    those of the run to :data:`TO_TORCH`, and its crops those of Pillow to :data:`TO_PILLOW`. A model card goes beside.
+    those of the run to ``TO_TORCH``, and its crops those of Pillow to ``TO_PILLOW``. A model card goes beside.
 
     Args:
         run: a run folder.

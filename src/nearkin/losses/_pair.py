@@ -82,7 +82,7 @@ class PairLoss(nn.Module):
         references: Tensor | None = None,
         reference_labels: Labels | None = None,
     ) -> Pairs:
-        """The pairs that :meth:`forward` looks at.
+        """The pairs that ``forward`` looks at.
 
         A method that wants fewer narrows the masks with :func:`dataclasses.replace` and calls :meth:`from_pairs`.
         """

@@ -28,7 +28,7 @@ class ProxyISA(ProxyAnchor):
     which :class:`~nearkin.losses._informative.InformativeSampleWeights` explains; :math:`\bar\omega_c` are their means
     over the class's positives and negatives in the batch. While the filter is off it is Proxy-Anchor exactly.
 
-    The memory goes on with the second epoch and the filter with the third (section 4.1): :meth:`begin_epoch` does
+    The memory goes on with the second epoch and the filter with the third (section 4.1): ``begin_epoch`` does
     that, and the training loop calls it. In a loop of your own call it with the epoch, counted from 0, or set
     ``memory_on`` and ``filter_on`` yourself.
 

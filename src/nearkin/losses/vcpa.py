@@ -73,7 +73,7 @@ class VariationalProxyAnchor(AnchorLoss):
         generator: seeds the loss's own stream of noise; torch's global generator by default. The stream's state is
             in ``state_dict``.
 
-    ``bank.vectors [C, K, dim]`` is μ. :meth:`similarity_weights` explains the loss on the mean proxies.
+    ``bank.vectors [C, K, dim]`` is μ. ``similarity_weights`` explains the loss on the mean proxies.
 
     Example:
         >>> loss = VariationalProxyAnchor(num_classes=10, dim=8)

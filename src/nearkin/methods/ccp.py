@@ -69,7 +69,7 @@ class Ccp(Method):
     """
 
     bank: ProxyBank
-    """The proxies, from :meth:`build` on."""
+    """The proxies, from :meth:`Method.build` on."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class Profs(Method):
     """
 
     batches: ClassRepresentativeSampler
-    """From :meth:`sampler` on."""
+    """From :meth:`Method.sampler` on."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class TrainedRun:
         """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
 
         One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
-        file would be (:class:`~nearkin.data.given.GivenImages`). Or what :func:`~nearkin.runs.data.open_data` has
+        file would be (:class:`~nearkin.data.given.GivenImages`). Or what ``open_data`` has
         opened, of which ``rows`` may choose some. Without ``batch_size`` as many at a time as in evaluation.
         """
         with float32_products(self.recipe.training.precision):

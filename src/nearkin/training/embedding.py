@@ -66,7 +66,7 @@ def embed_images(
     """Embed ``rows`` of ``images`` (default: all) in order: float32 ``[N, dim]`` on ``device``.
 
     The encoder is put into evaluation mode and back into the mode it was in. ``progress`` is told after each batch
-    how many images are done. Without ``batch_size`` it is :func:`images_at_a_time`. ``crops`` are those of the rows, in
+    how many images are done. Without ``batch_size`` it is ``images_at_a_time``. ``crops`` are those of the rows, in
     batches, for whoever has them already. With ``flip`` an embedding is the mean of that of the image and of its mirror
     image, normalised.
     """

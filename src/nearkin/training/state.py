@@ -71,7 +71,7 @@ class TrainingState:
     dtype: torch.dtype | None
     sampler: BatchSampler
     labels: NDArray[np.int64]
-    """Labels of the training images, renumbered 0, 1, …, in the order of :attr:`train_set`."""
+    """Labels of the training images, renumbered 0, 1, …, in the order of ``train_set``."""
     learned: nn.Module | None = None
     """What the method learns beside encoder and objective."""
     average: WeightAverage | None = None

@@ -71,8 +71,8 @@ def test_text():
 
 @pytest.fixture
 def all_right(tmp_path, monkeypatch):
-    """The score of CONTRIBUTING.md, as a file of the package."""
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    """The score of docs/add_score.md, as a file of the package."""
+    page = (ROOT / "docs" / "add_score.md").read_text(encoding="utf-8")
     (code,) = (code for code in re.findall(r"^```python\n(.*?)^```", page, flags=re.S | re.M) if "AllRight" in code)
     (tmp_path / "all_right.py").write_text(code)
     monkeypatch.setattr(scores, "__path__", [*scores.__path__, str(tmp_path)])

@@ -47,7 +47,7 @@ def mlrc(
     95 %. ``concatenated``: every combination of one repeat per fold is an ensemble, ``repeats ** folds`` in all; where
     these are more than 256, so many are drawn, seeded by ``protocol.split_seed``. The mean is over combinations; its
     interval counts models, not combinations, which share them
-    (:func:`nearkin.evaluation.confidence.combination_interval`). One repeat has no interval.
+    (``nearkin.evaluation.confidence``). One repeat has no interval.
 
     Args:
         recipe: what every model is trained with, or its name; its protocol becomes ``mlrc``, with its ``folds``.
