@@ -23,8 +23,8 @@ class Commands(SphinxDirective):
     def section(self, name: str, command: Any) -> nodes.section:
         section = nodes.section(ids=[nodes.make_id(name)])
         section += nodes.title("", name)
-        for paragraph in plain(command.help).split("\n\n"):
-            section += nodes.paragraph("", " ".join(paragraph.split()))
+        for text in (command.help or "").split("\n\n"):
+            section += paragraph(text)
         rows = nodes.definition_list()
         for parameter in command.params:
             shown = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else None
@@ -32,8 +32,8 @@ class Commands(SphinxDirective):
                 continue
             term = nodes.term()
             term += nodes.literal("", ", ".join(shown) if shown else (parameter.metavar or parameter.name).upper())
-            meaning = nodes.paragraph("", " ".join(plain(getattr(parameter, "help", None)).split()))
-            rows += nodes.definition_list_item("", term, nodes.definition("", meaning))
+            meaning = nodes.definition("", paragraph(getattr(parameter, "help", None) or ""))
+            rows += nodes.definition_list_item("", term, meaning)
         section += rows
         return section
 
@@ -46,9 +46,13 @@ def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
             yield from commands(f"{name} {word}", inner)
 
 
-def plain(text: str | None) -> str:
-    """Without rich's marks, as ``[bold]``."""
-    return re.sub(r"\[/?[a-z]+\]", "", text or "")
+def paragraph(text: str) -> nodes.paragraph:
+    """A text of the command line; what it has in ``[bold]``, and options, are what to type."""
+    made = nodes.paragraph()
+    text = re.sub(r"(?<![\w\[-])(--[a-z][a-z-]*)(?![^\[]*\[/bold\])", r"[bold]\1[/bold]", " ".join(text.split()))
+    for place, words in enumerate(re.split(r"\[bold\](.*?)\[/bold\]", text)):
+        made += nodes.literal("", words) if place % 2 else nodes.Text(words)
+    return made
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

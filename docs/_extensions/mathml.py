@@ -28,7 +28,9 @@ def mathml(formula: str, *, as_block: bool) -> str:
     formula = re.sub(r"\\([bB]igg?)(?=[)\]}]|\\(?:\}|r[a-z]+))", r"\\\1r", formula)
     if r"\\" in re.sub(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", "", formula, flags=re.S):
         formula = rf"\begin{{aligned}}{formula}\end{{aligned}}"
-    return str(latex2mathml.tex2mathml(formula, as_block=as_block))
+    drawn: str = latex2mathml.tex2mathml(formula, as_block=as_block)
+    # Bars that are not told how large they are grow with what stands beside them, the left of a pair and not the right.
+    return re.sub(r"<mo( class=\"\w+\")?>([|‖∥])</mo>", r'<mo\1 stretchy="false">\2</mo>', drawn)
 
 
 def _html(node: nodes.Element, *, as_block: bool) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -201,10 +202,10 @@ def profs_pairs() -> tuple[Tensor, Tensor]:
     embeddings = torch.nn.functional.one_hot(labels, 6) + 0.45 * torch.randn(12, 6, generator=generator)
     loss = Contrastive()
     every = loss.pairs(embeddings, labels)
-    heads = hardest_negatives(loss.pairs(embeddings[:4], labels[:4], embeddings, labels))
-    positive = heads.positive.clone().fill_diagonal_(False)
+    heads = loss.pairs(embeddings[:4], labels[:4], embeddings, labels)
+    heads = hardest_negatives(replace(heads, positive=heads.positive.clone().fill_diagonal_(False)))
     kept = torch.zeros(12, 12)
-    kept[:4] = positive.float() - heads.negative.float()
+    kept[:4] = heads.positive.float() - heads.negative.float()
     return every.positive.float() - every.negative.float(), kept
 
 
@@ -233,7 +234,7 @@ def draw_profs(path: Path) -> None:
         held.set_title(f"representatives (blue) stay for M = {steps} steps")
         for axes, pairs, title in zip((every, kept), profs_pairs(), ("all pairs", "PROFS's pairs"), strict=True):
             colours = mpl.colors.ListedColormap([COLOURS[1], "#f4f4f4", COLOURS[0]])
-            axes.imshow(pairs, cmap=colours, vmin=-1, vmax=1)
+            axes.imshow(pairs.numpy(), cmap=colours, vmin=-1, vmax=1)
             axes.set(title=title, xlabel="image of the batch", xticks=[], yticks=[])
             axes.axhline(3.5, color="black", linewidth=0.8)
             axes.axvline(3.5, color="black", linewidth=0.8)
@@ -311,8 +312,8 @@ def mpa_fitted(proxies_per_class: int) -> Fitted:
     labels = torch.tensor([0, 0, 1, 2]).repeat_interleave(9)
     embeddings = at_angles(angles)
     loss = MultiProxyAnchor(num_classes=3, dim=2, proxies_per_class=proxies_per_class, alpha=16)
-    optimiser = torch.optim.Adam(loss.parameters(), lr=0.03)
-    for _ in range(400):
+    optimiser = torch.optim.Adam(loss.parameters(), lr=0.06)
+    for _ in range(150):
         optimiser.zero_grad()
         loss(embeddings, labels).backward()
         optimiser.step()
