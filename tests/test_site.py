@@ -83,6 +83,7 @@ def is_elsewhere(address):
     return re.match(r"(?!data:)([a-z]+:)?//", address) is not None
 
 
+@pytest.mark.timeout(900)  # half a minute by itself, and several where all cores do something else
 def test_the_site_builds_without_a_warning_and_opens_without_a_network(tmp_path):
     site = tmp_path / "site"
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees", DOCS, site]
