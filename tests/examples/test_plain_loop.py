@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 
 STEPS = 12
-TOLERANCE = 1e-7
-"""As for golden curves: far above what a last bit of float64 becomes in so few steps, far below any other training."""
+TOLERANCE = 1e-8
+"""A last bit in every weight moves the curve by 1e-15 of it, twice the weight decay by 7e-7."""
 
 
 @pytest.fixture
@@ -47,17 +46,14 @@ def curve_of_the_package(recipe, table, folder):
 
 def test_the_curve_is_that_of_the_command_in_its_header(example, share_of_glyphs, double_precision, tmp_path, capsys):
     loop = example("plain_loop")
-    (command,) = re.findall(r"^ +nearkin train (.*(?:\\\n.*)*)$", loop.__doc__, flags=re.M)
-    name, *changes = shlex.split(command)  # a backslash joins its lines
+    command = re.search(r"^ +nearkin train (.*?)\n\n", loop.__doc__, flags=re.M | re.S).group(1)
+    name, *changes = command.replace("\\\n", " ").split()
     changes += [f"training.max_steps={STEPS}", "training.batch_size=32", "training.device=cpu", "data.image_size=24"]
     recipe = Recipe.load(name, changes)
     expected = curve_of_the_package(recipe, share_of_glyphs, tmp_path / "run")
     _, curve = loop.train(share_of_glyphs.split("train"), steps=STEPS, batch_size=32)
     assert curve == pytest.approx(expected, rel=TOLERANCE)
     assert f"loss {curve[0]:.3f}" in capsys.readouterr().out
-
-    others = loop.train(share_of_glyphs.split("train"), steps=STEPS, batch_size=31)[1]
-    assert others != pytest.approx(expected, rel=TOLERANCE)
 
 
 def test_it_learns(example, few_glyphs):
