@@ -25,7 +25,7 @@ from nearkin.report.listings import list_keys
 BLOCK = re.compile(r"^ *```(\S*).*?\n(.*?)^ *```", flags=re.S | re.M)
 SHELL = ("", "sh", "bash", "shell", "console")
 PROGRAMS = ("nearkin", "python", "python3", "torchrun", "make", "pip", "curl")
-KEYS = {each["key"] for each in list_keys().records}
+KEYS = {each["name"] for each in list_keys().records}
 GROUP = get_command(app)
 PARTS = {"objective": losses.catalogue(), "method": methods.catalogue()}
 

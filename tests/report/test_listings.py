@@ -27,7 +27,7 @@ def test_nothing_is_missing():
 
 
 def test_every_key_of_a_recipe_is_listed_with_its_default():
-    listed = {each["key"]: json.loads(each["default"]) for each in listings.list_keys().records}
+    listed = {each["name"]: json.loads(each["default"]) for each in listings.list_keys().records}
     sections = Recipe().as_mapping()
     assert listed == {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
 

@@ -45,7 +45,7 @@ class Listing:
 
     def page(self) -> str:
         """As Markdown; names and options are code."""
-        code = ("name", "key", "class", "command", "options", "default")
+        code = ("name", "class", "command", "options", "default")
         rows = [[_cell(record[key], code=key in code) for key in self.shown] for record in self.records]
         return f"# {self.title}\n\n{self.intro}\n\n{markdown_table([self.shown, *rows])}\n"
 
@@ -134,21 +134,22 @@ def list_keys() -> Listing:
         "a recipe under its section, or on the command line as `key=value`. Beside `objective.name` and `method.name`\n"
         "stand the options of that [loss](losses.md) or [method](methods.md)."
     )
-    recipe, records = Recipe(), []
+    recipe = Recipe()
+    records: list[dict[str, Any]] = []
     for section in dataclasses.fields(recipe):
         values = getattr(recipe, section.name)
         meanings, kinds = _field_docstrings(type(values)), typing.get_type_hints(type(values))
         for each in dataclasses.fields(values):
             if section.name in ("objective", "method") and each.name == "options":
                 continue  # they stand beside the name
-            default = json.dumps(getattr(values, each.name))
-            record: dict[str, Any] = {
-                "key": f"{section.name}.{each.name}",
+            record = {
+                "name": f"{section.name}.{each.name}",
                 "values": values_of(kinds[each.name]),
-                "default": default,
+                "default": json.dumps(getattr(values, each.name)),
+                "meaning": meanings.get(each.name),
             }
-            records.append(record | {"meaning": meanings.get(each.name)})
-    return Listing("Keys of a recipe", intro, ("key", "values", "default", "meaning"), tuple(records))
+            records.append(record)
+    return Listing("Keys of a recipe", intro, ("name", "values", "default", "meaning"), tuple(records))
 
 
 def values_of(kind: Any) -> str:
