@@ -2,7 +2,7 @@
 
     python examples/in_hf_trainer.py
 
-Half a minute on two CPU cores. Needs `pip install transformers accelerate`.
+Twenty seconds on one CPU core. Needs `pip install transformers accelerate`.
 """
 
 from __future__ import annotations

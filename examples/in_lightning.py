@@ -2,7 +2,7 @@
 
     python examples/in_lightning.py
 
-Half a minute on two CPU cores. Needs `pip install lightning`.
+Under a minute on one CPU core. Needs `pip install lightning`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/own_photos.py                           # photos drawn on the fly
     python examples/own_photos.py --photos PHOTOS --epochs 15   # a folder with one folder per kind
 
-About a minute on two CPU cores for the drawn ones; 1,200 photos take half a minute an epoch. It is what
+About a minute on one CPU core for the drawn ones; 1,200 photos take half a minute an epoch on two. It is what
 `nearkin train --data PHOTOS`, `nearkin train --final RUN` and `nearkin embed` do.
 """
 

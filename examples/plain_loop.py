@@ -2,9 +2,9 @@ r"""One loss in a plain PyTorch loop: an encoder, Proxy-Anchor with its proxies,
 
     python examples/plain_loop.py
 
-About a minute on two CPU cores. It is the training, step for step, of
+About a minute on one CPU core. It is the training, step for step, of
 
-    nearkin train glyphs/demo data.transform=digits data.image_size=48 training.schedule=constant training.epochs=5 \
+    nearkin train glyphs/demo data.transform=digits data.image_size=48 training.schedule=constant training.epochs=3 \
         protocol.name=conventional
 
 which tests/examples/test_plain_loop.py holds.
@@ -63,7 +63,7 @@ def recall(encoder: nearkin.Encoder, table: nearkin.ImageTable) -> float:
 
 def main(arguments: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=290, help="five epochs by default")
+    parser.add_argument("--steps", type=int, default=174, help="three epochs by default")
     steps = parser.parse_args(arguments).steps
     glyphs = nearkin.read_source("glyphs")
     encoder, _ = train(glyphs.split("train"), steps=steps)
