@@ -3,7 +3,7 @@
     python examples/one_table_row.py                        # on Glyphs: one epoch, nothing published to compare with
     python examples/one_table_row.py --data cub --weights bn_inception.safetensors   # the paper's own setting, on a GPU
 
-A minute on two CPU cores for the first. It is what `nearkin reproduce mpa/table-4 --rows proxy_anchor` does.
+Half a minute on one CPU core for the first. It is what `nearkin reproduce mpa/table-4 --rows proxy_anchor` does.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node=2 examples/two_processes.py
     python examples/two_processes.py --output runs/example-one      # one process, for comparison
 
-A minute on two CPU cores; of several GPUs each process takes one. It is what
+Half a minute on two CPU cores; of several GPUs each process takes one. It is what
 `torchrun --nproc-per-node=2 -m nearkin train glyphs/demo` does.
 """
 
