@@ -51,6 +51,8 @@ added: $(VENV)/.development
 	$(BIN)/python -m pytest tests/contracts/test_golden_curves.py --add-golden
 	for page in losses methods backbones scores plots recipes; do $(BIN)/nearkin $$page --markdown > docs/$$page.md || exit 1; done
 	$(BIN)/nearkin study --markdown > docs/studies.md
+	$(BIN)/nearkin keys --markdown > docs/recipe_keys.md
+	$(BIN)/python docs/write_commands.py > docs/commands.md
 
 docs: $(VENV)/.development
 	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs

@@ -20,7 +20,6 @@ extensions = [
     "sphinx.ext.viewcode",
     "mathml",
     "catalogued",
-    "commands",
     "docstrings",
     "mermaid_picture",
     "search_page",

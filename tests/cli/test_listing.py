@@ -20,7 +20,7 @@ def test_lists(nearkin):
         assert out
 
 
-@pytest.mark.parametrize("name", ["losses", "methods", "backbones", "scores", "recipes"])
+@pytest.mark.parametrize("name", ["losses", "methods", "backbones", "scores", "recipes", "keys"])
 def test_every_list_is_a_table_json_and_a_page(nearkin, name):
     outputs = [nearkin(name, *option) for option in ((), ("--json",), ("--markdown",))]
     assert [code for code, _, _ in outputs] == [0, 0, 0]

@@ -121,6 +121,8 @@ def test_scores_do_not_depend_on_threads_blocks_or_products(monkeypatch, threads
             for block in (37, 300, 2048):
                 monkeypatch.setitem(places.BLOCK, "cpu", block)
                 assert retrieval_scores(x, labels, **keys) == expected
+        with torch.inference_mode():
+            assert retrieval_scores(x.clone(), labels, **keys) == expected
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

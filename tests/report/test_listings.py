@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from nearkin import losses, methods
 from nearkin.encoders.architectures import backbones
+from nearkin.recipe import Recipe
 from nearkin.report import listings
 from nearkin.report.listings import Listing
 
@@ -21,6 +24,12 @@ def test_nothing_is_missing():
     assert [each["name"] for each in listings.list_losses().records] == list(losses.catalogue())
     assert [each["name"] for each in listings.list_methods().records] == list(methods.catalogue())
     assert set(backbones()) <= {each["name"] for each in listings.list_backbones().records}
+
+
+def test_every_key_of_a_recipe_is_listed_with_its_default():
+    listed = {each["name"]: json.loads(each["default"]) for each in listings.list_keys().records}
+    sections = Recipe().as_mapping()
+    assert listed == {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
 
 
 def test_a_page_has_names_and_options_as_code():

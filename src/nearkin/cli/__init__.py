@@ -26,7 +26,7 @@ from nearkin.cli.reproduce import reproduce  # isort: skip
 from nearkin.cli.tune import tune  # isort: skip
 from nearkin.cli.study import study  # isort: skip
 from nearkin.cli.report import report, table  # isort: skip
-from nearkin.cli.listing import backbones, datasets, losses, methods, plots, recipes, scores  # isort: skip
+from nearkin.cli.listing import backbones, datasets, keys, losses, methods, plots, recipes, scores  # isort: skip
 from nearkin.cli.cache import cache  # isort: skip
 from nearkin.disk import REFUSED, output_error
 from nearkin.errors import NearkinError, lacks_torch
@@ -45,6 +45,7 @@ __all__ = [
     "evaluate",
     "export",
     "index",
+    "keys",
     "losses",
     "main",
     "methods",

@@ -6,7 +6,7 @@ import dataclasses
 
 from nearkin.cli._app import DataRoot, Json, Markdown, app, print_listing
 
-__all__ = ["backbones", "datasets", "losses", "methods", "plots", "recipes", "scores"]
+__all__ = ["backbones", "datasets", "keys", "losses", "methods", "plots", "recipes", "scores"]
 
 
 @app.command()
@@ -72,3 +72,11 @@ def recipes(as_json: Json = False, markdown: Markdown = False) -> None:
         return
     records = tuple(dataclasses.asdict(each) for each in listed)
     print_listing(Listing("Recipes", "", ("name", "summary"), records), as_json=as_json)
+
+
+@app.command()
+def keys(as_json: Json = False, markdown: Markdown = False) -> None:
+    """List the keys of a recipe: what train, compare and others take as key=value, with defaults and meanings."""
+    from nearkin.report.listings import list_keys
+
+    print_listing(list_keys(), as_json=as_json, markdown=markdown)

@@ -143,12 +143,16 @@ def workers(device: torch.device) -> Iterator[Callable[[Callable[[Block], None],
 
         yield one_by_one
         return
-    before = torch.get_num_threads()
+    before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def side_by_side(work: Callable[[Block], None], blocks: Sequence[Block]) -> None:
-        for _ in pool.map(work, blocks):
+        def in_the_callers_mode(block: Block) -> None:
+            with torch.inference_mode(inference):  # a thread begins without, and may not change what was made in it
+                work(block)
+
+        for _ in pool.map(in_the_callers_mode, blocks):
             pass
 
     try:

@@ -18,6 +18,7 @@ class DataSection:
     kinds: Literal["deepest", "top"] | None = None
     """Which folders are the classes where folders of images lie inside class folders; without it they are refused."""
     transform: str = "standard"
+    """How crops are cut: standard, mild, ccp, profs, glyphs or digits."""
     image_size: int | None = None
     """Overrides the side of the crop."""
     crop_scale: tuple[float, float] | None = None
@@ -42,12 +43,17 @@ class EncoderSection:
     """Backbone, pooling, projection, normalisation."""
 
     backbone: str = "small"
+    """A name that ``nearkin backbones`` lists, or ``hf:<model>`` or ``timm:<model>``."""
     dim: int | None = 128
+    """Dimension of the embeddings; null leaves out the projection, and they are the pooled features."""
     pooling: str = "avg"
+    """How the feature map becomes one vector: avg, max, avg+max, gem, or gem3 with p fixed at 3."""
     normalisation: Literal["l2", "ball"] = "l2"
+    """Onto the unit sphere, or into the unit ball, where length counts too."""
     weights: str | None = None
     """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
     freeze_batch_norm: bool = False
+    """Batch-norm keeps the statistics that it came with."""
     freeze_scale_and_shift: bool = False
     """Batch-norm's scale and shift do not train, whatever ``freeze_batch_norm`` says of its statistics."""
     head_init: Literal["default", "glorot"] = "default"
@@ -55,9 +61,11 @@ class EncoderSection:
     head_bias: bool = True
     """Whether the projection adds a bias."""
     channels_last: bool = False
+    """Channels last in memory: the same numbers, faster on most machines."""
     last_stride: int | None = None
     """Stride of the last stage: 1 for a feature map twice as fine from the same weights, where it is 2 by default."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """The backbone's own options."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,9 @@ class PartSection:
     """A part chosen by name, with that part's own options."""
 
     name: str
+    """Which one: ``nearkin losses`` and ``nearkin methods`` list them."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Its own options; in a recipe they stand beside the name."""
 
 
 @dataclass(frozen=True)
@@ -73,31 +83,41 @@ class TrainingSection:
     """The loop: batches, optimiser, schedule, precision, seeds."""
 
     epochs: int = 20
+    """Passes over the training images."""
     max_steps: int | None = None
     """Ends the run after this many steps, whatever ``epochs`` says."""
     stop_at_epoch: float | None = None
     """Ends the run there, with the schedule of all ``epochs``: what ``nearkin train --final`` sets."""
     batch_size: int = 128
+    """Images of a step, of all processes together."""
     micro_batch: int | None = None
     """Images that are in the network at a time: the step of the whole batch in the memory of so many images. It takes
     up to a third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``. By default
     all of the batch, but on a CPU as many as keep about a gigabyte, where that is the same training."""
     sampler: Literal["random", "balanced"] = "random"
+    """Batches of any images, or of so many images of each of some classes."""
     images_per_class: int = 4
     """Images of one class in a balanced batch."""
     optimiser: Literal["adamw", "adam", "sgd"] = "adamw"
+    """Who takes the steps."""
     learning_rate: float = 1e-4
+    """That of the backbone, and of what the objective learns beside its proxies."""
     weight_decay: float = 1e-4
+    """Of everything that is learned; apart from the gradient with adamw, added to it with the others."""
     momentum: float = 0.9
     """For SGD."""
     beta2: float = 0.999
     """How slowly Adam and AdamW forget the squares of past gradients."""
     head_multiplier: float = 1.0
+    """The projection's rate, as a multiple of the learning rate."""
     proxy_multiplier: float = 100.0
+    """The proxies' rate, as a multiple of the learning rate."""
     schedule: Literal["constant", "step", "milestones", "plateau", "cosine"] = "step"
+    """How the rates fall."""
     schedule_every: int = 10
     """Epochs between decays (step), or evaluations without improvement (plateau)."""
     schedule_factor: float = 0.5
+    """What the rates are multiplied by at a decay (step, milestones, plateau)."""
     min_learning_rate: float = 0.0
     """The rate does not fall below this (plateau, milestones); head and proxies in proportion."""
     milestones: tuple[int, ...] = ()
@@ -111,7 +131,9 @@ class TrainingSection:
     """Pulls the backbone back to its pretrained weights: half of this, times the squared distance, is added to the loss
     (L2-SP)."""
     clip: Literal["none", "value", "norm"] = "none"
+    """Whether gradients are cut, number by number or by the length of all together."""
     clip_at: float = 10.0
+    """Above which they are cut."""
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
     """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
     keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
@@ -119,7 +141,9 @@ class TrainingSection:
     """On a CUDA device the network's passes as ``graphs``, which spares the host their launching and takes memory;
     ``auto``: where there is ample, and not for networks of other packages."""
     device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
     seed: int = 0
+    """Decides the head, the proxies, the batches and their crops."""
     evaluate_every: int = 1
     """Epochs between evaluations."""
     evaluate_every_steps: int | None = None
@@ -132,6 +156,7 @@ class TrainingSection:
     checkpoint_minutes: float = 5.0
     """A checkpoint is written at every evaluation, and at least this often."""
     tensorboard: bool = False
+    """Also write what TensorBoard reads into the run folder (extra ``tensorboard``)."""
     memory_check: bool = True
     """Refuse, before the first step, a run that is bound to need more memory than there is."""
 
@@ -143,6 +168,7 @@ class ProtocolSection:
     name: Literal["conventional", "validation", "mlrc", "query-gallery", "in-distribution", "everything"] = (
         "conventional"
     )
+    """Which classes train, which choose the epoch, and which are scored."""
     test_share: float = 0.25
     """Share of the classes (``in-distribution``: of each class's images) kept for testing where the data set has no
     split of its own."""
@@ -173,9 +199,13 @@ class ProtocolSection:
     """Side of the crops that are scored, of images scaled in proportion; default: as in training. Every table names
     it."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    """Every k of R@k."""
     precision_at: tuple[int, ...] = ()
+    """Every k of P@k."""
     map_at: tuple[int, ...] = ()
+    """Every k of MAP@k."""
     ndcg_at: tuple[int, ...] = (8,)
+    """Every k of nDCG@k."""
     covering: bool = False
     """Measure the covering radius and the distance between classes at every evaluation, not only at the end."""
     clustering: bool = False

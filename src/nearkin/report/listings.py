@@ -5,8 +5,15 @@ Each list is a table for the terminal, records for programs, and a page of ``doc
 
 from __future__ import annotations
 
+import ast
+import builtins
+import dataclasses
 import importlib
 import inspect
+import json
+import textwrap
+import types
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +24,7 @@ from nearkin.catalogue import keyword_options, plot_names
 from nearkin.data.benchmarks import benchmarks
 from nearkin.encoders.architectures import backbones, families
 from nearkin.evaluation import scores
+from nearkin.recipe import Recipe
 from nearkin.report.formats import markdown_table
 from nearkin.report.table import NOTHING, Part, Table
 
@@ -37,7 +45,7 @@ class Listing:
 
     def page(self) -> str:
         """As Markdown; names and options are code."""
-        code = ("name", "class", "command", "options")
+        code = ("name", "class", "command", "options", "default")
         rows = [[_cell(record[key], code=key in code) for key in self.shown] for record in self.records]
         return f"# {self.title}\n\n{self.intro}\n\n{markdown_table([self.shown, *rows])}\n"
 
@@ -117,6 +125,62 @@ def list_plots() -> Listing:
         {"name": name, "summary": summary_of(importlib.import_module(path))} for name, path in modules.items()
     )
     return Listing("Pictures", intro, ("name", "summary"), records)
+
+
+def list_keys() -> Listing:
+    """The keys of a recipe, what they may be and what they are where a recipe leaves them out."""
+    intro = (
+        "Read off `src/nearkin/recipe/sections.py` by `nearkin keys --markdown > docs/recipe_keys.md`. Each stands in\n"
+        "a recipe under its section, or on the command line as `key=value`. Beside `objective.name` and `method.name`\n"
+        "stand the options of that [loss](losses.md) or [method](methods.md)."
+    )
+    recipe = Recipe()
+    records: list[dict[str, Any]] = []
+    for section in dataclasses.fields(recipe):
+        values = getattr(recipe, section.name)
+        meanings, kinds = _field_docstrings(type(values)), typing.get_type_hints(type(values))
+        for each in dataclasses.fields(values):
+            if section.name in ("objective", "method") and each.name == "options":
+                continue  # they stand beside the name
+            record = {
+                "name": f"{section.name}.{each.name}",
+                "values": values_of(kinds[each.name]),
+                "default": json.dumps(getattr(values, each.name)),
+                "meaning": meanings.get(each.name),
+            }
+            records.append(record)
+    return Listing("Keys of a recipe", intro, ("name", "values", "default", "meaning"), tuple(records))
+
+
+def values_of(kind: Any) -> str:
+    """What a key of some type may be, in words.
+
+    >>> values_of(tuple[int, ...]), values_of(typing.Literal["l2", "ball"] | None)
+    ('list of whole numbers', 'l2, ball or null')
+    """
+    plain = {str: "text", int: "whole number", float: "number", bool: "true, false", type(None): "null"}
+    if kind in plain:
+        return plain[kind]
+    inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
+    match typing.get_origin(kind):
+        case typing.Literal:
+            return ", ".join(inner)
+        case builtins.tuple:
+            return f"list of {values_of(inner[0])}s" if Ellipsis in typing.get_args(kind) else "two numbers"
+        case types.UnionType | typing.Union:
+            return " or ".join(map(values_of, inner))
+    return "keys and values"
+
+
+def _field_docstrings(section: type) -> dict[str, str]:
+    """What stands below each field of a class, on one line."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            found[field.target.id] = " ".join(str(ast.literal_eval(below.value)).replace("``", "`").split())
+    return found
 
 
 def list_datasets(root: Path | None) -> Listing:
