@@ -60,7 +60,7 @@ class TrainingState:
     protocol: Protocol
     transform: Transform
     scored_transform: Transform
-    """What makes the crops that are scored; methods look at training images by :attr:`transform`."""
+    """What makes the crops that are scored; methods look at training images by ``transform``."""
     encoder: Encoder
     objective: nn.Module
     method: Method
