@@ -64,10 +64,10 @@ def spread(values: list[float]) -> str:
     """In percent, with the standard deviation where there are several.
 
     >>> spread([0.70, 0.72]), spread([0.7])
-    ('71.0 ± 1.4', '70.0')
+    ('71.0\xa0±\xa01.4', '70.0')
     """
     shown = f"{100 * mean(values):.1f}"
-    return shown if len(values) == 1 else f"{shown} ± {100 * stdev(values):.1f}"
+    return shown if len(values) == 1 else f"{shown}\xa0±\xa0{100 * stdev(values):.1f}"
 
 
 def value(score: Any) -> float:
@@ -111,33 +111,42 @@ def demo() -> str:
 
 def speed() -> str:
     """Times beside those of a peer, from one run each."""
+    losses, search, embed, gallery = (
+        "2026-11-15-losses-h200-fused.json",
+        "2026-11-16-search-cpu.json",
+        "2026-11-16-embed-cpu.json",
+        "2026-11-16-own-photos-to-gallery.txt",
+    )
     loss = next(
         each
-        for each in read("benchmarks/results/2026-11-15-losses-h200-fused.json")
-        if each["loss"] == "ProxyAnchor" and "C=11318" in each["size"]
+        for each in read(f"benchmarks/results/{losses}")
+        if each["loss"] == "ProxyAnchor" and each["size"].endswith("C=11318")
     )
-    found = read("benchmarks/results/2026-11-16-search-cpu.json")
     one, many = (
-        next(each["ms"] for each in found["results"] if each["vectors"] == "around kinds" and each["queries"] == count)
+        next(
+            each["ms"]
+            for each in read(f"benchmarks/results/{search}")["results"]
+            if each["vectors"] == "around kinds" and each["queries"] == count
+        )
         for count in (1, 64)
     )
     sides = {
         each["side"]: median(turn["cpu_ms_per_image"] for turn in each["rounds"])
-        for each in read("benchmarks/results/2026-11-16-embed-cpu.json")
+        for each in read(f"benchmarks/results/{embed}")
     }
-    told = (ROOT / "benchmarks/results/2026-11-16-own-photos-to-gallery.txt").read_text(encoding="utf-8")
-    train, index, serve = (int(seconds) for seconds in re.findall(r"^ {4}\w.*? (\d+) s$", told, flags=re.M)[:3])
+    told = (ROOT / "benchmarks" / "results" / gallery).read_text(encoding="utf-8")
+    train, index, serve = re.findall(r"^ {4}\w.*? (\d+ s)$", told, flags=re.M)[:3]
     rows = [
-        ("1,000 photos to the gallery: train, index, serve", "2 CPU cores", f"{train} s, {index} s, {serve} s", "–"),
-        ("Proxy-Anchor forward and backward, 11,318 classes", "H200", f"{loss['ours']['median_ms']:.2f} ms",
-         f"pytorch-metric-learning {loss['theirs']['median_ms']:.2f} ms"),
-        ("one exact search among 100,000 vectors of 512-d", "2 CPU cores", f"{one['nearkin']:.0f} ms", f"faiss {one['faiss']:.0f} ms"),
-        ("64 of them together", "2 CPU cores", f"{many['nearkin']:.0f} ms", f"faiss {many['faiss']:.0f} ms"),
-        ("embedding a photo (EfficientNet-lite0), processor time", "1 CPU core", f"{sides['nearkin']:.0f} ms",
-         f"plain torch {sides['plain torch']:.0f} ms"),
+        ("1,000 photos to the gallery: train, index, serve", "2 CPU cores", gallery, f"{train}, {index}, {serve}", "–"),
+        ("Proxy-Anchor forward and backward, 11,318 classes", "one H200", losses, f"{loss['ours']['median_ms']:.2f} ms", f"pytorch-metric-learning {loss['theirs']['median_ms']:.2f} ms"),
+        ("one exact search among 100,000 vectors of 512-d", "2 CPU cores", search, f"{one['nearkin']:.0f} ms", f"faiss, exact {one['faiss']:.0f} ms"),
+        ("64 of them together", "2 CPU cores", search, f"{many['nearkin']:.0f} ms", f"faiss, exact {many['faiss']:.0f} ms"),
+        ("embedding a photo (EfficientNet-lite0), processor time", "1 CPU core", embed, f"{sides['nearkin']:.0f} ms", f"plain torch {sides['plain torch']:.0f} ms"),
     ]  # fmt: skip
-    lines = ["| | on | nearkin | peer, same run |", "|---|---|---|---|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    lines = ["| | hardware, date | nearkin | peer, same run |", "|---|---|---|---|"]
+    for what, hardware, file, ours, theirs in rows:
+        lines.append(f"| {what} | {hardware}, {file[:10]} | {ours} | {theirs} |")
+    return "\n".join(lines)
 
 
 BLOCKS = {"demo": demo, "results": results, "speed": speed}
