@@ -3,7 +3,8 @@
 Makes an environment of its own, in which every direct dependency of nearkin, of its extras and of its tests has the
 lowest version allowed; what they bring along is pip's choice. Names after ``--but`` keep the version of
 ``constraints.txt``: where a package's lowest one cannot be had, such as a CPU build of an old torch. The extra ``heic``
-is left out, as its package wants a newer Pillow than nearkin does, and ``timm``, which no test needs.
+is left out, as its package wants a newer Pillow than nearkin does, and ``timm``, which no test needs; so are the tests
+by schemathesis, which wants newer versions of what nearkin depends on.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for words in (chosen, ["--no-deps", "--editable", str(ROOT)]):
         if subprocess.run([*install, *words], check=False).returncode:
             sys.exit("test-lowest: these cannot be installed together: raise a lower bound, or leave one out by --but")
-    sys.exit(subprocess.run([str(python), "-m", "pytest", *asked.pytest], cwd=ROOT, check=False).returncode)
+    tests = [str(python), "-m", "pytest", "--ignore=tests/serving/test_openapi.py", *asked.pytest]
+    sys.exit(subprocess.run(tests, cwd=ROOT, check=False).returncode)
 
 
 if __name__ == "__main__":
