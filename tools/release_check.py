@@ -10,14 +10,19 @@ import argparse
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+import urllib.error
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -50,13 +55,14 @@ for kind, shape in SHAPES.items():
 """
 
 
-def fail(why: str) -> None:
+def fail(why: str) -> NoReturn:
     sys.exit(f"release-check: {why}")
 
 
 def ran(*words: str | Path, cwd: Path = ROOT, expect: str = "", code: int = 0) -> str:
     """What a command printed. It must end with ``code`` and print ``expect``."""
-    print("$", *(Path(word).name if Path(word).is_absolute() else word for word in words), flush=True)
+    shown = (Path(word).name if Path(word).is_absolute() else str(word) for word in words)
+    print("$", *("<script>" if "\n" in word else word for word in shown), flush=True)
     # Nothing of the caller's: neither this tree on the path nor what another run has cached.
     hidden = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "NEARKIN"))}
     done = subprocess.run(
@@ -171,15 +177,36 @@ def quick_start(wheel: Path, work: Path, epochs: int) -> None:
     ran(nearkin, "export", "runs/photos", "-o", "photos.onnx", cwd=here, expect="onnx", code=4)  # says which extra
 
     extras = f"nearkin[onnx,serve] @ {wheel.as_uri()}"
-    environment(work / "environment", extras, "httpx", "--constraint", str(CONSTRAINTS))
+    environment(work / "environment", extras, "--constraint", str(CONSTRAINTS))
     ran(nearkin, "export", "runs/photos", "-o", "photos.onnx", cwd=here, expect="photos.onnx")
     ran(nearkin, "index", "photos.onnx", "photos", "-o", "onnx.index", cwd=here, expect="48")
-    gallery = (
-        "import nearkin; from fastapi.testclient import TestClient; from nearkin.serving.app import create_app;"
-        "client = TestClient(create_app(nearkin.Index.open('shapes.index')));"
-        "print([client.get(path).status_code for path in ('/', '/static/app.js', '/static/style.css')])"
-    )
-    ran(python, "-c", gallery, cwd=here, expect="[200, 200, 200]")
+    pages = served(nearkin, "shapes.index", here)
+    if b"<title>" not in pages["/"] or not all(pages.values()):
+        fail(f"the gallery is not what it should be: { ({path: len(page) for path, page in pages.items()}) }")
+
+
+def served(nearkin: Path, index: str, here: Path) -> dict[str, bytes]:
+    """What ``nearkin serve`` answers for the gallery's page, a script and a style of it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    print("$ nearkin serve", index, flush=True)
+    server = subprocess.Popen([nearkin, "serve", index, "--port", str(port)], cwd=here, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            try:
+                return {
+                    path: urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60).read()
+                    for path in ("/", "/static/app.js", "/static/style.css")
+                }
+            except urllib.error.URLError:
+                if server.poll() is not None:
+                    break
+                time.sleep(0.5)
+        fail(f"nearkin serve {index} does not answer")
+    finally:
+        server.terminate()
+        server.wait(60)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
