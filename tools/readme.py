@@ -30,18 +30,23 @@ class Result:
     where: dict[str, Any]
     score: str = "test"
     base: dict[str, Any] = field(default_factory=dict)
-    """With it the difference of R@1 from these runs is told, seed by seed, with its 95 % interval."""
+    """With it the difference of R@1 from these runs is told, with its 95 % interval."""
+    by: str = "seed"
+    """What runs of both are paired by."""
 
 
 TEST, VALIDATION = "test classes", "validation classes"
 RESULTS = (
     Result("**CUB-200-2011**, ResNet-50, `cub/best`, crops of 256 px", TEST, "cub/2026-11-16-best.json", {"row": "as_it_is"}),
     Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-16-best-test-time.json", {"row": "as_it_is", "flip": True, "test_size": 352}, "scores"),
+    Result("three such runs with other losses, side by side", TEST, "cub/2026-11-16-best-products.json", {"product": "side by side", "of": "as_it_is, vcpa, mpa_ap", "flip": True}, "scores"),
     Result("`cub/best` at 224 px", TEST, "cub/2026-11-16-best.json", {"row": "image_size-224"}),
     Result("Proxy-Anchor, 224 px", TEST, "cub/2026-11-15-conventional.json", {"group": "proxies", "row": "proxy_anchor"}),
     Result("the same: MPA with variational proxies", TEST, "cub/2026-11-15-conventional.json", {"row": "variational_mpa_2"}, base={"group": "proxies", "row": "proxy_anchor"}),
     Result("Proxy-Anchor, 224 px, 10 epochs", VALIDATION, "cub/2026-11-15-compare-batch120.json", {"row": "proxy_anchor"}),
     Result("Proxy-Anchor, reality check, four models of 128-d together", VALIDATION, "cub/2026-11-15-mlrc.json", {"row": "proxy_anchor"}, "concatenated"),
+    Result("the same check, mean of four folds: C2", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2"}),
+    Result("the same: C2 with CCP", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2_ccp"}, base={"row": "c2"}, by="group"),
     Result("**CUB, a tenth of the images**: Proxy-Anchor", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "proxy_anchor"}),
     Result("the same: VCPA", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "vcpa_003"}, base={"group": "batch 180", "row": "proxy_anchor"}),
     Result("**Glyphs**, small network from scratch, `make demo`", VALIDATION, "glyphs/2026-11-16-demo.json", {"row": "demo"}),
@@ -83,7 +88,7 @@ def results() -> str:
         precision = spread([value(run[row.score]["MAP@R"]) for run in chosen])
         if row.base:
             ours, theirs = (
-                {run["seed"]: run[row.score]["R@1"] for run in side} for side in (chosen, runs(row.file, row.base))
+                {run[row.by]: run[row.score]["R@1"] for run in side} for side in (chosen, runs(row.file, row.base))
             )
             apart = difference_by_seed(ours, theirs)
             assert apart is not None
