@@ -3,6 +3,9 @@
 # make test-all  also the slow tests, and those that need real data when NEARKIN_DATA is set
 # make test-portable  the numerical part of the suite as other processors would run it
 # make docs    the documentation as a site that opens from the disk: build/docs/index.html
+# make test-lowest    the suite with the lowest versions that pyproject.toml allows
+# make release-check  wheel and sdist built, and the quick start gone through with the wheel alone
+# make readme, make licences  write the figures of README.md from results/, and docs/licences.md from what is installed
 
 PYTHON ?= python3
 VENV   := .venv
@@ -11,7 +14,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint 
 LOG    := $(VENV)/install.log
 LOGGED := > $(LOG) 2>&1 || { tail -n 20 $(LOG); echo "The installation failed; all that pip said is in $(LOG)"; exit 1; }
 
-.PHONY: added demo docs test test-all test-portable lint format clean
+.PHONY: added demo docs test test-all test-lowest test-portable release-check readme licences lint format clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
@@ -58,6 +61,19 @@ docs: $(VENV)/.development
 	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 	@echo "Open build/docs/index.html"
 
+# Packages whose lowest version cannot be had go into BUT: make test-lowest BUT=torch. TESTS says what to run.
+test-lowest: $(VENV)/.development
+	OMP_NUM_THREADS=1 $(BIN)/python tools/lowest.py $(if $(BUT),--but $(BUT)) -- --numprocesses 2 $(TESTS)
+
+release-check: | $(BIN)/python
+	$(BIN)/python tools/release_check.py
+
+readme: $(VENV)/.development
+	$(BIN)/python tools/readme.py
+
+licences: $(VENV)/.development
+	$(BIN)/python tools/licences.py
+
 lint: $(VENV)/.development
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -82,4 +98,4 @@ $(VENV)/.development: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.runtime
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lowest build .mypy_cache .pytest_cache .ruff_cache

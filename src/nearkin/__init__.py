@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from nearkin.studies.tune import tune as tune
     from nearkin.training.embedding import embed_images as embed_images
 
-__version__ = "0.1.0"
+    __version__: str
 
 _HOMES = {
     "Client": "client",
@@ -83,11 +83,24 @@ __all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        globals()[name] = _version()
+        return globals()[name]
     if name in _PACKAGES:
         return importlib.import_module(f"nearkin.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"nearkin.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'nearkin' has no attribute {name!r}")
+
+
+def _version() -> str:
+    """As it was when the package was installed; git tags decide it."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("nearkin")
+    except metadata.PackageNotFoundError:  # files on a path, which pip knows nothing of
+        return "0+not.installed"
 
 
 def __dir__() -> list[str]:

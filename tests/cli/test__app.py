@@ -4,8 +4,10 @@ import json
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 
-from nearkin.cli._app import announcer, error_line, print_listing, progress_console
+from nearkin.cli import app
+from nearkin.cli._app import COMPARE, ENCODER, LOOK_UP, SEARCH, announcer, error_line, print_listing, progress_console
 from nearkin.report.listings import Listing
 from nearkin.runs.data_report import DataReport, Part
 
@@ -22,6 +24,15 @@ def test_a_list_is_for_people_programs_or_the_documentation(capsys):
     table = capsys.readouterr().out
     assert "Things" in table
     assert "hidden" not in table
+
+
+def test_every_command_stands_under_a_heading_of_what_a_person_wants():
+    panels = {
+        name: command.rich_help_panel for name, command in get_command(app).commands.items() if not command.hidden
+    }
+    assert set(panels.values()) == {ENCODER, SEARCH, COMPARE, LOOK_UP}
+    assert {name for name, panel in panels.items() if panel == ENCODER} == {"train", "evaluate", "embed", "export"}
+    assert panels["index"] == panels["serve"] == SEARCH
 
 
 def test_an_error_is_one_line_on_the_error_stream_with_brackets_as_they_are(capsys):

@@ -43,6 +43,11 @@ def test_a_missing_recipe_suggests_the_nearest():
         Recipe.load("ccp/c2_cpc")
 
 
+def test_a_folder_in_the_place_of_a_recipe_is_told_where_images_go(tmp_path):
+    with pytest.raises(RecipeError, match=r"is a folder and no recipe: images are given with --data"):
+        find_recipe(tmp_path)
+
+
 def test_siblings_do_not_repeat_their_base():
     """A line that a recipe shares with its base says nothing."""
     for file in recipes_folder().rglob("*.yaml"):

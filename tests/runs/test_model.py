@@ -43,6 +43,8 @@ def test_every_form_of_an_image_is_encoded_in_the_order_given(trained, photos):
 def test_a_path_that_is_no_run_says_what_to_give(trained, tmp_path):
     with pytest.raises(DataError, match=r"no run folder .*rum'; did you mean '.*run'"):
         nearkin.load(tmp_path / "rum")
+    with pytest.raises(DataError, match=r"no run folder .*'; 'nearkin train --data FOLDER -o RUN' makes one"):
+        nearkin.load(tmp_path / "nothing" / "like it")
     with pytest.raises(DataError, match="is a file: give the folder of a run"):
         nearkin.load(RunFolder(trained).path / "recipe.yaml")
     with pytest.raises(DataError, match=r"there is no file .*write it with nearkin export"):

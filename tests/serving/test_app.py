@@ -304,8 +304,7 @@ def test_what_is_no_image_is_not_added(client):
 def test_thumbnails_say_nothing_of_place_or_camera(client, encode):
     exif = Image.Exif()
     exif[0x010F] = "Camera of mine"
-    exif.get_ifd(0x8825)[1] = "N"
-    exif.get_ifd(0x8825)[2] = (52.0, 31.0, 0.0)
+    exif[0x8825] = {1: "N", 2: (52.0, 31.0, 0.0)}
     content = encode(np.random.default_rng(0).integers(0, 255, (64, 64, 3)), "JPEG", exif=exif)
     assert Image.open(io.BytesIO(content)).getexif().get_ifd(0x8825)
     id = client.post("/items", files={"image": ("a.jpg", content)}).json()["id"]

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from nearkin.runs.data_report import Announce, DataReport
 
 __all__ = [
+    "COMPARE",
+    "ENCODER",
+    "LOOK_UP",
+    "SEARCH",
     "Data",
     "DataRoot",
     "Device",
@@ -37,6 +41,10 @@ __all__ = [
     "print_table",
     "progress_console",
 ]
+
+
+ENCODER, SEARCH, COMPARE, LOOK_UP = "Train and score", "Search", "Compare and report", "Look up"
+"""The headings that ``nearkin --help`` lists commands under."""
 
 
 class _InOrder(TyperGroup):
@@ -57,7 +65,8 @@ app = typer.Typer(
     help="Learn an embedding in which images of the same kind are near each other, also for kinds never seen in "
     "training, and use it to find near kin.\n\n"
     "Start with [bold]nearkin train glyphs/demo[/bold] (nothing to download), or with your own photos, one folder per "
-    "kind: [bold]nearkin train --data PHOTOS[/bold].",
+    "kind: [bold]nearkin train --data PHOTOS -o RUN[/bold]. Then [bold]nearkin index RUN PHOTOS -o INDEX[/bold] makes "
+    "them searchable: [bold]nearkin search INDEX IMAGE[/bold], or [bold]nearkin serve INDEX[/bold] in the browser.",
     epilog="Exit codes: 0 done, 2 mistake on the command line or in a recipe, 3 data missing or unreadable or no place "
     "to write, 4 an extra is not installed, 5 training diverged, 6 another process writes to the folder, 7 "
     "one process of several was lost, 130 interrupted (continue with --resume).",

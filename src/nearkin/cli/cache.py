@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearkin.cli._app import Json, app, escape
+from nearkin.cli._app import LOOK_UP, Json, app, escape
 from nearkin.errors import RecipeError
 
 __all__ = ["cache"]
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove everything in it, after asking.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Clear without asking.")] = False,

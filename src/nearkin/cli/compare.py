@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nearkin.cli._app import DataRoot, Device, Epochs, Json, Kinds, Verbose, app, print_table
+from nearkin.cli._app import COMPARE, DataRoot, Device, Epochs, Json, Kinds, Verbose, app, print_table
 from nearkin.cli._recipe import changes_from
 from nearkin.cli._study import Format, Jobs, Listed, Overwrite, Seeds, Yes, names_in, run_study
 from nearkin.errors import RecipeError
@@ -16,7 +16,7 @@ from nearkin.errors import RecipeError
 __all__ = ["compare"]
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def compare(
     changes: Annotated[
         list[str] | None,

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Json, Verbose, app, progress_console
+from nearkin.cli._app import ENCODER, DataRoot, Json, Verbose, app, progress_console
 
 __all__ = ["export"]
 
 
-@app.command()
+@app.command(rich_help_panel=ENCODER)
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     format_: Annotated[

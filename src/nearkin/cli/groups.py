@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nearkin.cli._app import Json, Verbose, app
+from nearkin.cli._app import SEARCH, Json, Verbose, app
 from nearkin.cli.index import Folder, Where, say, told_progress
 from nearkin.errors import RecipeError
 
@@ -18,7 +18,7 @@ __all__ = ["cluster", "duplicates"]
 _SHOWN = 20
 
 
-@app.command()
+@app.command(rich_help_panel=SEARCH)
 def duplicates(
     folder: Folder,
     same_picture: Annotated[
@@ -92,7 +92,7 @@ def duplicates(
         say(f"Contact sheet: {sheet}")
 
 
-@app.command()
+@app.command(rich_help_panel=SEARCH)
 def cluster(
     folder: Folder,
     number: Annotated[

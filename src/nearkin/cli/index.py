@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from typer.core import TyperGroup
 
-from nearkin.cli._app import Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import SEARCH, Device, Json, Verbose, app, escape, progress_console
 from nearkin.cli._test_time import Flip, Shrinkage, TestSize, Whiten, WhitenDim, With, whitening_of
 from nearkin.errors import RecipeError
 
@@ -55,7 +55,7 @@ commands = typer.Typer(
     "[bold]nearkin index runs/photos photos -o birds.index[/bold]  embed every image, once; again for what is new\n\n"
     "Without one of the words below it is 'add'; each has a --help of its own.",
 )
-app.add_typer(commands, name="index")
+app.add_typer(commands, name="index", rich_help_panel=SEARCH)
 
 
 @contextmanager

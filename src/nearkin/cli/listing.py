@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from nearkin.cli._app import DataRoot, Json, Markdown, app, print_listing
+from nearkin.cli._app import LOOK_UP, DataRoot, Json, Markdown, app, print_listing
 
 __all__ = ["backbones", "datasets", "keys", "losses", "methods", "plots", "recipes", "scores"]
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def datasets(data_root: DataRoot = None, as_json: Json = False) -> None:
     """List the benchmarks and what is found of them under the data root."""
     from nearkin.data.source import data_root as root_of
@@ -20,7 +20,7 @@ def datasets(data_root: DataRoot = None, as_json: Json = False) -> None:
         print("Put data sets below one folder and name it with --data-root or NEARKIN_DATA.")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def losses(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the losses, with their options and defaults: names for a recipe's objective.name."""
     from nearkin.report.listings import list_losses
@@ -28,7 +28,7 @@ def losses(as_json: Json = False, markdown: Markdown = False) -> None:
     print_listing(list_losses(), as_json=as_json, markdown=markdown)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def methods(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the training methods, with their options and defaults: names for a recipe's method.name."""
     from nearkin.report.listings import list_methods
@@ -36,7 +36,7 @@ def methods(as_json: Json = False, markdown: Markdown = False) -> None:
     print_listing(list_methods(), as_json=as_json, markdown=markdown)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def backbones(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the backbones, with their options and defaults: names for a recipe's encoder.backbone."""
     from nearkin.report.listings import list_backbones
@@ -44,7 +44,7 @@ def backbones(as_json: Json = False, markdown: Markdown = False) -> None:
     print_listing(list_backbones(), as_json=as_json, markdown=markdown)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def scores(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the scores and what they mean: names for a recipe's protocol.scores and protocol.select_by."""
     from nearkin.report.listings import list_scores
@@ -52,7 +52,7 @@ def scores(as_json: Json = False, markdown: Markdown = False) -> None:
     print_listing(list_scores(), as_json=as_json, markdown=markdown)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def plots(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the pictures: names for nearkin plot --only."""
     from nearkin.report.listings import list_plots
@@ -60,7 +60,7 @@ def plots(as_json: Json = False, markdown: Markdown = False) -> None:
     print_listing(list_plots(), as_json=as_json, markdown=markdown)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def recipes(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the recipes that come with nearkin; as Markdown or JSON with the scores to expect and the run times."""
     from nearkin.report.listings import Listing

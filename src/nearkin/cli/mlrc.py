@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from nearkin.cli._app import DataRoot, Device, Json, Kinds, Verbose, app, progress_console
+from nearkin.cli._app import COMPARE, DataRoot, Device, Json, Kinds, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
 from nearkin.cli._study import Format, Jobs, OtherData, Yes, run_study
 
 __all__ = ["mlrc"]
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def mlrc(
     arguments: Annotated[
         list[str] | None,

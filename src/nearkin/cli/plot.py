@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 
 from nearkin.catalogue import plot_names
-from nearkin.cli._app import Data, DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import COMPARE, Data, DataRoot, Device, Json, Verbose, app, escape, progress_console
 from nearkin.errors import DataError
 
 __all__ = ["plot"]
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders that share their data.")],
     only: Annotated[

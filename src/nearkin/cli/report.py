@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import Data, DataRoot, Device, Json, Verbose, app, escape, print_table, progress_console
+from nearkin.cli._app import COMPARE, Data, DataRoot, Device, Json, Verbose, app, escape, print_table, progress_console
 from nearkin.cli._study import Format, names_in
 
 __all__ = ["report", "table"]
@@ -21,7 +21,7 @@ Runs = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def report(
     runs: Runs,
     output: Annotated[
@@ -78,7 +78,7 @@ def report(
         webbrowser.open(written.file.resolve().as_uri())
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def table(
     runs: Runs,
     format_: Format = "md",

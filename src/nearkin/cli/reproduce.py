@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import DataRoot, Device, Epochs, Json, Verbose, app, escape, print_table, progress_console
+from nearkin.cli._app import (
+    COMPARE,
+    DataRoot,
+    Device,
+    Epochs,
+    Json,
+    Verbose,
+    app,
+    escape,
+    print_table,
+    progress_console,
+)
 from nearkin.cli._recipe import changes_from, split_arguments
 from nearkin.cli._study import Format, Jobs, Yes, names_in, run_study
 
@@ -19,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["reproduce"]
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def reproduce(
     arguments: Annotated[
         list[str] | None,

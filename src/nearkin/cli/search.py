@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearkin.cli._app import Device, Json, app, escape
+from nearkin.cli._app import SEARCH, Device, Json, app, escape
 from nearkin.cli._test_time import Expand, Rerank
 from nearkin.cli.index import Folder, Where, say
 from nearkin.errors import RecipeError
@@ -24,7 +24,7 @@ __all__ = ["classify", "search"]
 Run = Annotated[Path | None, typer.Option("--run", help="The run whose encoder made the index, if it has moved since.")]
 
 
-@app.command()
+@app.command(rich_help_panel=SEARCH)
 def search(
     folder: Folder,
     images: Annotated[
@@ -102,7 +102,7 @@ def search(
         say(f"Contact sheet: {sheet}")
 
 
-@app.command()
+@app.command(rich_help_panel=SEARCH)
 def classify(
     folder: Folder,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images to name.")],

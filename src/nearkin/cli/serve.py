@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import Device, app, escape
+from nearkin.cli._app import SEARCH, Device, app, escape
 from nearkin.errors import require
 
 __all__ = ["serve"]
@@ -18,7 +18,7 @@ __all__ = ["serve"]
 _RATE_BEYOND_LOOPBACK = 50.0
 
 
-@app.command()
+@app.command(rich_help_panel=SEARCH)
 def serve(
     folder: Annotated[Path, typer.Argument(metavar="INDEX", help="An index that 'nearkin index' made.")],
     port: Annotated[int, typer.Option("--port", help="Where to listen; 0 for any port that is free.")] = 8000,

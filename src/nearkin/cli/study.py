@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nearkin.cli._app import (
+    COMPARE,
     DataRoot,
     Device,
     Epochs,
@@ -29,7 +30,7 @@ from nearkin.errors import RecipeError
 __all__ = ["study"]
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def study(
     planner: Annotated[str | None, typer.Argument(help="A planner; without one, the list of all.")] = None,
     arguments: Annotated[

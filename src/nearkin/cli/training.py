@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from nearkin.cli._app import (
+    ENCODER,
     DataRoot,
     Device,
     Json,
@@ -39,7 +40,7 @@ from nearkin.errors import RecipeError
 __all__ = ["embed", "evaluate", "train"]
 
 
-@app.command()
+@app.command(rich_help_panel=ENCODER)
 def train(
     arguments: Annotated[
         list[str] | None,
@@ -153,7 +154,7 @@ def train(
         console.print(f"      nearkin train --final {folder.path}  {last}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel=ENCODER)
 def evaluate(
     arguments: Annotated[
         list[str] | None,
@@ -281,7 +282,7 @@ def evaluate(
         Console().print(f"[yellow]Mind: {escape(result.note)}.[/yellow]", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel=ENCODER)
 def embed(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     sources: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nearkin.cli._app import DataRoot, Device, Epochs, Json, Kinds, Verbose, app, progress_console
+from nearkin.cli._app import COMPARE, DataRoot, Device, Epochs, Json, Kinds, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
 from nearkin.cli._study import Format, Jobs, OtherData, Yes, run_study
 from nearkin.errors import RecipeError
@@ -16,7 +16,7 @@ from nearkin.errors import RecipeError
 __all__ = ["tune"]
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def tune(
     arguments: Annotated[
         list[str] | None,

@@ -25,8 +25,10 @@ def find_recipe(path: str | Path, *, beside: Path | None = None) -> Path:
     for candidate in (*own, *(folder / name for folder in (shipped, shipped / PAPERS) for name in names)):
         if candidate.is_file():
             return candidate
-    known = shipped_recipes()
-    raise RecipeError(f"no recipe {str(path)!r}, neither as a file nor by name: {did_you_mean(str(path), known)}")
+    if Path(path).is_dir():
+        raise RecipeError(f"{str(path)!r} is a folder and no recipe: images are given with --data {path}")
+    near = did_you_mean(str(path), shipped_recipes())
+    raise RecipeError(f"no recipe {str(path)!r}, neither as a file nor by name (nearkin recipes lists them): {near}")
 
 
 def shipped_recipes() -> dict[str, Path]:

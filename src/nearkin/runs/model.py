@@ -131,7 +131,8 @@ def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[s
             )
         return _model_of_file(place)
     if not place.exists():
-        raise DataError(f"there is no run folder {str(place)!r}{nearest_folder(place)}")
+        near = nearest_folder(place) or "; 'nearkin train --data FOLDER -o RUN' makes one"
+        raise DataError(f"there is no run folder {str(place)!r}{near}")
     if place.is_file():
         raise DataError(
             f"{str(place)!r} is a file: give the folder of a run, which 'nearkin train' makes, or a file that "

@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
         found = await service.read(kept.corrections, service.index)
         return [schemas.Corrected(**asdict(each) | {"path": service.shown_path(each.path)}) for each in found]
 
-    @routes.delete("/corrections/{id}", status_code=204, responses={404: _ERROR, 409: _ERROR})
+    @routes.delete("/corrections/{id}", status_code=204, response_model=None, responses={404: _ERROR, 409: _ERROR})
     async def withdraw(id: Id) -> None:
         """Take a correction back."""
         try:

@@ -56,7 +56,7 @@ def router(service: Service) -> APIRouter:
         """What is known of an item."""
         return service.shown_item((await service.read(service.check_there, [id]))[0])
 
-    @routes.delete("/items/{id}", status_code=204, responses={404: _ERROR, 409: _ERROR})
+    @routes.delete("/items/{id}", status_code=204, response_model=None, responses={404: _ERROR, 409: _ERROR})
     async def remove(id: Id) -> None:
         """Take an item out for good; its file stays where it is."""
 

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from python_multipart.exceptions import MultipartParseError
 from starlette.exceptions import HTTPException
 
 from nearkin.errors import BusyError, NearkinError, RecipeError
@@ -35,6 +36,10 @@ def answer_problems(app: FastAPI, folder: Path) -> None:
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> JSONResponse:
         return RequestError(422, first_mistake(error.errors())).answer()
+
+    @app.exception_handler(MultipartParseError)  # which Starlette before 1.0 lets through
+    async def no_form(request: Request, error: MultipartParseError) -> JSONResponse:
+        return RequestError(400, str(error)).answer()
 
     @app.exception_handler(NearkinError)
     async def by_index(request: Request, error: NearkinError) -> JSONResponse:

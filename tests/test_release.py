@@ -1,0 +1,113 @@
+"""What a release needs: the version in the changelog, licences of what is installed, figures as in the files."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+from PIL import Image
+from tools import licences, lowest, readme, release_check
+
+import nearkin
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+
+
+def test_the_version_has_its_section_in_the_changelog():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## \[([^]]+)\].*$", changelog, flags=re.M)[1:]
+    entries = dict(zip(sections[::2], sections[1::2], strict=True))
+    number = nearkin.__version__.split(".dev")[0].split("+")[0]
+    section = entries.get(number, entries.get("Unreleased") if ".dev" in nearkin.__version__ else None)
+    if nearkin.__version__ == "0+not.installed":
+        pytest.skip("nearkin is not installed here: it has no version")
+    assert section, f"CHANGELOG.md has no section for {nearkin.__version__}"
+    assert len(re.findall(r"^- ", section, flags=re.M)) > 0
+
+
+@pytest.mark.parametrize(
+    ("version", "changelog", "entry"),
+    [
+        ("0.2.0.dev3+gabc.d20261116", "## [0.2.0] - unreleased\n", "0.2.0"),
+        ("0.2.0.dev3", "## [Unreleased]\n\n## [0.1.0] - 2026-11-20\n", "Unreleased"),
+        ("0.2.0.dev3", "## [0.1.0] - 2026-11-20\n", None),
+        ("0.2.0", "## [0.2.0] - 2026-12-01\n", "0.2.0"),
+        ("0.2.0", "## [0.2.0] - unreleased\n", None),
+        ("0.2.0", "## [Unreleased]\n", None),
+    ],
+)
+def test_a_release_needs_a_dated_section_and_what_comes_before_it_any(version, changelog, entry):
+    assert release_check.changelog_entry(version, changelog) == entry
+
+
+def test_the_version_stands_nowhere_but_in_the_tags():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" not in project["project"]
+    assert "version" in project["project"]["dynamic"]
+    assert not re.search(r"""__version__ *= *["']""", Path(nearkin.__file__).read_text(encoding="utf-8"))
+
+
+def test_the_wheel_must_hold_types_gallery_and_recipes():
+    shipped = release_check.shipped()
+    assert {"nearkin/py.typed", "nearkin/serving/web/app.js", "nearkin/recipes/cub/best.yaml"} <= shipped.keys()
+    assert not any("__pycache__" in name for name in shipped)
+
+
+def test_every_direct_dependency_has_its_licence_on_the_page():
+    rows = dict(
+        re.findall(r"^\| \*\*(\S+)\*\* \| \S+ \| (.+?) \|", licences.PAGE.read_text(encoding="utf-8"), flags=re.M)
+    )
+    listed = {canonicalize_name(name): words for name, words in rows.items()}
+    needed = {canonicalize_name(each.name) for group in licences.declared().values() for each in group}
+    assert sorted(needed - listed.keys()) == [], "run: make licences"
+    assert not [name for name, words in listed.items() if words in ("", "UNKNOWN", licences.UNNAMED)]
+
+
+def test_what_is_always_needed_is_found_with_all_that_it_brings_along(monkeypatch):
+    monkeypatch.setattr(licences, "declared", lambda: {"": [licences.Requirement("rich")]})
+    found = licences.closure()
+    assert {"rich", "pygments", "markdown-it-py", "mdurl"} <= found.keys()  # the last by way of the one before it
+    assert {licences.licence(about) for about, _ in found.values()} <= {"MIT", "BSD-2-Clause", "BSD"}
+
+
+def test_lowest_versions_are_those_of_pyproject():
+    pins = lowest.pins(["pgvector"], but=["torch"])
+    assert "numpy==1.26" in pins
+    assert any(pin.startswith("psycopg[binary]==") for pin in pins)
+    assert not any(pin.startswith("fastapi") for pin in pins)  # of an extra that was not asked for
+    (torch,) = (pin for pin in pins if pin.startswith("torch=="))
+    assert torch in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_the_figures_in_the_readme_are_those_of_the_files():
+    text = README.read_text(encoding="utf-8")
+    assert {match[1] for match in readme.BLOCK.findall(text)} == readme.BLOCKS.keys()
+    assert readme.written(text) == text, "run: make readme"
+
+
+def test_the_readme_has_no_measured_figure_but_those_that_are_written():
+    text = readme.BLOCK.sub("", README.read_text(encoding="utf-8"))
+    assert re.findall(r"\d ?± ?\d|\d[\d.]* (?:s|ms|seconds?|minutes?|[GM]B|images/s)\b", text) == []
+
+
+def test_a_changed_figure_is_put_right():
+    text = README.read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| \*\*CUB-200-2011\*\*.*$", text, flags=re.M)
+    assert readme.written(text.replace(row, row.replace("72.", "79."))) == text
+
+
+def test_a_row_of_the_readme_without_runs_is_refused():
+    with pytest.raises(SystemExit, match="no run with"):
+        readme.runs("cub/2026-11-16-best.json", {"row": "none_such"})
+
+
+@pytest.mark.parametrize("picture", re.findall(r"!\[[^]]*\]\((.+?)\)", README.read_text(encoding="utf-8")))
+def test_pictures_of_the_readme_are_small(picture):
+    path = ROOT / picture
+    assert path.stat().st_size < 200_000
+    with Image.open(path) as image:
+        assert 800 <= image.width <= 1600

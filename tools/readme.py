@@ -1,0 +1,168 @@
+"""Every figure in ``README.md``, from the files in ``results/`` and ``benchmarks/results/``: ``make readme``.
+
+What stands between ``<!-- figures: NAME -->`` and ``<!-- end -->`` is written here and nowhere else. A row of the table
+of results is one line of ``RESULTS``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from nearkin.evaluation.statistics import difference_by_seed
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Runs in a file of ``results/`` that agree with ``where``, and the key of a run that holds its scores."""
+
+    what: str
+    chosen: str
+    file: str
+    where: dict[str, Any]
+    score: str = "test"
+    base: dict[str, Any] = field(default_factory=dict)
+    """With it the difference of R@1 from these runs is told, with its 95 % interval."""
+    by: str = "seed"
+    """What runs of both are paired by."""
+
+
+TEST, VALIDATION = "test classes", "validation classes"
+RESULTS = (
+    Result("**CUB-200-2011**, ResNet-50, `cub/best`, crops of 256 px", TEST, "cub/2026-11-16-best.json", {"row": "as_it_is"}),
+    Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-16-best-test-time.json", {"row": "as_it_is", "flip": True, "test_size": 352}, "scores"),
+    Result("three such runs with other losses, side by side", TEST, "cub/2026-11-16-best-products.json", {"product": "side by side", "of": "as_it_is, vcpa, mpa_ap", "flip": True}, "scores"),
+    Result("`cub/best` at 224 px", TEST, "cub/2026-11-16-best.json", {"row": "image_size-224"}),
+    Result("Proxy-Anchor, 224 px", TEST, "cub/2026-11-15-conventional.json", {"group": "proxies", "row": "proxy_anchor"}),
+    Result("the same: MPA with variational proxies", TEST, "cub/2026-11-15-conventional.json", {"row": "variational_mpa_2"}, base={"group": "proxies", "row": "proxy_anchor"}),
+    Result("Proxy-Anchor, 224 px, 10 epochs", VALIDATION, "cub/2026-11-15-compare-batch120.json", {"row": "proxy_anchor"}),
+    Result("Proxy-Anchor, reality check, four models of 128-d together", VALIDATION, "cub/2026-11-15-mlrc.json", {"row": "proxy_anchor"}, "concatenated"),
+    Result("the same check, mean of four folds: C2", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2"}),
+    Result("the same: C2 with CCP", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2_ccp"}, base={"row": "c2"}, by="group"),
+    Result("**CUB, a tenth of the images**: Proxy-Anchor", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "proxy_anchor"}),
+    Result("the same: VCPA", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "vcpa_003"}, base={"group": "batch 180", "row": "proxy_anchor"}),
+    Result("**Glyphs**, small network from scratch, `make demo`", VALIDATION, "glyphs/2026-11-16-demo.json", {"row": "demo"}),
+)  # fmt: skip
+
+
+def read(name: str) -> Any:
+    return json.loads((ROOT / name).read_text(encoding="utf-8"))
+
+
+def runs(file: str, where: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs in a file of ``results/`` that have these values."""
+    found = [run for run in read(f"results/{file}") if all(run.get(key) == value for key, value in where.items())]
+    if not found:
+        raise SystemExit(f"results/{file} has no run with {where}")
+    return found
+
+
+def spread(values: list[float]) -> str:
+    """In percent, with the standard deviation where there are several.
+
+    >>> spread([0.70, 0.72]), spread([0.7])
+    ('71.0\xa0±\xa01.4', '70.0')
+    """
+    shown = f"{100 * mean(values):.1f}"
+    return shown if len(values) == 1 else f"{shown}\xa0±\xa0{100 * stdev(values):.1f}"
+
+
+def value(score: Any) -> float:
+    return float(score["mean"] if isinstance(score, dict) else score)
+
+
+def results() -> str:
+    """The table of results: what, how the epoch was chosen, how many runs, where and when, R@1 and MAP@R."""
+    lines = ["| | epoch chosen by | runs | hardware, date | R@1 | MAP@R |", "|---|---|---|---|---|---|"]
+    for row in RESULTS:
+        chosen = runs(row.file, row.where)
+        recall = spread([value(run[row.score]["R@1"]) for run in chosen])
+        precision = spread([value(run[row.score]["MAP@R"]) for run in chosen])
+        if row.base:
+            ours, theirs = (
+                {run[row.by]: run[row.score]["R@1"] for run in side} for side in (chosen, runs(row.file, row.base))
+            )
+            apart = difference_by_seed(ours, theirs)
+            assert apart is not None
+            assert apart.interval is not None
+            low, high = apart.interval
+            difference = f" (**{100 * apart.value:+.1f}**, {100 * low:+.1f} to {100 * high:+.1f})"
+            recall += difference.replace("-", "−")
+        # Scores of the same runs at test time do not repeat what those ran on.
+        hardware = chosen[0].get("hardware", "NVIDIA H200").replace("NVIDIA ", "one ")
+        hardware = re.sub(r"^CPU, .*?(\d+) cores.*", r"\1 CPU cores", hardware)
+        when = re.findall(r"\d{4}-\d\d-\d\d", row.file)[0]
+        lines.append(f"| {row.what} | {row.chosen} | {len(chosen)} | {hardware}, {when} | {recall} | {precision} |")
+    return "\n".join(lines)
+
+
+def demo() -> str:
+    """What the picture's run scored."""
+    (run,) = runs("glyphs/2026-11-16-demo.json", {"row": "demo"})
+    before, after = (100 * run[part]["R@1"] for part in ("untrained", "test"))
+    return (
+        "*`make demo`, characters that training has never seen: the nearest neighbour of an image is of the same kind for\n"
+        f"{before:.0f} % of them before training and for {after:.0f} % after it (green: same kind, red: another).*"
+    )
+
+
+def speed() -> str:
+    """Times beside those of a peer, from one run each."""
+    losses, search, embed, gallery = (
+        "2026-11-15-losses-h200-fused.json",
+        "2026-11-16-search-cpu.json",
+        "2026-11-16-embed-cpu.json",
+        "2026-11-16-own-photos-to-gallery.txt",
+    )
+    loss = next(
+        each
+        for each in read(f"benchmarks/results/{losses}")
+        if each["loss"] == "ProxyAnchor" and each["size"].endswith("C=11318")
+    )
+    one, many = (
+        next(
+            each["ms"]
+            for each in read(f"benchmarks/results/{search}")["results"]
+            if each["vectors"] == "around kinds" and each["queries"] == count
+        )
+        for count in (1, 64)
+    )
+    sides = {
+        each["side"]: median(turn["cpu_ms_per_image"] for turn in each["rounds"])
+        for each in read(f"benchmarks/results/{embed}")
+    }
+    told = (ROOT / "benchmarks" / "results" / gallery).read_text(encoding="utf-8")
+    train, index, serve = re.findall(r"^ {4}\w.*? (\d+ s)$", told, flags=re.M)[:3]
+    rows = [
+        ("1,000 photos to the gallery: train, index, serve", "2 CPU cores", gallery, f"{train}, {index}, {serve}", "–"),
+        ("Proxy-Anchor forward and backward, 11,318 classes", "one H200", losses, f"{loss['ours']['median_ms']:.2f} ms", f"pytorch-metric-learning {loss['theirs']['median_ms']:.2f} ms"),
+        ("one exact search among 100,000 vectors of 512-d", "2 CPU cores", search, f"{one['nearkin']:.0f} ms", f"faiss, exact {one['faiss']:.0f} ms"),
+        ("64 of them together", "2 CPU cores", search, f"{many['nearkin']:.0f} ms", f"faiss, exact {many['faiss']:.0f} ms"),
+        ("embedding a photo (EfficientNet-lite0), processor time", "1 CPU core", embed, f"{sides['nearkin']:.0f} ms", f"plain torch {sides['plain torch']:.0f} ms"),
+    ]  # fmt: skip
+    lines = ["| | hardware, date | nearkin | peer, same run |", "|---|---|---|---|"]
+    for what, hardware, file, ours, theirs in rows:
+        lines.append(f"| {what} | {hardware}, {file[:10]} | {ours} | {theirs} |")
+    return "\n".join(lines)
+
+
+BLOCKS = {"demo": demo, "results": results, "speed": speed}
+
+
+def written(text: str) -> str:
+    """A page with its figures as the files have them."""
+    return BLOCK.sub(lambda match: f"{match[1]}{BLOCKS[match[2]]()}\n{match[4]}", text)
+
+
+if __name__ == "__main__":
+    before = README.read_text(encoding="utf-8")
+    README.write_text(written(before), encoding="utf-8")
+    print("README.md has the figures of the files" if written(before) == before else "README.md was brought up to date")
