@@ -74,7 +74,7 @@ def recipes(as_json: Json = False, markdown: Markdown = False) -> None:
     print_listing(Listing("Recipes", "", ("name", "summary"), records), as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK_UP)
 def keys(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the keys of a recipe: what train, compare and others take as key=value, with defaults and meanings."""
     from nearkin.report.listings import list_keys
