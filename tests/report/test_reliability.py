@@ -12,7 +12,7 @@ from PIL import Image
 from nearkin.errors import DataError
 from nearkin.index.calibration import Bin, Calibration, fit
 from nearkin.report import plots, reliability
-from nearkin.report.opened_run import Look, OpenedRun, open_runs
+from nearkin.report.opened_run import Look, OpenedRun, open_runs, whole_classes
 from nearkin.report.page import write_report
 from nearkin.report.plots import reliability as picture
 from nearkin.report.reliability import draw_reliability, reliability_of_run
@@ -57,11 +57,11 @@ def plain(vectors, labels, curve):
 def test_validation_classes_give_the_curve_and_test_classes_measure_it(validated):
     run = OpenedRun(validated, CPU)
     found = reliability_of_run(run)
-    held = run.protocol.validation.rows
-    labels = run.data.table.labels
+    held, labels = run.protocol.validation.rows, run.data.table.labels
     own = fit(run.embed(held).numpy(), labels[held], "cosine", "")
     assert (found.slope, found.intercept) == pytest.approx((own.slope, own.intercept))
-    rows = run.test_rows
+    rows = whole_classes(run.test_rows, labels, run.random(), limit=len(held))
+    assert len(rows) == len(held) < len(run.test_rows)  # as many images, so that neither is the harder to search
     said, right = plain(run.embed(rows).numpy(), labels[rows], found)
     assert found.hits == len(right)
     assert found.brier == pytest.approx(np.mean((said - right) ** 2), abs=1e-6)
