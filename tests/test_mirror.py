@@ -52,6 +52,7 @@ ELSEWHERE = {
     "report/plots/neighbours": ["report/test_plots.py"],
     "report/plots/pairs": ["report/test_plots.py"],
     "report/plots/problems": ["report/test_plots.py"],
+    "report/plots/reliability": ["report/test_reliability.py"],
     "report/plots/similarity": ["report/test_plots.py"],
     "report/plots/uncertainty": ["report/test_plots.py"],
     "runs/data": ["runs/test_data_report.py"],

@@ -69,7 +69,7 @@ def test_help_shows_how_to_add_and_every_word(nearkin):
     code, out, _ = nearkin("index", "--help")
     assert code == 0
     assert "RUN FOLDER... -o INDEX" in out
-    for word in ("add", "status", "upgrade", "export", "remove"):
+    for word in ("add", "status", "upgrade", "compact", "export", "remove"):
         assert f"│ {word} " in out
         assert nearkin("index", word, "--help")[0] == 0
     listed = nearkin("--help")[1]
@@ -121,6 +121,23 @@ def test_export(nearkin, index, tmp_path, ending):
             assert set(held["columns.place"].tolist()) == {"New York"}
     code, _, err = nearkin("index", "export", index, "-o", tmp_path / "photos.xls")
     assert (code, "must end in .npz or .parquet" in err) == (2, True)
+
+
+def test_compact(nearkin, index):
+    nearkin("index", "remove", index, 3, 17, "--yes")
+    code, out, err = nearkin("index", "compact", index)
+    assert code == 0, err
+    assert "46 images stay, the vectors of 2 removed ones are gone" in " ".join(out.split())
+    code, out, _ = nearkin("index", "compact", index, "--json")
+    assert (json.loads(out)["items"], json.loads(out)["removed"]) == (46, 2)
+    code, out, err = nearkin("index", "status", index)
+    assert "46" in out, err
+
+
+def test_a_runtime_that_is_none_is_said(nearkin, trained, photos, tmp_path):
+    code, _, err = nearkin("index", trained, photos, "-o", tmp_path / "a.index", "--runtime", "onx")
+    assert (code, "did you mean 'onnx'" in " ".join(err.split())) == (2, True)
+    assert not (tmp_path / "a.index").exists()
 
 
 def test_remove(nearkin, index, monkeypatch):

@@ -67,6 +67,7 @@ def test_everything_that_one_run_has_to_show(nearkin, copied):
     code, out, err = nearkin("plot", copied / "vcpa")
     assert code == 0, err
     names = ("curves", "map-train", "map-test", "uncertainty", "certainty", "pairs", "similarity", "neighbours")
+    names += ("reliability",)
     files = {f"{name}.png" for name in names}
     assert {file.name for file in (copied / "vcpa" / "plots").iterdir()} == files
     assert out.splitlines() == [str(copied / "vcpa" / "plots" / line.rsplit("/")[-1]) for line in out.splitlines()]

@@ -193,7 +193,7 @@ def test_whoever_has_the_index_open_is_told(index, images):
     assert reader.search(0)
     upgrade(index.path, other())
     for call in (lambda: reader.search(0), lambda: writer.remove([0]), lambda: writer.add(images)):
-        with pytest.raises(DataError, match="was upgraded to another encoder since it was opened: open it again"):
+        with pytest.raises(DataError, match="was upgraded or compacted since it was opened: open it again"):
             call()
     assert len(Index.open(index.path)) == 19
 

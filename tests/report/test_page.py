@@ -80,6 +80,7 @@ def test_every_section_that_applies_is_there_and_no_other(whole, four_runs, tmp_
         "neighbours",
         "classes",
         "worst",
+        "confidence",
         "pairs",
         "covering",
         "uncertainty",
@@ -286,7 +287,7 @@ def test_one_reason_is_given_once(four_runs, tmp_path):
     recipe = tmp_path / "moved" / "recipe.yaml"
     recipe.write_text(recipe.read_text(encoding="utf-8").replace("squares.csv", "gone.csv"), encoding="utf-8")
     (line,) = write_report([tmp_path / "moved"]).missing
-    assert line.startswith("neighbours, classes and test map of proxy_anchor, training map of proxy_anchor, closest")
+    assert line.startswith("neighbours, classes and test map of proxy_anchor, training map of proxy_anchor, conf")
     assert "--data" in line
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import signal
 import socket
@@ -63,6 +65,44 @@ def test_a_connection_that_sends_nothing_more_is_given_up(server, tmp_path):
         connection.sendall("\r\n".join(lines).encode())
         assert connection.recv(1000).startswith(b"HTTP/1.1 503")
     assert Client(started.url).status().items == 20
+
+
+def test_a_request_whose_head_does_not_end_is_given_up(server):
+    """Whatever came before: nothing, or a whole request on the same connection."""
+    started = server("settings['timeout'] = 1.0")
+    host, port = started.url.removeprefix("http://").split(":")
+    whole = f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    for before in (b"", whole):
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(before)
+            if before:
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            connection.sendall(whole[:20])
+            connection.settimeout(0.2)
+            ended, rest = False, b""
+            while not ended:  # a byte now and then, for as long as it is listened to
+                try:
+                    got = connection.recv(65536)
+                    ended, rest = not got, rest + got
+                except TimeoutError:
+                    with contextlib.suppress(OSError):
+                        connection.sendall(b"a")
+                except ConnectionError:
+                    ended = True
+            assert b"HTTP/1.1" not in rest
+    assert urllib.request.urlopen(f"{started.url}/health").status == 200
+
+
+def test_a_connection_is_kept_for_requests_that_are_whole(server):
+    started = server("settings['timeout'] = 1.0")
+    host, port = started.url.removeprefix("http://").split(":")
+    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=30)) as connection:
+        for _ in range(4):
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+            kept = connection.sock
+            time.sleep(0.6)
+        assert kept is connection.sock
 
 
 def test_a_port_that_is_taken_is_said(index):

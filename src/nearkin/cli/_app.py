@@ -32,6 +32,7 @@ __all__ = [
     "Json",
     "Kinds",
     "Markdown",
+    "Runtime",
     "Verbose",
     "announcer",
     "app",
@@ -91,6 +92,14 @@ Kinds = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=0, help="Epochs of every run.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
+Runtime = Annotated[
+    str,
+    typer.Option(
+        "--runtime",
+        help="What embeds on a CPU: torch; onnx, for which the run gets a file once; auto: onnx where that is there or "
+        "pays.",
+    ),
+]
 
 
 def _version(asked: bool) -> None:

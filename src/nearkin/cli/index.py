@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from typer.core import TyperGroup
 
-from nearkin.cli._app import SEARCH, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import SEARCH, Device, Json, Runtime, Verbose, app, escape, progress_console
 from nearkin.cli._test_time import Flip, Shrinkage, TestSize, Whiten, WhitenDim, With, whitening_of
 from nearkin.errors import RecipeError
 
@@ -107,6 +107,7 @@ def index(
         ),
     ] = None,
     device: Device = None,
+    runtime: Runtime = "auto",
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -137,6 +138,7 @@ def index(
         test_size=test_size,
         whiten=whitening_of(whiten, whiten_dim, shrinkage),
         shrinkage=shrinkage,
+        runtime=runtime,
     )
     there = (output / "items.sqlite").is_file()
     opened = Index.open(output, model) if there else Index.create(output, model, engine=engine or "exact")
@@ -196,6 +198,7 @@ def upgrade(
     ] = False,
     keep_old: Annotated[bool, typer.Option("--keep-old", help="Leave the index as it was in INDEX.old.")] = False,
     device: Device = None,
+    runtime: Runtime = "auto",
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -209,7 +212,7 @@ def upgrade(
     from nearkin.index.upgrade import upgrade as upgraded
     from nearkin.runs.model import load
 
-    model = load(run, device=device)
+    model = load(run, device=device, runtime=runtime)
     with told_progress("embedding", verbose) as progress:
         done = upgraded(folder, model, drop_missing=drop_missing, keep_old=keep_old, progress=progress)
     if as_json:
@@ -229,6 +232,22 @@ def upgrade(
         )
     if done.old is not None:
         say(f"The index as it was: {done.old}")
+
+
+@commands.command("compact")
+def compact(folder: Folder, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Take the vectors of removed images off the disk for good. Ids and all else of the others stay."""
+    from nearkin.index.compact import compact as compacted
+
+    with told_progress("writing", verbose) as progress:
+        done = compacted(folder, progress=progress)
+    if as_json:
+        print(json.dumps(asdict(done)))
+        return
+    say(
+        f"{folder}: {done.items:,} images stay, the vectors of {done.removed:,} removed ones are gone; "
+        f"{done.after / 1e6:,.1f} MB of {done.before / 1e6:,.1f} MB are left"
+    )
 
 
 @commands.command("export")

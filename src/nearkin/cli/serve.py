@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import SEARCH, Device, app, escape
+from nearkin.cli._app import SEARCH, Device, Runtime, app, escape
 from nearkin.errors import require
 
 __all__ = ["serve"]
@@ -55,6 +55,7 @@ def serve(
         Path | None, typer.Option("--run", help="The run or exported file that made the index, if it has moved since.")
     ] = None,
     device: Device = None,
+    runtime: Runtime = "auto",
     log_level: Annotated[
         Literal["debug", "info", "warning"], typer.Option("--log-level", help="Logs are JSON on the error stream.")
     ] = "info",
@@ -70,7 +71,7 @@ def serve(
     for module in ("fastapi", "uvicorn", "python_multipart"):
         require(module, "serve")
     from nearkin.index import Index
-    from nearkin.runs.model import load
+    from nearkin.runs.model import load_again
     from nearkin.serving.logs import log_to_stderr
     from nearkin.serving.run import serve as run_server
     from nearkin.serving.settings import Settings, is_loopback
@@ -90,8 +91,10 @@ def serve(
         max_pixels=int(max_megapixels * 1e6),
     )
     index = Index.open(folder)
-    if run is not None or device is not None:
-        index = Index.open(folder, load(run or index.status().model, device=device))
+    if run is not None or device is not None or runtime != "auto":
+        told = index.status()
+        model = load_again(run or told.model, told.model_options, device=device, runtime=runtime)
+        index = Index.open(folder, model)
     console = Console(highlight=False, soft_wrap=True)
 
     def ready(url: str) -> None:

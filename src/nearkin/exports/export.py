@@ -147,6 +147,23 @@ def export(
     return Exported(target, card, settings, check, lost)
 
 
+def keep_onnx(trained: TrainedRun, file: Path) -> None:
+    """Write the encoder of an opened run for onnxruntime to ``file``, checked as every export is."""
+    for module in ("onnxruntime", "onnx", "onnxscript"):
+        require(module, "onnx")
+    check_writable(file.parent)
+    graph = PixelsToEmbeddings(trained.encoder, trained.transform, flip=trained.recipe.protocol.flip)
+    pictures, named = _pictures(trained, None, None)
+    temporary = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+    with writing(file):
+        try:
+            write_onnx(graph, _settings(trained, graph), temporary)
+            _checked(load_exported(temporary), graph, trained, pictures, named)
+            os.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def _target(run: str | Path, output: str | Path | None, suffix: str) -> Path:
     target = Path(f"{Path(run).resolve().name}{suffix}" if output is None else output).expanduser()
     if target.suffix != suffix:

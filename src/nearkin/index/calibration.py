@@ -99,16 +99,9 @@ def some_of(ids: NDArray[np.int64], names: NDArray[np.str_]) -> tuple[NDArray[np
 
 def fit(vectors: NDArray[np.float32], labels: NDArray[np.int64], distance: Distance, source: str) -> Calibration | None:
     """Fit the curve to labelled vectors ``[N, dim]``; None where they are too few to tell right from wrong."""
-    if len(np.unique(labels)) < 2 or len(labels) < 3:
+    if (looked := _hits(vectors, labels, distance)) is None:
         return None
-    for k in NEIGHBOURS:  # further ones only where all near ones are right, which says nothing of those that are not
-        k = min(k, len(labels) - 1)
-        found, scores = _nearest(vectors, k, distance)
-        right = (labels[found] == labels[:, None]).astype(np.float64)
-        if right.size >= _FEWEST and 0 < right.mean() < 1:
-            break
-    else:
-        return None
+    scores, right = looked
     # A fold is a set of whole classes, since it is new kinds that a search is asked for.
     classes = np.unique(labels)
     fold_of = np.random.default_rng(0).permutation(len(classes)) % min(FOLDS, len(classes))
@@ -117,11 +110,48 @@ def fit(vectors: NDArray[np.float32], labels: NDArray[np.int64], distance: Dista
     for fold in np.unique(folds):
         held, rest = folds == fold, folds != fold
         seen[held] = _logistic(_evaluate(_fitted(scores[rest].ravel(), right[rest].ravel()), scores[held]))
-    slope, intercept = curve = _fitted(scores.ravel(), right.ravel())
+    curve = _fitted(scores.ravel(), right.ravel())
+    return _measured(curve, seen, right, source, _fit_label(vectors, labels, folds, distance, curve))
+
+
+def fit_on_others(fitted: HeldOut, scored: HeldOut, distance: Distance, source: str) -> Calibration | None:
+    """The curve from ``fitted``, and how far it can be believed of ``scored``, whose classes are others."""
+    known, asked = (_hits(each.vectors, each.labels, distance) for each in (fitted, scored))
+    if known is None or asked is None:
+        return None
+    curve = _fitted(known[0].ravel(), known[1].ravel())
+    return _measured(curve, _logistic(_evaluate(curve, asked[0])), asked[1], source)
+
+
+def _hits(
+    vectors: NDArray[np.float32], labels: NDArray[np.int64], distance: Distance
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Scores ``[N, k]`` of the nearest others of each vector, and 1 or 0 for each: of its class or not.
+
+    None where there is nothing to tell right from wrong by.
+    """
+    if len(np.unique(labels)) < 2 or len(labels) < 3:
+        return None
+    for k in NEIGHBOURS:  # further ones only where all near ones are right, which says nothing of those that are not
+        found, scores = _nearest(vectors, min(k, len(labels) - 1), distance)
+        right = (labels[found] == labels[:, None]).astype(np.float64)
+        if right.size >= _FEWEST and 0 < right.mean() < 1:
+            return scores, right
+    return None
+
+
+def _measured(
+    curve: tuple[float, float],
+    seen: NDArray[np.float64],
+    right: NDArray[np.float64],
+    source: str,
+    label: LabelCurve | None = None,
+) -> Calibration:
+    """The curve with what came of the confidences ``seen`` of hits that it was not fitted to."""
     return Calibration(
-        slope=slope,
-        intercept=intercept,
-        label=_fit_label(vectors, labels, folds, distance, curve),
+        slope=curve[0],
+        intercept=curve[1],
+        label=label,
         source=source,
         hits=right.size,
         brier=float(((seen - right) ** 2).mean()),

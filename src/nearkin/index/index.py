@@ -45,7 +45,7 @@ class Index:
             raise DataError(f"{folder} was made by another version of nearkin (format {facts['format']}): make it anew")
         self.dim: int = facts["dim"]
         self.distance: str = facts["distance"]
-        self._encoder: str = items.fact("encoder")
+        self._encoder = items.fact("encoder"), items.fact("vectors")
         place = vectors_folder(folder, items)
         self._vectors = Segments(place / "vectors", self.dim, np.float32)
         self._engine_name = facts["engine"]
@@ -352,8 +352,8 @@ class Index:
             yield
 
     def _check_not_upgraded(self) -> None:
-        if self._items.fact("encoder") != self._encoder:
-            raise DataError(f"{self.path} was upgraded to another encoder since it was opened: open it again")
+        if (self._items.fact("encoder"), self._items.fact("vectors")) != self._encoder:
+            raise DataError(f"{self.path} was upgraded or compacted since it was opened: open it again")
 
     def _check_there(self, ids: Iterable[int]) -> dict[int, Item]:
         wanted = [int(each) for each in ids]

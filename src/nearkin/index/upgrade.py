@@ -37,7 +37,8 @@ from nearkin.runs.model import Model
 NEIGHBOURS = 10
 MOST_COMPARED = 1_000
 """Images whose neighbours before and after are compared, drawn by chance."""
-_PREFIX = "upgrade-"
+_PREFIX, COMPACTED = "upgrade-", "compact-"
+"""What folders of vectors begin with that upgrades and compactions made."""
 _PROGRESS = "progress.json"
 
 
@@ -142,7 +143,7 @@ def _upgrade(
             items.set_fact(key, value)
     if kept is None:
         _discard(index)
-    _remove_old(index.path, old)
+    remove_vectors(index.path, old)
     return Upgraded(len(there), tuple(missing.items()), *compared, old=kept)
 
 
@@ -192,6 +193,7 @@ def _embed(
     first = min(first, vectors.available())
     if missing and not drop_missing:  # perhaps they are there again
         first, missing = min(first, *missing), {}
+    model.prepare(rows - first)
     while first < rows:
         last = min(first + batch_size, rows)
         found, gone = _vectors_of(items, list(range(first, last)), model, batch_size)
@@ -323,13 +325,14 @@ def _keep(items: Items, old: Path, kept: Path) -> None:
 
 def _remove_others(folder: Path, keep: Sequence[Path]) -> None:
     """What upgrades left that were given up, or killed after they were through."""
-    for left in folder.glob(f"{_PREFIX}*"):
+    for left in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f"{COMPACTED}*")):
         if left not in keep:
             shutil.rmtree(left, ignore_errors=True)
     if folder not in keep:
-        _remove_old(folder, folder)
+        remove_vectors(folder, folder)
 
 
-def _remove_old(folder: Path, old: Path) -> None:
+def remove_vectors(folder: Path, old: Path) -> None:
+    """Take away vectors of an index that are no longer its own, and what an engine made of them."""
     for left in (folder / "vectors", folder / "engine") if old == folder else (old,):
         shutil.rmtree(left, ignore_errors=True)

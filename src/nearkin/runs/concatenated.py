@@ -24,6 +24,10 @@ def concatenated(models: Sequence[Model]) -> Model:
     def embed(images: Images, batch_size: int | None) -> Vectors:
         return side_by_side([model.embed(images, batch_size) for model in models])
 
+    def prepare(images: int) -> None:
+        for model in models:
+            model.prepare(images)
+
     def held_out() -> HeldOut | None:
         found = [model.held_out() for model in models]
         kept = [each for each in found if each is not None and each.digests]
@@ -40,6 +44,7 @@ def concatenated(models: Sequence[Model]) -> Model:
         distance=first.distance,
         shorter_side=first.shorter_side,
         embed=embed,
+        prepare=prepare,
         held_out=held_out,
         training=first.training,
         options={**first.options, "also": others},

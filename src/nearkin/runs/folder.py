@@ -30,6 +30,7 @@ WRITTEN = (
     "evaluations.csv",
     "events.json",
     "encoder.safetensors",
+    "encoder-*.onnx",
     "MODEL_CARD.md",
     "checkpoints/last.pt",
     "checkpoints/best-[0-9]*.pt",

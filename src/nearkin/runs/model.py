@@ -50,6 +50,8 @@ class Model:
     """Decoded images are shrunk to this before anything else, as in training."""
     embed: Callable[[Images, int | None], Vectors]
     """Vectors of decoded images in their order, so many at a time."""
+    prepare: Callable[[int], None] = lambda images: None
+    """Told before so many images are embedded, so that what pays for many can be made ready."""
     held_out: Callable[[], HeldOut | None] = lambda: None
     """Embeds what can be found of the classes that it was tested on, or says None where there are none."""
     training: Callable[[], Images | None] = lambda: None
@@ -66,7 +68,10 @@ class Model:
         if batch_size is not None and batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
         opened = as_images(images, shorter_side=self.shorter_side)
-        return self.embed(opened, batch_size) if len(opened) else np.empty((0, self.dim), dtype=np.float32)
+        if not len(opened):
+            return np.empty((0, self.dim), dtype=np.float32)
+        self.prepare(len(opened))
+        return self.embed(opened, batch_size)
 
 
 def load(
@@ -78,6 +83,7 @@ def load(
     test_size: int | None = None,
     whiten: bool | int = False,
     shrinkage: float = 0.0,
+    runtime: str = "auto",
 ) -> Model:
     """The model at ``path``: a run folder, or a file that ``nearkin export`` wrote; or several as one.
 
@@ -93,6 +99,8 @@ def load(
         whiten: PCA-whitening learned from the run's training images (with several, of the first run's); a number says
             to how many dimensions.
         shrinkage: of the variances, from 0, plain whitening, to 1, which leaves their proportions.
+        runtime: what computes a run's vectors on a CPU: ``torch``; ``onnx``, for which the run's folder gets a file
+            once; or ``auto``, onnxruntime where that file is there or pays. Vectors differ by rounding, less than 1e-5.
     """
     if not isinstance(path, (str, Path)):
         paths = list(path)
@@ -100,10 +108,12 @@ def load(
             raise RecipeError("give at least one run to load")
         from nearkin.runs.concatenated import concatenated
 
-        models = [load(one, which=which, device=device, flip=flip, test_size=test_size) for one in paths]
+        models = [
+            load(one, which=which, device=device, flip=flip, test_size=test_size, runtime=runtime) for one in paths
+        ]
         model = models[0] if len(models) == 1 else concatenated(models)
     else:
-        model = _load_one(path, which, device, {"flip": flip, "test_size": test_size})
+        model = _load_one(path, which, device, {"flip": flip, "test_size": test_size}, runtime)
     if whiten is False:
         if shrinkage:
             raise RecipeError("shrinkage is of whitening: ask for that too")
@@ -114,13 +124,15 @@ def load(
     return whitened(model, None if whiten is True else whiten, shrinkage=shrinkage)
 
 
-def load_again(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
+def load_again(
+    path: str | Path, options: Mapping[str, Any], *, device: str | None = None, runtime: str = "auto"
+) -> Model:
     """The model of which ``path`` and ``options`` were kept (:attr:`Model.options`)."""
     others = {key: value for key, value in options.items() if key != "also"}
-    return load([path, *options.get("also", ())], device=device, **others)
+    return load([path, *options.get("also", ())], device=device, runtime=runtime, **others)
 
 
-def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[str, Any]) -> Model:
+def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[str, Any], runtime: str) -> Model:
     # This is the one place that looks at what a path is.
     place = Path(path).expanduser()
     asked = {key: value for key, value in crops.items() if value is not None}
@@ -129,6 +141,8 @@ def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[s
             raise RecipeError(
                 f"{' and '.join(asked)} cannot be changed in a file, {place}: give the run it was made from"
             )
+        if runtime not in ("auto", "onnx" if place.suffix == ".onnx" else "torch"):
+            raise RecipeError(f"{place} cannot be computed by {runtime!r}: give the run, whose runtime can be chosen")
         return _model_of_file(place)
     if not place.exists():
         near = nearest_folder(place) or "; 'nearkin train --data FOLDER -o RUN' makes one"
@@ -139,10 +153,15 @@ def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[s
             f"'nearkin export' wrote"
         )
     require_torch(f"{place}, a run,")
+    from nearkin.exports.runtime import check_runtime
     from nearkin.runs.run_model import model_of_run
     from nearkin.runs.trained import load_run
 
-    model = model_of_run(load_run(place, which=which, device=device, **asked))
+    check_runtime(runtime)
+    if runtime == "onnx" and device not in (None, "auto", "cpu"):
+        raise RecipeError(f"onnxruntime computes on the CPU here, not on {device}: leave out the one or the other")
+    where = "cpu" if runtime == "onnx" else device
+    model = model_of_run(load_run(place, which=which, device=where, **asked), runtime)
     return replace(model, options=asked if which == "best" else {**asked, "which": which})
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from nearkin.data.cache import Images, SelectedImages
 from nearkin.errors import DataError
+from nearkin.exports.runtime import RunEmbedding
 from nearkin.notices import notices_told_to
 from nearkin.runs.data import RunData, open_own_data, split_as_stored
-from nearkin.runs.model import HeldOut, Model, Vectors
+from nearkin.runs.model import HeldOut, Model
 from nearkin.runs.trained import TrainedRun
 from nearkin.training.build import data_of
 
@@ -20,19 +21,18 @@ MOST_HELD_OUT = 2_000
 """Images of held-out classes that are embedded at most: a curve of two parameters needs no more."""
 
 
-def model_of_run(run: TrainedRun) -> Model:
+def model_of_run(run: TrainedRun, runtime: str = "auto") -> Model:
     """A run's encoder as a model; images are treated as the run was scored."""
-
-    def embed(images: Images, batch_size: int | None) -> Vectors:
-        return run.embed(images, batch_size=batch_size).cpu().numpy()
-
+    identity = identity_of(run)
+    embed = RunEmbedding(run, identity, runtime)
     return Model(
         path=run.folder.path.absolute(),
-        identity=identity_of(run),
+        identity=identity,
         dim=run.encoder.dim,
         distance=run.encoder.distance,
         shorter_side=data_of(run.recipe).shorter_side,
         embed=embed,
+        prepare=embed.prepare,
         held_out=lambda: _held_out(run),
         training=lambda: _training(run),
     )

@@ -22,8 +22,9 @@ from nearkin.serving.service import Service
 WEB = Path(__file__).parent / "web"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILES = (
-    *("api.js", "app.js", "box.js", "corrections.js", "detail.js", "dom.js", "facts.js", "filters.js", "map.js"),
-    *("points.js", "query.js", "results.js", "selection.js", "state.js", "style.css", "icons.svg", "mark.svg"),
+    *("api.js", "app.js", "box.js", "chart.js", "corrections.js", "detail.js", "dom.js", "facts.js", "filters.js"),
+    *("map.js", "overlay.js", "points.js", "query.js", "results.js", "selection.js", "state.js"),
+    *("style.css", "icons.svg", "mark.svg"),
 )
 """All that ``/static`` gives: what is asked for is looked up here and never becomes a path."""
 _ERROR: dict[str, Any] = {"model": schemas.Error}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nearkin.errors import OutputError
 from nearkin.index.index import Index
@@ -16,6 +18,42 @@ from nearkin.serving.app import create_app
 from nearkin.serving.settings import Settings
 
 _FOR_CLOSING = 5
+
+
+def _impatient(seconds: float) -> type[H11Protocol]:
+    """uvicorn's protocol, closing connections on which the head of a request takes longer than ``seconds``.
+
+    uvicorn waits for ever for the first and for what was begun, so that whoever sends a byte now and then could hold
+    all the connections that a process may have.
+    """
+
+    class Impatient(H11Protocol):
+        _patience: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:  # its head is here; limits.py has the rest
+                self._stop()
+            elif self._patience is None:
+                self._patience = self.loop.call_later(seconds, self.transport.close)
+
+        def _stop(self) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+
+    return Impatient
 
 
 class _Server(uvicorn.Server):
@@ -38,6 +76,7 @@ def serve(index: Index, settings: Settings, *, ready: Callable[[str], None] = la
         url = f"http://{_in_url(settings.host)}:{place.getsockname()[1]}"
         config = uvicorn.Config(
             create_app(index, settings),
+            http=_impatient(settings.timeout),
             log_config=None,
             access_log=False,
             proxy_headers=False,

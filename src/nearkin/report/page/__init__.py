@@ -18,9 +18,9 @@ import nearkin
 from nearkin.disk import check_writable, write_atomically
 from nearkin.errors import NearkinError, RecipeError
 from nearkin.report.formats import counted
-from nearkin.report.opened_run import Look, OpenedRun
+from nearkin.report.opened_run import IMAGE_LIMIT, Look, OpenedRun
 from nearkin.report.page._parts import Payload
-from nearkin.report.page.charts import covering_section, curves_section, uncertainty_section
+from nearkin.report.page.charts import confidence_section, covering_section, curves_section, uncertainty_section
 from nearkin.report.page.differences import differences_section
 from nearkin.report.page.pictures import (
     Chart,
@@ -36,6 +36,7 @@ from nearkin.report.page.pictures import (
 from nearkin.report.page.tables import cost_section, reproduce_section, scores_section
 from nearkin.report.plots._maps import without_tsne
 from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
+from nearkin.report.reliability import reliability_of_run
 from nearkin.report.retrieved import Retrieved, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.runs.data import Progress
@@ -155,6 +156,12 @@ class _Page:
         del self._sections[place:]
         add("map", "Map of the embeddings", lambda: map_section(self._maps(looked, found)))
         self._sections += after
+        confidences = {
+            place: curve
+            for place, group in enumerate(looked)
+            if (curve := self._attempt(f"confidence of {group.title}", partial(reliability_of_run, group.runs[0])))
+        }
+        add("confidence", "Confidence", lambda: confidence_section(looked, confidences, payload))
         pairs = {
             group.title: pair
             for group in looked
@@ -210,7 +217,8 @@ class _Page:
 
 def _retrieved(run: OpenedRun) -> Retrieved:
     _ = run.trained  # first: without weights there is no need to read the images
-    return retrieve(run, run.sample(run.test_rows, SCORED_LIMIT))
+    few = len(run.test_rows) <= IMAGE_LIMIT
+    return retrieve(run, run.test_sample if few else run.sample(run.test_rows, SCORED_LIMIT))
 
 
 def _title(gathered: Gathered) -> str:

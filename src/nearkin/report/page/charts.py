@@ -1,4 +1,4 @@
-"""Sections that are drawn as charts: curves, covering radius with sub-problems, uncertainty."""
+"""Sections that are drawn as charts: curves, confidences, covering radius with sub-problems, uncertainty."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from nearkin.errors import NearkinError
+from nearkin.index.calibration import Calibration
 from nearkin.report.formats import counted, html_table
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, details
@@ -43,6 +44,42 @@ def curves_section(groups: Sequence[RunGroup], payload: Payload) -> str:
     reading += "Stars: the evaluation that each run is reported with. Point at a chart for its values."
     values = details("All values as a table", values_table(list(present.values()), columns))
     return _charts(charts, reading, present if len(groups) > 1 else {}) + values
+
+
+def confidence_section(groups: Sequence[RunGroup], found: Mapping[int, Calibration], payload: Payload) -> str:
+    """How often hits of each confidence were right, a line for each group that has one, and the Brier scores."""
+    if not found:
+        return ""
+    series, scores, bins = [], [], []
+    for place, each in found.items():
+        title = groups[place].title
+        points = [
+            [rounded(100 * one.confidence), rounded(100 * one.right), None, counted(one.hits, "hit")]
+            for one in each.reliability
+        ]
+        series.append({"name": title, "series": place, "points": points, "stars": []})
+        scores.append([title, f"{each.brier:.3f}", f"{each.brier_of_share:.3f}", f"{each.hits:,}"])
+        bins += [
+            [title, f"{100 * one.confidence:.0f}", f"{100 * one.right:.0f}", f"{one.hits:,}"]
+            for one in each.reliability
+        ]
+    spec = {"kind": "lines", "x": "said to be of the query's kind (%)", "series": series, "diagonal": 100}
+    caption = "Hits that were of the query's kind (%), by what was said; dashed: as often as said"
+    chart = payload.chart(spec, caption=caption, label=caption)
+    reading = (
+        "An index says of each hit how sure it is that it shows the query's kind: a logistic curve of the similarity, "
+        "fitted to classes other than those it is measured on here. The Brier score is the mean squared difference "
+        "between what is said and the truth, so less is better; beside it, that of saying the same of all hits. In "
+        "a collection many times as large a hit of the same similarity is less often right."
+    )
+    sources: dict[str, list[str]] = {}
+    for place, each in found.items():
+        sources.setdefault(each.source, []).append(groups[place].title)
+    learned = [f"{', '.join(titles)}: learned from {source}." for source, titles in sources.items()]
+    table = html_table(Part.of(["", "Brier score", "all alike", "hits"], scores), caption=" ".join(learned))
+    values = details("All values as a table", html_table(Part.of(["", "said (%)", "were right (%)", "hits"], bins)))
+    named = {place: groups[place] for place in found} if len(groups) > 1 else {}
+    return _charts([chart, table], reading, named) + values
 
 
 def covering_section(groups: Sequence[RunGroup], payload: Payload) -> str:

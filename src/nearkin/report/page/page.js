@@ -150,7 +150,11 @@
     const across = points.map((point) => point[0]);
     const alone = across.every((value) => value === across[0]);
     const xRange = alone ? [across[0] - 1, across[0] + 1] : padded(across, 0.02);
-    const place = frame(svg, width, height, spec, xRange, yRange);
+    // What is compared with itself has both axes alike, and a line where the two are the same.
+    const place = spec.diagonal
+      ? frame(svg, width, height, spec, [0, spec.diagonal], [0, spec.diagonal])
+      : frame(svg, width, height, spec, xRange, yRange);
+    if (spec.diagonal) draw(svg, "line", { class: "rule", x1: place.left, x2: place.right, y1: place.bottom, y2: place.top, style: "stroke:var(--soft)" });
     const inside = (value) => Math.min(place.bottom, Math.max(place.top, place.y(spec.log ? Math.max(value, yRange[0]) : value)));
     for (const rule of spec.rules ?? []) {
       if (hidden.has(rule.series)) continue;
@@ -182,9 +186,9 @@
       cursor.setAttribute("x1", place.x(at));
       cursor.setAttribute("x2", place.x(at));
       cursor.setAttribute("visibility", "visible");
-      const lines = series.flatMap((each) => each.points.filter((point) => point[0] === at).map(([, mean, spread]) => ({
+      const lines = series.flatMap((each) => each.points.filter((point) => point[0] === at).map(([, mean, spread, more]) => ({
         colour: runColour(each.series),
-        text: `${each.name}: ${shown(mean)}${spread === null ? "" : ` ± ${shown(spread)}`}`,
+        text: `${each.name}: ${shown(mean)}${spread === null ? "" : ` ± ${shown(spread)}`}${more ? `, ${more}` : ""}`,
       })));
       showTip(event, `${spec.x} ${shown(at)}`, lines);
     }, () => cursor.setAttribute("visibility", "hidden"));
