@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+
 import pytest
 import torch
 
+from nearkin.errors import DataError
 from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
@@ -18,15 +22,15 @@ from nearkin.training.step import train_step
 def test_a_checkpoint_never_runs_code(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
     run(recipe_for("training.max_steps=1"), folder, Silent())
-    import pickle
 
     class Evil:
         def __reduce__(self):
-            return (print, ("ran",))
+            return (os.mkdir, (str(tmp_path / "ran"),))
 
     folder.last_checkpoint.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(Exception, match="cannot be read as a checkpoint"):
+    with pytest.raises(DataError, match="cannot be read as a checkpoint"):
         checkpoint.encoder_weights(folder, "last")
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
