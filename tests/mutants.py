@@ -15,7 +15,6 @@ import copy
 import importlib
 import os
 import random
-import resource
 import shutil
 import sys
 import tempfile
@@ -175,7 +174,8 @@ class Trial:
             cached.unlink()
         path.write_bytes(text)
         try:
-            return self._fork(["-x", str(path), *map(str, tests)])
+            # Its examples come last: a module that pytest is the first to import is another than the one the tests see.
+            return self._fork(["-x", *map(str, tests), str(path)])
         finally:
             shutil.copyfile(MODULES[module], path)
 
@@ -183,6 +183,8 @@ class Trial:
         child = os.fork()
         if child:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        import resource  # where there is no fork, there is none of this either
+
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         sink = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(sink, 1)
@@ -201,10 +203,13 @@ def tests_of(module: str) -> tuple[list[Path], list[Path]]:
     return first, [TESTS / each for each in [package, *CONTRACTS.get(package, ())]]
 
 
-def try_module(trial: Trial, module: str, chosen: list[Mutant], *, wider: bool) -> list[Mutant]:
+def try_module(
+    trial: Trial, module: str, chosen: list[Mutant], *, wider: bool, given: list[Path] | None
+) -> list[Mutant]:
     """Those of a module's mutants that survive, said as they are found."""
     text = MODULES[module].read_bytes()
     first, package = tests_of(module)
+    first = given or first
     survivors, unnoticed = [], 0
     for mutant in chosen:
         changed = mutant.source(text)
@@ -228,6 +233,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=60, help="mutants of each module or package named, 0 for all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*", help="these mutants of one module, numbered as printed")
+    parser.add_argument("--tests", type=Path, nargs="*", help="these instead of the module's own")
     parser.add_argument("--narrow", action="store_true", help="the tests of the module alone, not of its package")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -247,7 +253,7 @@ def main() -> None:
                 survivor
                 for module in modules
                 if (of_it := sorted((each for each in chosen if each.module == module), key=lambda each: each.number))
-                for survivor in try_module(trial, module, of_it, wider=not options.narrow)
+                for survivor in try_module(trial, module, of_it, wider=not options.narrow, given=options.tests)
             ]
             share = 100 * (1 - len(survivors) / len(chosen))
             killed = f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed ({share:.0f} %)"
