@@ -33,6 +33,22 @@ def test_a_checkpoint_never_runs_code(recipe_for, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ([1, 2], "is no checkpoint of nearkin; begin anew with --overwrite"),
+        ({"weights": {}}, "is no checkpoint of nearkin; begin anew with --overwrite"),
+        ({"encoder": {}, "format": -1}, r"was written by another version of nearkin \(format -1\)"),
+    ],
+)
+def test_a_file_of_something_else_is_named(tmp_path, content, said):
+    folder = RunFolder(tmp_path / "run")
+    folder.last_checkpoint.parent.mkdir(parents=True)
+    torch.save(content, folder.last_checkpoint)
+    with pytest.raises(DataError, match=rf"last\.pt {said}"):
+        checkpoint.encoder_weights(folder, "last")
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd"])
 def test_a_resumed_optimiser_takes_the_step_that_it_would_have_taken(
