@@ -196,7 +196,7 @@ class Trial:
         os._exit(int(pytest.main([*options, "-p", "no:cacheprovider", *arguments])) & 0x7F)
 
 
-def tests_of(module: str) -> tuple[list[Path], list[Path]]:
+def files_for(module: str) -> tuple[list[Path], list[Path]]:
     """The files that test a module, and those that test its package."""
     first = [TESTS / each for each in ELSEWHERE.get(module, ())] or [own_test(module)]
     package = module.partition("/")[0]
@@ -208,7 +208,7 @@ def try_module(
 ) -> list[Mutant]:
     """Those of a module's mutants that survive, said as they are found."""
     text = MODULES[module].read_bytes()
-    first, package = tests_of(module)
+    first, package = files_for(module)
     first = given or first
     survivors, unnoticed = [], 0
     for mutant in chosen:
