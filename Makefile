@@ -1,6 +1,8 @@
 # make demo    environment, a first training run on the embedded benchmark, scores before and after, a search over unseen kinds
 # make test    environment with the development extras, linting, types, the whole fast test suite
 # make test-all  also the slow tests, and those that need real data when NEARKIN_DATA is set
+# make coverage  which branches of src the fast suite takes
+# make mutants MODULE=losses  which changes of a module or package its tests do not notice
 # make test-portable  the numerical part of the suite as other processors would run it
 # make docs    the documentation as a site that opens from the disk: build/docs/index.html
 # make test-lowest    the suite with the lowest versions that pyproject.toml allows
@@ -14,7 +16,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint 
 LOG    := $(VENV)/install.log
 LOGGED := > $(LOG) 2>&1 || { tail -n 20 $(LOG); echo "The installation failed; all that pip said is in $(LOG)"; exit 1; }
 
-.PHONY: added demo docs test test-all test-lowest test-portable release-check readme licences lint format clean
+.PHONY: added coverage demo docs mutants test test-all test-lowest test-portable release-check readme licences lint format clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
@@ -30,6 +32,16 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m "not gpu and ($(if $(NEARKIN_DATA),slow or real_data,slow and not real_data) or not slow and not real_data)"
+
+coverage: $(VENV)/.development
+	rm -rf .coverage && mkdir .coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest --numprocesses 2
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --sort=cover --skip-covered
+
+SAMPLE ?= 60
+mutants: $(VENV)/.development
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(MODULE) --sample $(SAMPLE)
 
 # What computes, under other instruction sets and numbers of threads, with parameters a last bit away where a test pins
 # values. MKL_CBWR and OPENBLAS_CORETYPE do for matrix products what ATEN_CPU_CAPABILITY does for torch's own loops.
@@ -98,4 +110,4 @@ $(VENV)/.development: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.runtime
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lowest build .coverage .mypy_cache .pytest_cache .ruff_cache

@@ -20,7 +20,7 @@ ELSEWHERE = {
     "client": ["serving/test_client.py"],
     "data/benchmarks/_distortions": ["data/benchmarks/test_glyphs.py"],
     "data/folder_tree": ["data/test_folder.py"],
-    "evaluation/products": ["evaluation/test_places.py"],
+    "evaluation/products": ["evaluation/test_places.py", "evaluation/test_large_classes.py"],
     "evaluation/scores/_score": ["evaluation/scores/test_catalogue.py"],
     "evaluation/scores/inter_class_distance": ["evaluation/scores/test_covering_radius.py"],
     "encoders/synchronised": ["training/test_distributed.py"],

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from typer.main import get_command
 
 from nearkin.cli import app
-from nearkin.cli._app import COMPARE, ENCODER, LOOK_UP, SEARCH, announcer, error_line, print_listing, progress_console
+from nearkin.cli._app import (
+    COMPARE,
+    ENCODER,
+    LOOK_UP,
+    SEARCH,
+    announcer,
+    error_line,
+    options,
+    print_listing,
+    progress_console,
+)
+from nearkin.errors import RecipeError
 from nearkin.report.listings import Listing
 from nearkin.runs.data_report import DataReport, Part
 
@@ -53,3 +65,12 @@ def test_the_report_on_the_data_is_said_also_where_progress_is_silent(capsys):
     assert (out, err.startswith("birds: 4 images of 2 classes")) == ("", True)
     announcer(Console(quiet=True), as_json=True)(REPORT)
     assert capsys.readouterr() == ("", ""), "nothing is wrong, and a program reads along"
+
+
+def test_several_processes_are_for_commands_that_share_work(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options(SimpleNamespace(invoked_subcommand="evaluate"))
+    with pytest.raises(
+        RecipeError, match="torchrun is for nearkin train, evaluate, embed: start nearkin losses without it"
+    ):
+        options(SimpleNamespace(invoked_subcommand="losses"))

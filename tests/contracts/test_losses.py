@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.losses import catalogue, kind
+from nearkin.losses._informative import SampleWeights
 
 PROXY = [name for name, loss in catalogue().items() if kind(loss) == "proxy"]
 PAIR = [name for name, loss in catalogue().items() if kind(loss) == "pair"]
@@ -52,6 +53,24 @@ def test_gradients_reach_references(member):
     references = member.batch(1, list(range(member.classes)))[0].requires_grad_()
     loss(x, y, references, torch.arange(member.classes)).backward()
     assert (references.grad.abs().sum(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("member", [name for name in PROXY if catalogue()[name].has_closed_form], indirect=True)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_gradient_that_is_written_out_is_that_of_the_formula(member, weighted):
+    loss = member.make().double()
+    generator, labels = torch.Generator().manual_seed(0), torch.tensor(member.two_each)
+    similarities = torch.rand(len(labels), member.classes, generator=generator, dtype=torch.float64) * 2 - 1
+    weights = None
+    if weighted:
+        positive, negative = (torch.rand(similarities.shape, generator=generator).double() + 0.5 for _ in range(2))
+        weights = SampleWeights(positive.gather(1, labels[:, None])[:, 0], negative)
+    plain = similarities.clone().requires_grad_()
+    expected = loss.from_similarities(plain, labels, weights)
+    expected.backward()
+    value, gradient = loss.value_and_gradient(similarities, labels, weights)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(gradient, plain.grad)
 
 
 def test_order_of_the_batch_does_not_matter(member):

@@ -11,7 +11,7 @@ import pytest
 
 from nearkin.data import crop_worker
 from nearkin.data.crop_worker import Job, Setup
-from nearkin.data.transforms import image_rng, transform_from
+from nearkin.data.transforms import ImageRandom, transform_from
 
 TRANSFORM = transform_from("mild", size=8)
 
@@ -56,9 +56,9 @@ def test_jobs_are_done_in_their_slots_and_errors_are_answers(answers):
     assert after is None
     assert isinstance(failed, OSError)
     assert "disk gone" in str(failed)
-    assert np.array_equal(pixels[1, 1], TRANSFORM.train(images[2], image_rng(5, 7, 10)))
-    assert np.array_equal(pixels[1, 2], TRANSFORM.train(images[0], image_rng(5, 7, 11)))
-    assert np.array_equal(pixels[0, 3], TRANSFORM.train(images[1], image_rng(5, 8, 0)))
+    assert np.array_equal(pixels[1, 1], TRANSFORM.train(images[2], ImageRandom(5).at(7, 10)))
+    assert np.array_equal(pixels[1, 2], TRANSFORM.train(images[0], ImageRandom(5).at(7, 11)))
+    assert np.array_equal(pixels[0, 3], TRANSFORM.train(images[1], ImageRandom(5).at(8, 0)))
     assert not pixels[0, :3].any()
 
 

@@ -5,7 +5,7 @@ import torch
 from nearkin.data.cache import ArrayImages
 from nearkin.data.device_images import DeviceImages
 from nearkin.data.loader import TrainingLoader, evaluation_batches, training_batches
-from nearkin.data.transforms import image_rng, transform_from
+from nearkin.data.transforms import ImageRandom, transform_from
 from nearkin.samplers import RandomSampler
 
 TRANSFORM = transform_from("mild", size=16)
@@ -139,10 +139,10 @@ def test_training_batches_of_some_places_depend_on_the_place_alone(workers):
     transform = transform_from("mild", size=8, resize=10)
     rows = np.array([4, 0, 0, 3, 1, 2])
     given = training_batches(
-        images, transform, rows, range(1, 6), lambda place: image_rng(7, 9, place), batch_size=2, workers=workers
+        images, transform, rows, range(1, 6), lambda place: ImageRandom(7).at(9, place), batch_size=2, workers=workers
     )
     batches = [batch.numpy() for batch in given]
     assert [len(batch) for batch in batches] == [2, 2, 1]
-    wanted = [transform.train(images[rows[place]], image_rng(7, 9, place)) for place in range(1, 6)]
+    wanted = [transform.train(images[rows[place]], ImageRandom(7).at(9, place)) for place in range(1, 6)]
     assert np.array_equal(np.concatenate(batches), np.stack(wanted))
     assert not np.array_equal(wanted[0], wanted[1]), "the same image twice is cropped twice"

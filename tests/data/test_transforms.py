@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.data.transforms import PRESETS, ImageRandom, Transform, image_rng, random_box, transform_from
+from nearkin.data.transforms import PRESETS, ImageRandom, Transform, random_box, transform_from
 from nearkin.errors import RecipeError
 
 
@@ -211,7 +211,7 @@ def test_random_numbers_are_those_of_a_generator_of_each_images_own():
     numbers = ImageRandom(5)
     numbers.at(1, 2).integers(7, dtype=np.uint32)  # leaves half of a drawn number behind
     for batch, place in ((0, 0), (7, 3), (7, 4), (2**40, 2**33), (0, 0)):
-        for rng in (numbers.at(batch, place), image_rng(5, batch, place)):
+        for rng in (numbers.at(batch, place), ImageRandom(5).at(batch, place)):
             drawn = rng.random(9), rng.integers(2**32, dtype=np.uint32), rng.uniform(1, 2)
             again = np.random.Generator(np.random.Philox(key=5, counter=[0, place, batch, 0]))
             expected = again.random(9), again.integers(2**32, dtype=np.uint32), again.uniform(1, 2)

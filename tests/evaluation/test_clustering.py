@@ -181,3 +181,11 @@ def test_cuda_repeats_and_agrees_with_the_cpu():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_an_engine_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match='engine "faiss" needs faiss: pip install faiss-cpu, or use engine="own"'):
+        kmeans(torch.eye(4), 2, engine="faiss")
+    with pytest.raises(ValueError, match="engine must be 'auto', 'faiss' or 'own', got 'scipy'"):
+        kmeans(torch.eye(4), 2, engine="scipy")

@@ -57,6 +57,28 @@ def test_hits_are_those_of_the_definition(monkeypatch, block, kept, with_gallery
         assert all(hits[q] == expected[q][:depth] for q in hits)
 
 
+def test_each_query_has_a_depth_of_its_own(by_definition):
+    x, labels = clusters([120, 60, 60, 50, 9], 150)
+    vectors, hits = as_vectors(x, "x"), {}
+    depth = torch.tensor([1, 100]).repeat(150)[: len(x)]
+    left = hits_by_merging(
+        vectors, vectors, labels, labels, depth=depth,
+        found=lambda rows, each: hits.update(zip(rows.tolist(), each.tolist(), strict=True)),
+    )  # fmt: skip
+    expected = by_definition(vectors, vectors, labels, labels)
+    assert int(left.sum()) < len(x) / 10
+    assert all(hits[q][: depth[q]] == expected[q][: depth[q]] for q in hits)
+    assert sorted([*hits, *left.nonzero()[:, 0].tolist()]) == list(range(len(x)))
+
+
+def test_queries_of_classes_that_nothing_is_of_are_left_out():
+    x, labels = clusters([50, 40, 30, 20, 10], 80)
+    known = labels < 3
+    references, queries = as_vectors(x[known], "x"), as_vectors(x, "q")
+    hits, left = merged(queries, references, labels, labels[known], 20)
+    assert sorted([*hits, *left]) == known.nonzero()[:, 0].tolist()
+
+
 def test_ties_go_by_index_however_products_are_rounded(monkeypatch, by_definition):
     """Coordinates of -1, 0 and 1: most comparisons are ties, and every product is off by what it may be."""
     generator = torch.Generator().manual_seed(1)
@@ -154,6 +176,7 @@ def test_products_are_as_exact_as_they_say(dim):
     ):
         found = product.of(*everything)
         assert bool(((found.double() - exact).abs() <= product.error(found)).all())
+        assert product.error(found).max() < 0.02, "a bound that says nothing"
     rows, columns = torch.randint(0, 30, (200,), generator=generator), torch.randint(0, 40, (200,), generator=generator)
     for each in (x, x.double()):
         found = pair_products(each, rows, y.to(each.dtype), columns)

@@ -194,3 +194,14 @@ def test_gradients_are_not_kept():
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         nearest(**{"queries": torch.eye(4, 3), **arguments})
+
+
+@pytest.mark.parametrize("collide", [False, True])
+def test_copies_are_found_also_where_hashes_collide(monkeypatch, collide):
+    if collide:
+        monkeypatch.setattr(neighbours, "row_hashes", lambda rows: torch.zeros(len(rows), dtype=torch.int64))
+    x = torch.tensor([[1.0, 2.0], [0.0, 5.0], [3.0, 1.0], [-0.0, 5.0], [1.0, 2.0]], dtype=torch.float64)
+    rows, which = neighbours._distinct(x)
+    assert len(rows) == 3
+    assert torch.equal(rows[which], x)
+    assert neighbours._distinct(x[:3])[1] is None

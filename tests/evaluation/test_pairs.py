@@ -83,3 +83,16 @@ def test_codes_on_cuda_are_those_of_the_cpu(distance):
         there = as_vectors(x.to(device), "x")
         found.append(metric_of(distance, there, there).codes(*pairs.to(device).T).cpu())
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("longer", ["queries", "references"])
+def test_the_stated_error_is_at_least_that_of_adding_up_in_any_order(distance, longer):
+    # Of D products in float64, whatever their order: D · 2⁻⁵³ · ‖q‖ ‖r‖; a squared distance has three such sums.
+    x, y = (as_vectors(vectors(seed) * (1000.0 if name == longer else 1.0), name) for seed, name in
+            ((6, "queries"), (7, "references")))  # fmt: skip
+    metric = metric_of(distance, x, y)
+    queries, references = metric.scale(x.rows(slice(None))), metric.scale(y.rows(slice(None)))
+    lengths, longest = queries.norm(dim=1), references.norm(dim=1).max()
+    least = lengths * longest if distance == "cosine" else (lengths + longest) ** 2
+    assert (metric.error(queries, references) >= 37 * 2.0**-53 * least).all()

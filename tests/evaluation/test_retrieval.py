@@ -12,6 +12,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
 
 from nearkin.evaluation import large_classes, neighbours, ranking_scores, retrieval, retrieval_scores
+from nearkin.evaluation.scores import score_named
 
 EVERY_KIND = {"recall_at": (1, 2, 5), "precision_at": (1, 3, 40), "map_at": (2, 40), "ndcg_at": (1, 3, 40)}
 
@@ -425,3 +426,16 @@ def test_scores_are_the_same_whether_half_precision_pays_or_not(monkeypatch):
         found.append(retrieval_scores(x, labels, recall_at=(1, 8), ndcg_at=(10,)))
     assert merged == [False, True]
     assert found[0] == found[1]
+
+
+def test_a_ranking_is_followed_as_far_as_the_scores_look():
+    few, many = score_named("R@4"), score_named("P@6")
+    num_true = torch.tensor([0, 1, 3, 9])
+    depth, first = retrieval.depths([few], num_true, 8)
+    assert (depth.tolist(), first.tolist()) == ([1, 1, 3, 8], [4, 4, 4, 8])
+    depth, first = retrieval.depths([], num_true, 8)
+    assert depth.tolist() == first.tolist() == [1, 1, 3, 8]
+    depth, first = retrieval.depths([few, many], num_true, 8)
+    assert (depth.tolist(), first.tolist()) == ([6, 6, 6, 8], [6, 6, 6, 8])
+    depth, first = retrieval.depths([few, many], num_true[:3], 5)
+    assert (depth.tolist(), first.tolist()) == ([5, 5, 5], [5, 5, 5])

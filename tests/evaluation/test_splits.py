@@ -127,3 +127,12 @@ def test_more_noise_than_there_is_room_for_is_refused(data):
     protocol = Protocol(ProtocolSection(train_share=0.02, label_noise=0.5), data)
     with pytest.raises(DataError, match=r"protocol\.label_noise=0\.5 would replace 4 of 8.*at most 0 can be replaced"):
         protocol.check_trainable()
+
+
+def test_in_distribution_a_share_of_every_class_is_tested_and_two_images_at_least():
+    sizes = (2, 3, 4, 10, 40)
+    names = np.repeat([f"k{number}" for number in range(5)], sizes).tolist()
+    table = ImageTable.build("toy", np.zeros((len(names), 4, 4), dtype=np.uint8), names, splits=["train"] * len(names))
+    tested = Protocol(ProtocolSection(name="in-distribution", test_share=0.3), table).test.query
+    # A class of two only trains; 30 % of three and four are one, which could not find another.
+    assert counts(table, tested) == {"k1": 2, "k2": 2, "k3": 3, "k4": 12}

@@ -10,8 +10,9 @@ from nearkin.evaluation import retrieval_scores
 from nearkin.evaluation.vectors import as_float64, as_gallery, as_vectors
 
 
-def test_a_memory_mapped_file_stays_where_it_is(tmp_path):
-    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_memory_mapped_file_stays_where_it_is(tmp_path, dtype):
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(dtype)
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     labels = np.arange(10).repeat(4)

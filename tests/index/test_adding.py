@@ -120,3 +120,15 @@ def test_what_can_be_added(images):
 
 def test_a_thumbnail_of_a_strip():
     assert thumbnail_of(np.zeros((3, 2000, 3), np.uint8)).startswith(b"\xff\xd8")
+
+
+def test_an_engine_is_built_anew_when_something_was_added_and_not_otherwise(tmp_path, images, model, monkeypatch):
+    index, built = Index.create(tmp_path / "index", model), []
+    monkeypatch.setattr(index._engine, "rebuild", built.append)
+    # Whoever writes begins with what is there, as the one before may have been killed.
+    assert index.add(images / "kind 0").added == 5
+    assert built == [0, 5]
+    assert index.add(images / "kind 0").added == 0
+    assert built == [0, 5, 5]
+    assert index.add(images).added == 15
+    assert built == [0, 5, 5, 5, 20]

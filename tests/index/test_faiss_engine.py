@@ -244,3 +244,12 @@ assert engine.status()["recall@10"] is not None, engine.status()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@ENGINES
+def test_what_was_built_can_be_thrown_away_also_twice(tmp_path, kind):
+    growing = Growing(tmp_path, kind, around_kinds(1200)).to(1200)
+    assert growing.file.exists()
+    for _ in range(2):
+        growing.engine.discard()
+        assert not growing.file.parent.exists()

@@ -38,6 +38,7 @@ def test_what_is_near_stands_near_and_far_more_so_than_in_principal_components(d
     done, of = zip(*told, strict=True)
     assert list(done) == sorted(done)
     assert done[-1] == of[-1]
+    assert 2 * done[0] == of[0], "480 are searched in one block, and the search is half of the work"
 
 
 def test_the_same_seed_gives_the_same_map():

@@ -52,3 +52,11 @@ def test_scores_that_float32_cannot_tell_apart(distance):
 
 def test_nothing_of_nothing():
     assert [rows.tolist() for rows in numpy_scan.candidates([], np.ones((2, 3)), 1, None, "cosine")] == [[], []]
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_vectors_of_nothing_are_all_as_near(distance):
+    """Their products are exactly zero, without any error to make room for ties."""
+    vectors = np.zeros((9, 4), dtype=np.float32)
+    found = numpy_scan.candidates([(coded(vectors), vectors)], np.eye(4)[:2], 3, None, distance)
+    assert [rows.tolist() for rows in found] == [list(range(9))] * 2

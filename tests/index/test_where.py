@@ -42,5 +42,9 @@ def test_what_a_field_does_not_hold():
     for where in ({"year": "soon"}, {"year": float("nan")}, {"year": True}, {"year": [[]]}):
         with pytest.raises(RecipeError, match="'year' holds numbers"):
             condition(where, FIELDS)
+    with pytest.raises(RecipeError, match=r"a range of 'year' is a pair \(from, to\), got \(1, 2, 3\); give a list"):
+        condition({"year": (1, 2, 3)}, FIELDS)
+    with pytest.raises(RecipeError, match=r"'label' holds text, got 7: give it in quotes"):
+        condition({"label": 7}, FIELDS)
     with pytest.raises(RecipeError, match=r"cannot filter by 'yaer': did you mean 'year'"):
         condition({"yaer": 1}, FIELDS)

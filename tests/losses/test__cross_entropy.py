@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch.nn import functional as F
 
-from nearkin.losses import ArcFace
+from nearkin.losses import ArcFace, CosFace
+from nearkin.losses._blocks import Parts
 from nearkin.losses._cross_entropy import SoftmaxLoss
 
 
@@ -47,3 +49,24 @@ def test_far_apart_logits_do_not_overflow():
     value, slope = SoftmaxLoss(2, 2, scale=1e5).value_and_gradient(torch.tensor([[-1.0, 1.0]]), torch.tensor([0]))
     assert value.item() == 2e5
     assert slope.tolist() == [[-1e5, 1e5]]
+
+
+def test_at_the_angle_where_it_would_turn_round_the_margin_still_holds():
+    # θ = π − m exactly: cos(θ + m) = −1, and not cos θ − m sin m as beyond it.
+    loss = ArcFace(2, 2, scale=2.0, margin=0.5)
+    similarities = torch.tensor([[-math.cos(0.5), 0.0]], dtype=torch.float64)
+    expected = math.log(1 + math.exp(2.0))  # logits −2 and 0
+    labels = torch.tensor([0])
+    assert loss.from_similarities(similarities, labels).item() == pytest.approx(expected)
+    value, gradient = loss.value_and_gradient(similarities, labels)
+    assert value.item() == pytest.approx(expected)
+    # d cos(θ + m) / d cos θ is sin(θ + m) / sin θ, which is 0 here; beyond it would be 1.
+    assert gradient[0, 0].item() == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("loss", [ArcFace(2, 2, scale=2.0), CosFace(2, 2, scale=2.0)])
+def test_by_blocks_a_similarity_beyond_one_counts_as_one(loss, sign):
+    own = torch.tensor([sign * 1.25, sign * 1.0])  # what rounding might do, and much more
+    values = [loss.from_parts(Parts(each, torch.zeros(1), torch.tensor([0]), 2, None, 2.0)) for each in own.split(1)]
+    assert values[0].item() == pytest.approx(values[1].item())

@@ -113,3 +113,11 @@ def test_integer_labels_of_any_width():
     z, labels = torch.randn(4, 5), torch.tensor([0, 3, 3, 5])
     values = {loss(z, labels.to(dtype)).item() for dtype in (torch.int64, torch.int32, torch.uint8)}
     assert len(values) == 1
+
+
+def test_unasked_several_proxies_of_a_class_are_not_pulled_together():
+    torch.manual_seed(0)
+    loss, x, labels = Hinge(4, 5, proxies_per_class=3, class_similarity="max"), torch.randn(8, 5), torch.arange(8) % 4
+    units = torch.nn.functional.normalize(loss.bank.vectors, dim=2)
+    similarities = torch.einsum("nd,ckd->nck", torch.nn.functional.normalize(x, dim=1), units).amax(dim=2)
+    torch.testing.assert_close(loss(x, labels), loss.from_similarities(similarities, labels))

@@ -101,3 +101,11 @@ def test_similarity_weights_are_one_over_n_for_every_active_pair():
     # s(a,c) = 0 is below the margin, s(b,c) = 0.8 above it.
     expected = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]]) / 3
     torch.testing.assert_close(CosineContrastive().similarity_weights(x, torch.tensor([0, 0, 1])), expected)
+
+
+@pytest.mark.parametrize("reduction", ["queries", "nonzero"])
+def test_a_negative_pair_at_the_margin_costs_nothing(reduction):
+    # Their product is exactly one half: inside the ball lengths stay as they are.
+    x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    loss = CosineContrastive(margin=0.5, reduction=reduction, normalisation="ball")
+    assert loss(x, torch.tensor([0, 1])).item() == 0

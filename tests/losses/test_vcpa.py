@@ -483,3 +483,12 @@ def test_under_autocast_state_and_loss_stay_float32():
 def test_impossible_options_are_refused_by_name(options, named):
     with pytest.raises(ValueError, match=f"{named} must be .* got"):
         VariationalProxyAnchor(3, 4, **options)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_one_newton_step_moves_the_proxies_and_none_leaves_them(steps):
+    torch.manual_seed(0)
+    loss = VariationalProxyAnchor(3, 4, newton_steps=steps)
+    before = loss.mu.detach().clone()
+    loss(torch.randn(6, 4), torch.arange(6) % 3)
+    assert torch.equal(loss.mu, before) == (steps == 0)

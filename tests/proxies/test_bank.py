@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from nearkin.errors import RecipeError
 from nearkin.proxies import ProxyBank
+from nearkin.proxies import bank as proxy_bank
 
 
 def test_vectors_start_with_the_deviation_of_the_official_code():
@@ -38,3 +41,43 @@ def test_beginning_anew_keeps_the_parameter_that_the_optimiser_holds():
 def test_sizes_are_named_as_recipes_do(sizes, name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         ProxyBank(*sizes)
+
+
+@pytest.mark.parametrize("classes", [5, 16, 31, 32, 33, 100])
+def test_the_rows_of_a_rank_are_those_of_one_draw_and_few_others_are_held(classes, monkeypatch):
+    monkeypatch.setattr(proxy_bank, "_ROWS_AT_ONCE", 1)  # blocks of sixteen
+    torch.manual_seed(3)
+    whole = torch.randn(classes, 2, 3)
+    drawn, randn = [], torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape: drawn.append(shape[0]) or randn(*shape))
+    for rows in (range(classes // 3), range(classes // 3, classes - 1), range(classes - 1, classes)):
+        torch.manual_seed(3)
+        torch.testing.assert_close(proxy_bank._rows_of_normal(rows, classes, 2, 3), whole[rows.start : rows.stop])
+    assert sum(drawn) == 3 * classes
+    assert max(drawn) < 32
+
+
+def test_of_two_processes_each_has_its_share_of_one_bank(monkeypatch):
+    torch.manual_seed(0)
+    alone = ProxyBank(5, 2, 8, scale=1.5)
+    assert alone.share == 1
+    monkeypatch.setattr(proxy_bank, "world", lambda: 2)
+    for own in (range(3), range(3, 5)):
+        monkeypatch.setattr(proxy_bank, "share_of", lambda classes, own=own: own)
+        torch.manual_seed(0)
+        bank = ProxyBank(5, 2, 8, scale=1.5)
+        torch.testing.assert_close(bank.vectors, alone.vectors[own.start : own.stop])
+        assert bank.share == len(own) / 5
+        bank.restart(torch.arange(80.0).view(5, 2, 8))
+        assert bank.vectors[0, 0, 0] == 16 * own.start
+        # What one process has saved has all classes, what a rank has saved its own; both below another module.
+        for saved in (alone.vectors, alone.vectors[own.start : own.stop]):
+            nn.Sequential(bank).load_state_dict({"0.vectors": saved.detach() + 1})
+            torch.testing.assert_close(bank.vectors, alone.vectors[own.start : own.stop] + 1)
+
+
+def test_more_processes_than_classes_are_refused(monkeypatch):
+    monkeypatch.setattr(proxy_bank, "world", lambda: 3)
+    monkeypatch.setattr(proxy_bank, "share_of", lambda classes: range(2, 2))
+    with pytest.raises(RecipeError, match="2 classes cannot be shared out to 3 processes: start fewer"):
+        ProxyBank(2, 1, 4)

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearkin.proxies import greedy_k_center
+from nearkin.proxies.greedy_k_center import farthest_first
 
 
 def plain(pool, existing, k, valid):
@@ -55,6 +56,13 @@ def test_by_hand():
     # one class on a line, proxies at 0: farthest is 10, then 4 (4 from 0, 6 from 10), then 6 (2 from 4) over 9 (1)
     pool = torch.tensor([[[4.0], [6.0], [10.0], [9.0]]])
     assert greedy_k_center(pool, torch.zeros(1, 1, 1), 4).tolist() == [[2, 0, 1, 3]]
+
+
+def test_distances_are_squared_ones_in_the_plane():
+    # 25 = 3² + 4² from the middle one, which is nearest to the mean and comes first.
+    pool = torch.tensor([[[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]]])
+    found = [(pick.item(), far[0].tolist()) for pick, far in farthest_first(pool)]
+    assert found == [(1, [25.0, 0.0, 25.0]), (0, [0.0, 0.0, 25.0]), (2, [0.0, 0.0, 0.0])]
 
 
 def test_duplicates_are_not_picked_twice_while_others_are_left():

@@ -71,6 +71,7 @@ def test_another_objective_drops_the_options_of_the_first():
         ({}, ["protocol.split_seed=-1"], r"protocol\.split_seed must be at least 0, got -1"),
         ({}, ["protocol.name=query_gallery"], "query-gallery"),
         ({"data": 5}, [], "must hold keys and values"),
+        ({"objective": {"alpha": 3}}, [], r"section 'objective' needs a name: "),
         ({}, ["training.epochs=2", "training.epochs.x=1"], "holds a value"),
     ],
 )

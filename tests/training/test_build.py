@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nearkin.errors import RecipeError
+from nearkin.errors import DataError, RecipeError
 from nearkin.losses import catalogue
 from nearkin.methods.profs import Profs
 from nearkin.recipe import DataSection, EncoderSection, Recipe
@@ -51,7 +51,7 @@ def test_what_a_method_learns_is_trained_at_the_proxies_rate(state_for):
 def test_an_encoder_that_a_checkpoint_fills_looks_for_no_weights():
     section = EncoderSection(weights="nowhere.pth", dim=7)
     assert encoder_from(section, pretrained=False).dim == 7
-    with pytest.raises(Exception, match=r"nowhere\.pth"):
+    with pytest.raises(DataError, match=r"nowhere\.pth"):
         encoder_from(section)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+
 import pytest
 import torch
 
+from nearkin.errors import DataError
 from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
@@ -18,14 +22,30 @@ from nearkin.training.step import train_step
 def test_a_checkpoint_never_runs_code(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
     run(recipe_for("training.max_steps=1"), folder, Silent())
-    import pickle
 
     class Evil:
         def __reduce__(self):
-            return (print, ("ran",))
+            return (os.mkdir, (str(tmp_path / "ran"),))
 
     folder.last_checkpoint.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(Exception, match="cannot be read as a checkpoint"):
+    with pytest.raises(DataError, match="cannot be read as a checkpoint"):
+        checkpoint.encoder_weights(folder, "last")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ([1, 2], "is no checkpoint of nearkin; begin anew with --overwrite"),
+        ({"weights": {}}, "is no checkpoint of nearkin; begin anew with --overwrite"),
+        ({"encoder": {}, "format": -1}, r"was written by another version of nearkin \(format -1\)"),
+    ],
+)
+def test_a_file_of_something_else_is_named(tmp_path, content, said):
+    folder = RunFolder(tmp_path / "run")
+    folder.last_checkpoint.parent.mkdir(parents=True)
+    torch.save(content, folder.last_checkpoint)
+    with pytest.raises(DataError, match=rf"last\.pt {said}"):
         checkpoint.encoder_weights(folder, "last")
 
 

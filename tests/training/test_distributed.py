@@ -76,6 +76,7 @@ def in_processes(tmp_path_factory, begun):
 def test_several_processes_come_to_what_one_comes_to(name, world, alone, in_processes):
     expected, found = alone(name), in_processes[0][world]
     tolerance = TOLERANCE.get(name[-2:] if name.startswith("loss") else name[:3], 1e-12)
+    assert len(found) == world
     for of_rank in found:
         assert set(of_rank[name]) == set(expected)
         for key, value in expected.items():
@@ -105,8 +106,10 @@ def test_a_checkpoint_goes_from_one_process_to_two_to_three_and_back_unchanged(c
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("course", CONTINUED)
 def test_a_run_that_one_process_began_is_continued_by_several(course, world, alone, in_processes):
+    expected = alone(f"run {course}")
+    assert expected
     for of_rank in in_processes[0][world]:
-        for key, value in alone(f"run {course}").items():
+        for key, value in expected.items():
             assert_close(of_rank[f"continued {course}"][key], value, TOLERANCE["run"], key)
 
 

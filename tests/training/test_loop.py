@@ -244,12 +244,13 @@ def step_of(folder):
 
 def test_ctrl_c_saves_and_says_how_to_resume(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    process = start(recipe_for, folder.path, "training.epochs=400", "training.evaluate_every=400")
-    wait_for(lambda: folder.evaluations_file.exists(), process)
-    time.sleep(1.0)
+    # A checkpoint after every step says when the loop has begun, which is when it listens.
+    overrides = ["training.epochs=4000", "training.evaluate_every=4000", "training.checkpoint_minutes=0"]
+    process = start(recipe_for, folder.path, *overrides)
+    wait_for(lambda: step_of(folder) > 0, process)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "--resume" in errors
     assert "Traceback" not in errors
-    assert step_of(folder) > 0
+    assert f"interrupted after step {step_of(folder)} of" in " ".join(errors.split())

@@ -145,17 +145,8 @@ centre 227; bilinear'
         return scaled if scaled.mode == "RGB" else scaled.convert("RGB")
 
 
-def image_rng(seed: int, batch: int, place: int) -> np.random.Generator:
-    """The random numbers of the image at ``place`` in a batch, whoever prepares it.
-
-    >>> image_rng(0, 7, 3).random() == image_rng(0, 7, 3).random() != image_rng(0, 7, 4).random()
-    True
-    """
-    return ImageRandom(seed).at(batch, place)
-
-
 class ImageRandom:
-    """What :func:`image_rng` gives, for one image after another and in one thread, without making it anew each time.
+    """The random numbers of an image are those of its place in a batch, whoever prepares it; for one thread.
 
     >>> numbers = ImageRandom(0)
     >>> numbers.at(7, 3).random() == numbers.at(7, 3).random() != numbers.at(7, 4).random()

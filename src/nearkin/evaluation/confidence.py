@@ -34,13 +34,13 @@ def student_t(df: float, *, level: float = 0.95) -> float:
     return math.sqrt(df) * math.tan(0.5 * (low + high))
 
 
-def power_of_t(df: float, shift: float, *, level: float = 0.95) -> float:
-    """How often a two-sided t-test at ``level`` finds a true difference of ``shift`` standard errors.
+def power_of_t(df: float, shift: float) -> float:
+    """How often a two-sided t-test at 95 % finds a true difference of ``shift`` standard errors.
 
     >>> round(power_of_t(9, 3.0), 3), round(power_of_t(9, 0.0), 3)
     (0.761, 0.05)
     """
-    critical = student_t(df, level=level)
+    critical = student_t(df)
     # t is a normal number over the root of χ²/df, which lies around 1: the normal's share, averaged over that root.
     most = 1 + 10 / math.sqrt(2 * df)
     nodes, weights = np.polynomial.legendre.leggauss(256)

@@ -194,13 +194,13 @@ def _admit_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite:
     return []
 
 
-def _check_shared(folder: RunFolder, seconds: float = 10.0) -> None:
+def _check_shared(folder: RunFolder) -> None:
     """Refuse a folder that only some of the machines see: each rank writes the proxies of its own classes there."""
     if ranks.world() == 1:
         return
     written = ranks.from_first(lambda: int(folder.recipe_file.stat().st_mtime))
-    until = time.monotonic() + seconds
     # What another machine has just written may take a moment to be seen.
+    until = time.monotonic() + 10
     while not folder.recipe_file.exists() or int(folder.recipe_file.stat().st_mtime) != written:
         if time.monotonic() > until:
             raise RecipeError(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 from PIL import Image
@@ -105,9 +104,7 @@ def test_a_list_that_is_not_text(root):
 
 @pytest.mark.real_data
 def test_the_real_data_set():
-    start = time.perf_counter()
     table = read_benchmark("cub", os.environ["NEARKIN_DATA"])
-    assert time.perf_counter() - start < 5.0
     assert {split: len(table.split(split)) for split in ("train", "test")} == {"train": 5864, "test": 5924}
     assert table.class_names[0] == "001.Black_footed_Albatross"
     assert table.class_names[199] == "200.Common_Yellowthroat"

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nearkin.evaluation import measure, neighbours
+from nearkin.evaluation.scores import score_named
 
 BOTH = ("covering_radius", "inter_class_distance")
 
@@ -38,6 +39,9 @@ def test_by_hand():
     # class 1 is a single point: 0. Between them: 10, 9, 5, 4.
     scores = measure(BOTH, torch.tensor([[0.0], [1.0], [5.0], [6.0], [10.0]]), [3, 3, 3, 3, 8])
     assert scores["covering_radius"] == pytest.approx(7 / 8)
+    for name in BOTH:
+        assert not score_named(name).in_percent
+    assert not score_named("covering_radius").higher_is_better
     assert scores["inter_class_distance"] == pytest.approx(7.0)
 
 

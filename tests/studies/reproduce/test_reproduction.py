@@ -91,7 +91,9 @@ def test_rows_with_a_problem_are_not_run(tiny, results_of):
 def test_an_untrained_network_is_scored(tiny, results_of):
     study = tiny("vcpa/figure-3", ["features", "random_head"], "training.epochs=0")
     study.run()
-    for row in results_of(study):
+    rows = results_of(study)
+    assert {row.planned.row.name for row in rows} >= {"features", "random_head"}
+    for row in rows:
         assert row.finished, row.problem
         assert 0 < row.ours[Column("R@1")].mean < 100
 
