@@ -107,3 +107,36 @@ def test_neighbours_are_those_of_the_exact_ranking(distance, monkeypatch):
     expected, similarities = nearest(vectors, k=5, distance=distance)
     np.testing.assert_array_equal(found, expected.numpy())
     np.testing.assert_allclose(scores, similarities.numpy(), atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [60, 600])
+def test_among_more_kinds_a_hit_is_as_sure_as_it_is_right_there(classes):
+    spread = 0.9
+    few = fit(*kinds(60, 6, spread), "cosine", "drawn")
+    vectors, labels = kinds(classes, 6, spread, seed=1)
+    curve = few.among(calibration.kinds_of(labels))
+    scores, right = calibration._hits(vectors, labels, "cosine")
+    sure = np.vectorize(curve.confidence)(scores)
+    unmoved = np.vectorize(few.confidence)(scores)
+    assert abs(sure.mean() - right.mean()) < 0.06
+    if classes == 600:
+        assert unmoved.mean() - right.mean() > 0.15, "or nothing had to be moved"
+        assert np.mean((sure - right) ** 2) < right.mean() * (1 - right.mean()) < np.mean((unmoved - right) ** 2)
+
+
+def test_more_images_of_the_same_kinds_leave_the_curve_where_it_is():
+    few = fit(*kinds(40, 6, 0.9), "cosine", "drawn")
+    many = calibration.number_of_kinds(np.full(40, 60))
+    assert few.among(many).shift == pytest.approx(0.0, abs=0.25)
+    assert -1 <= few.growth < -0.3
+    assert few.among(few.kinds).shift == 0
+    assert (few.images, few.kinds) == (240, pytest.approx(40 * 239 / (40 * 5) * 40 * 6 / 240))
+
+
+def test_too_few_kinds_to_see_how_it_changes_are_taken_to_be_alike():
+    assert fit(*kinds(9, 6, 0.9), "cosine", "drawn").growth == -1.0
+
+
+def test_kinds_of_one_image_are_as_many_as_images():
+    assert calibration.number_of_kinds(np.ones(7, dtype=np.int64)) == 7
+    assert calibration.number_of_kinds(np.array([4, 4])) == pytest.approx(8 * 7 / 24)

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -238,8 +239,23 @@ def test_confidence_is_learned_from_classes_never_trained_on(tmp_path, images, s
     index.add(images)
     told = index.status().calibration
     assert told.source == "300 images of 30 kinds not trained on"
+    assert told.shift == pytest.approx(told.growth * np.log((20 * 19 / 80) / told.kinds)), "four kinds of five images"
+    assert told.shift > 0, "among four kinds a hit of the same score is more often right than among thirty"
     index.add([np.zeros((8, 8, 3), np.uint8)])
-    assert index.status().calibration == told
+    assert index.status().calibration == told, "an image without a label is no kind more"
+
+
+def test_without_labels_an_index_has_as_many_images_of_a_kind_as_its_curve(tmp_path, images, stand_in):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(30), 10)
+    vectors = rng.normal(size=(30, 6))[labels] + 0.4 * rng.normal(size=(300, 6))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    index = Index.create(tmp_path / "index", stand_in(held_out=lambda: HeldOut(vectors, labels)))
+    index.add(images, labels=None)
+    told = index.status().calibration
+    assert told.shift == pytest.approx(told.growth * np.log(20 / 300))
+    index.remove(list(range(10)))
+    assert index.status().calibration.shift == pytest.approx(told.growth * np.log(10 / 300))
 
 
 def test_status_says_what_is_missing_and_why(tmp_path, images, model):
@@ -429,7 +445,7 @@ def test_the_public_name():
 
 def test_a_label_by_votes_unless_one_hit_is_surer_than_all_of_them():
     curve = Calibration(10.0, -5.0, "", 100, 0.1, 0.2, (), LabelCurve(2.0, -1.0, 0.1, 0.2))
-    hit = lambda label, sure: Hit(0, 0.5, sure, label, None)  # noqa: E731
+    hit = lambda label, sure: Hit(0, (np.log(sure / (1 - sure)) + 5) / 10 if sure else 0.5, sure, label, None)  # noqa: E731
     agreed = [hit("tit", 0.4)] * 7 + [hit("wren", 0.45)] * 3
     found = classified(agreed, 0.5, curve)
     assert found.label == "tit"
@@ -439,4 +455,6 @@ def test_a_label_by_votes_unless_one_hit_is_surer_than_all_of_them():
     mixed = [hit(f"kind {k}", 0.3) for k in range(10)]
     assert classified(mixed, 0.5, curve).label is None
     assert classified(agreed[:5], 0.3, curve).confidence == 0.4, "the curve is of ten votes"
+    among_more = replace(curve, shift=-2.0)  # what hits are said to be; votes count as they were fitted
+    assert classified(agreed, 0.5, among_more).confidence == pytest.approx(found.confidence)
     assert classified([hit("tit", None)] * 3, 0.5, None) == Classified("tit", None, tuple([hit("tit", None)] * 3))

@@ -3,13 +3,16 @@
 A cut-off on similarity means something else for every encoder. A logistic curve through what was seen of this one does
 not: of labelled images each looks for its nearest among the others, and each of those is of its kind or not. The curve
 rises with the score, so it never changes an order. How good it is is measured on classes that it was not fitted to.
+
+Among more kinds a hit of the same score is less often right: there are more others that happen to be as near. By how
+much is seen from halves and quarters of the kinds, and the curve is moved to the kinds that an index has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ VOTERS = 10
 FOLDS = 5
 MOST_IMAGES = 2_000
 _FEWEST = 20
+_FEWEST_KINDS = 5
 _BINS = 10
 _PAIRS = 1 << 22
 
@@ -68,13 +72,29 @@ class Calibration:
     reliability: tuple[Bin, ...]
     label: LabelCurve | None = None
     """The same for the label that a query's neighbours agree on."""
+    images: int = 0
+    kinds: float = 1.0
+    """Images that it was fitted to, and among how many kinds; see :func:`number_of_kinds`."""
+    growth: float = 0.0
+    """What is added to the intercept when there are e times as many kinds: a number below 0."""
+    shift: float = 0.0
+    """What has been added to it for the kinds of an index."""
 
     def confidence(self, score: float) -> float:
         """
         >>> Calibration(10.0, -5.0, "", 100, 0.1, 0.2, ()).confidence(0.5)
         0.5
         """
-        return float(_logistic(np.array(self.slope * score + self.intercept)))
+        return float(_logistic(np.array(self.slope * score + self.intercept + self.shift)))
+
+    def among(self, kinds: float) -> Calibration:
+        """The curve for a collection of so many kinds.
+
+        >>> curve = Calibration(10.0, -5.0, "", 100, 0.1, 0.2, (), kinds=50, growth=-0.9)
+        >>> round(curve.among(500).confidence(0.5), 3)
+        0.112
+        """
+        return replace(self, shift=self.growth * math.log(kinds / self.kinds))
 
 
 def fit_held_out(held_out: HeldOut | None, distance: Distance) -> Calibration | None:
@@ -111,16 +131,61 @@ def fit(vectors: NDArray[np.float32], labels: NDArray[np.int64], distance: Dista
         held, rest = folds == fold, folds != fold
         seen[held] = _logistic(_evaluate(_fitted(scores[rest].ravel(), right[rest].ravel()), scores[held]))
     curve = _fitted(scores.ravel(), right.ravel())
-    return _measured(curve, seen, right, source, _fit_label(vectors, labels, folds, distance, curve))
+    measured = _measured(curve, seen, right, source, _fit_label(vectors, labels, folds, distance, curve))
+    growth = _growth(vectors, labels, distance)
+    return replace(measured, images=len(labels), kinds=kinds_of(labels), growth=growth)
 
 
-def fit_on_others(fitted: HeldOut, scored: HeldOut, distance: Distance, source: str) -> Calibration | None:
-    """The curve from ``fitted``, and how far it can be believed of ``scored``, whose classes are others."""
+def number_of_kinds(sizes: NDArray[np.int64]) -> float:
+    """Of kinds with so many images: one over the share of pairs of images that are of a kind, at most the images.
+
+    >>> number_of_kinds(np.array([10, 10, 10]))  # doctest: +ELLIPSIS
+    3.22...
+    >>> number_of_kinds(np.array([1, 1, 1]))
+    3.0
+    """
+    images = float(sizes.sum())
+    return min(images, images * (images - 1) / max(float((sizes * (sizes - 1.0)).sum()), 1e-9))
+
+
+def kinds_of(labels: NDArray[np.int64]) -> float:
+    return number_of_kinds(np.unique(labels, return_counts=True)[1])
+
+
+def _growth(vectors: NDArray[np.float32], labels: NDArray[np.int64], distance: Distance) -> float:
+    """The coefficient of the logarithm of the number of kinds beside the score, from all, halves and quarters of them.
+
+    Below −1 it cannot be where kinds are alike (as many times more wrong hits as kinds), so it ends there.
+    """
+    classes = np.random.default_rng(0).permutation(np.unique(labels))
+    rows = []
+    for parts in (1, 2, 4):
+        for part in range(parts):
+            mine = np.isin(labels, classes[part::parts])
+            if len(classes) >= _FEWEST_KINDS * parts and (found := _hits(vectors[mine], labels[mine], distance)):
+                scores, right = (each.ravel() for each in found)
+                design = np.stack([scores, np.full_like(scores, math.log(kinds_of(labels[mine])))], axis=1)
+                rows.append((parts, design, right, np.full(len(scores), 1 / len(scores))))
+    if len({parts for parts, *_ in rows}) < 2:
+        return -1.0
+    design, right, weights = (np.concatenate([row[i] for row in rows]) for i in (1, 2, 3))
+    slopes, _ = _logistic_regression(design, right, weights)
+    return float(np.clip(slopes[1], -1.0, 0.0))
+
+
+def fit_on_others(
+    fitted: HeldOut, scored: HeldOut, distance: Distance, source: str, *, moves: bool = True
+) -> Calibration | None:
+    """The curve from ``fitted``, moved to as many kinds as ``scored`` has, and how far it can be believed of those."""
     known, asked = (_hits(each.vectors, each.labels, distance) for each in (fitted, scored))
     if known is None or asked is None:
         return None
     curve = _fitted(known[0].ravel(), known[1].ravel())
-    return _measured(curve, _logistic(_evaluate(curve, asked[0])), asked[1], source)
+    growth = _growth(fitted.vectors, fitted.labels, distance) if moves else 0.0
+    kinds = kinds_of(fitted.labels)
+    shift = growth * math.log(kinds_of(scored.labels) / kinds)
+    measured = _measured(curve, _logistic(_evaluate(curve, asked[0]) + shift), asked[1], source)
+    return replace(measured, images=len(fitted.labels), kinds=kinds, growth=growth, shift=shift)
 
 
 def _hits(
@@ -234,28 +299,41 @@ def _fitted(scores: NDArray[np.float64], right: NDArray[np.float64]) -> tuple[fl
     """
     positive = right.sum()
     target = np.where(right > 0, (positive + 1) / (positive + 2), 1 / (len(right) - positive + 2))
-    centre, spread = scores.mean(), scores.std() or 1.0
-    design = np.stack([(scores - centre) / spread, np.ones_like(scores)], axis=1)
+    (slope,), intercept = _logistic_regression(scores[:, None], target, np.full(len(target), 1 / len(target)))
+    if slope < 0:
+        return 0.0, math.log(target.mean() / (1 - target.mean()))
+    return float(slope), intercept
 
-    def loss(weights: NDArray[np.float64]) -> float:
-        margin = design @ weights
-        return float((np.logaddexp(0, margin) - target * margin).mean())
 
-    weights = np.array([0.0, math.log(target.mean() / (1 - target.mean()))])
+def _logistic_regression(
+    features: NDArray[np.float64], target: NDArray[np.float64], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Slopes and intercept of the likeliest logistic model of ``features`` ``[N, F]``, by Newton's method."""
+    weights = weights / weights.sum()
+    centre = weights @ features
+    spread = np.sqrt(weights @ np.square(features - centre))
+    spread[spread == 0] = 1.0
+    design = np.concatenate([(features - centre) / spread, np.ones((len(features), 1))], axis=1)
+
+    def loss(model: NDArray[np.float64]) -> float:
+        margin = design @ model
+        return float(weights @ (np.logaddexp(0, margin) - target * margin))
+
+    share = float(np.clip(weights @ target, 1e-9, 1 - 1e-9))
+    model = np.append(np.zeros(features.shape[1]), math.log(share / (1 - share)))
     for _ in range(100):
-        probability = _logistic(design @ weights)
-        gradient = design.T @ (probability - target) / len(target)
-        curvature = (design.T * (probability * (1 - probability))) @ design / len(target) + 1e-9 * np.eye(2)
+        probability = _logistic(design @ model)
+        gradient = design.T @ (weights * (probability - target))
+        curvature = (design.T * (weights * probability * (1 - probability))) @ design + 1e-9 * np.eye(len(model))
         step = np.linalg.solve(curvature, gradient)
-        size, before = 1.0, loss(weights)
-        while loss(weights - size * step) > before and size > 1e-6:
+        size, before = 1.0, loss(model)
+        while loss(model - size * step) > before and size > 1e-6:
             size /= 2
-        weights = weights - size * step
+        model = model - size * step
         if np.abs(step).max() < 1e-9:
             break
-    if weights[0] < 0:
-        return 0.0, math.log(target.mean() / (1 - target.mean()))
-    return float(weights[0] / spread), float(weights[1] - weights[0] * centre / spread)
+    slopes = model[:-1] / spread
+    return slopes, float(model[-1] - slopes @ centre)
 
 
 def _evaluate(curve: tuple[float, float], scores: NDArray[np.float64]) -> NDArray[np.float64]:

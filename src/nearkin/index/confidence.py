@@ -51,11 +51,21 @@ def fitted_curve(
     return {"held_out": held_out, "curve": curve, "labelled": 0 if curve is None else len(labelled)}
 
 
-def read_calibration(told: Mapping[str, Any] | None) -> Calibration | None:
-    """The curve that :func:`calibrate` wrote down, if there is one."""
+def read_calibration(items: Items) -> Calibration | None:
+    """The curve that :func:`calibrate` wrote down, if there is one, for as many kinds as there are by now.
+
+    Without labels an index is taken to have as many images of a kind as the curve was fitted to.
+    """
+    told = items.fact("calibration")
     if told is None or told["curve"] is None:
         return None
     curve = told["curve"]
     label = LabelCurve(**curve["label"]) if curve.get("label") else None
     reliability = tuple(Bin(**each) for each in curve["reliability"])
-    return Calibration(**{**curve, "reliability": reliability, "label": label})
+    found = Calibration(**{**curve, "reliability": reliability, "label": label})
+    sizes = [row[0] for row in items.rows("SELECT count(*) FROM items WHERE label IS NOT NULL GROUP BY label")]
+    if len(sizes) > 1:
+        return found.among(calibration.number_of_kinds(np.array(sizes)))
+    if not found.images or not items.count():  # made before curves knew of kinds, or empty
+        return found
+    return found.among(found.kinds * items.count() / found.images)

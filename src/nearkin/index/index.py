@@ -334,7 +334,7 @@ class Index:
             self._engine.show(rows)
             live = self._items.ids()
             self._live = live[live < rows]
-            self.calibration = read_calibration(self._items.fact("calibration"))
+            self.calibration = read_calibration(self._items)
             self._seen = version
 
     def _opened(self, engine: str) -> Engine:

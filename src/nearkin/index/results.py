@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,11 @@ def classified(hits: Sequence[Hit], min_confidence: float, calibration: Calibrat
     """The label with most confidence among hits, or "none of these" where it is less sure than it should be."""
     if not hits:
         return Classified(None, None, ())
+    # Votes count as the curve of labels knows them: among more kinds a label is less far ahead anyway.
+    curve = None if calibration is None else replace(calibration, shift=0.0)
     votes: dict[str, float] = {}
     for hit in hits:
-        votes[str(hit.label)] = votes.get(str(hit.label), 0.0) + (1.0 if hit.confidence is None else hit.confidence)
+        votes[str(hit.label)] = votes.get(str(hit.label), 0.0) + (1.0 if curve is None else curve.confidence(hit.score))
     label, ahead = lead(votes)
     if calibration is None:
         return Classified(label, None, tuple(hits))

@@ -9,7 +9,7 @@ import numpy as np
 
 from nearkin.index.calibration import Calibration, fit, fit_on_others
 from nearkin.report.formats import counted
-from nearkin.report.opened_run import IMAGE_LIMIT, CannotDrawError, OpenedRun, Sample, whole_classes
+from nearkin.report.opened_run import IMAGE_LIMIT, CannotDrawError, OpenedRun, Sample
 from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.runs.model import HeldOut
 
@@ -17,19 +17,17 @@ from nearkin.runs.model import HeldOut
 def reliability_of_run(run: OpenedRun) -> Calibration:
     """The curve that a run's own classes give, measured on test classes that it was not fitted to.
 
-    Validation classes give the curve where the protocol holds some out, and test classes measure it: of both as many
-    images, since a hit of the same similarity is less often right among more. Elsewhere the test classes do both: a
-    part of them is scored by a curve from the others, as an index of the run has it.
+    Validation classes give the curve where the protocol holds some out, moved to as many classes as the test has, which
+    measures it. Elsewhere the test classes do both: a part of them is scored by a curve from the others, as an index of
+    the run has it.
     """
     distance = run.trained.encoder.distance
     validation = run.protocol.validation
     test = None if run.protocol.test is None else run.test_sample
     held = None if validation is None else run.sample(validation.rows, IMAGE_LIMIT)
     if held is not None and test is not None:
-        size = min(len(held.rows), len(test.rows))
-        known, asked = (_of_size(run, each, size) for each in (held, test))
-        source = f"{_words(run, known, 'validation')}; scored on {_words(run, asked, 'test')}"
-        found = fit_on_others(_held_out(known), _held_out(asked), distance, source)
+        source = f"{_words(run, held, 'validation')}; scored on {_words(run, test, 'test')}"
+        found = fit_on_others(_held_out(held), _held_out(test), distance, source)
         if found is not None:
             return found
     sample, part = (test, "test") if test is not None else (held, "validation")
@@ -65,10 +63,6 @@ def draw_curve(figure: Any, calibration: Calibration, colour: str = RUN_COLOURS[
     curve.legend(loc="upper left")
     counts.bar(said, [each.hits for each in calibration.reliability], width=6, color=colour)
     counts.set(xlabel="said to be of the query's kind (%)", ylabel="hits")
-
-
-def _of_size(run: OpenedRun, sample: Sample, size: int) -> Sample:
-    return sample.of_rows(whole_classes(sample.rows, run.data.table.labels, run.random(), limit=size))
 
 
 def _held_out(sample: Sample) -> HeldOut:

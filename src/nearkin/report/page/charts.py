@@ -69,8 +69,8 @@ def confidence_section(groups: Sequence[RunGroup], found: Mapping[int, Calibrati
     reading = (
         "An index says of each hit how sure it is that it shows the query's kind: a logistic curve of the similarity, "
         "fitted to classes other than those it is measured on here. The Brier score is the mean squared difference "
-        "between what is said and the truth, so less is better; beside it, that of saying the same of all hits. In "
-        "a collection many times as large a hit of the same similarity is less often right."
+        "between what is said and the truth, so less is better; beside it, that of saying the same of all hits. Among "
+        "more kinds a hit of the same similarity is less often right: the curve is moved to as many as there are."
     )
     sources: dict[str, list[str]] = {}
     for place, each in found.items():
