@@ -4,7 +4,7 @@
     python benchmarks/runtimes.py --json runtimes.json   # keep the figures
 
 It is what `runtime="auto"` of nearkin.load stands on: where onnxruntime is faster, and from how many images on writing
-its file pays. Sides alternate in one process, and the figure is the least processor time of three rounds. Weights are
+its file pays. Sides alternate in one process, and the figure is the least processor time of four rounds. Weights are
 random, which makes no difference to the time.
 """
 
