@@ -147,7 +147,7 @@ def find_item(given: str) -> Item:
     >>> find_item("mpa/table-44")
     Traceback (most recent call last):
     ...
-    nearkin.errors.RecipeError: no table or figure 'mpa/table-44': did you mean 'mpa/table-4'? ...
+    nearkin.errors.RecipeError: no table or figure 'mpa/table-44': did you mean 'mpa/table-4'?
     """
     known = {item.id: item for item in items()}
     if given not in known:
