@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 project = "nearkin"
 author = "the authors of nearkin"
 release = version = nearkin.__version__
-html_title = f"nearkin {release}"
+html_title = f"nearkin {release.partition('+')[0]}"
 
 extensions = [
     "myst_parser",

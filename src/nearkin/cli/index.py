@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -331,6 +332,9 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         f"Confidence: learned from {curve.source}; Brier score {curve.brier:.3f} on kinds not fitted to "
         f"({curve.brier_of_share:.3f} if all hits were given the same)"
     )
+    if curve.shift:
+        here = 1 / (1 + math.exp(-curve.shift))
+        say(f"Moved to the number of kinds in this index: what is 50% sure in the table below is {here:.0%} sure here")
     if curve.label is not None:
         say(
             f"Labels by classify: Brier score {curve.label.brier:.3f} ({curve.label.brier_of_share:.3f} if all were "
