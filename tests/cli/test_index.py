@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 
 import numpy as np
 import pytest
@@ -46,8 +47,11 @@ def test_from_photos_to_an_index_and_its_status(nearkin, trained, photos, tmp_pa
     assert code == 0
     assert "Files: 49 found, 48 embedded, 1 failed" in out
     assert "kinds not trained on" in out
-    code, out, _ = nearkin("index", "status", index, "--json")
-    assert json.loads(out)["calibration"]["brier"] < 1
+    told = json.loads(nearkin("index", "status", index, "--json")[1])["calibration"]
+    assert told["brier"] < 1
+    here = 1 / (1 + math.exp(-told["shift"]))
+    assert told["shift"] != 0
+    assert f"what is 50% sure in the table below is {here:.0%} sure here" in " ".join(out.split())
 
 
 def test_status_draws_how_far_confidences_can_be_believed(nearkin, index, tmp_path):
