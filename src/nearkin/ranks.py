@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from nearkin.errors import LostRankError
+from nearkin.errors import LostRankError, RecipeError
 
 PATIENCE = timedelta(days=1)
 """For what one rank does while the others wait, such as decoding images or writing a checkpoint."""
@@ -64,6 +64,7 @@ def joined() -> Iterator[None]:
         return
     made = not dist.is_initialized()
     if made:
+        _check_started()
         with _peers():
             store, number, size = next(iter(rendezvous("env://", timeout=MEETING)))
             # A store may live through a restart, with the addresses of processes that are gone.
@@ -83,6 +84,16 @@ def joined() -> Iterator[None]:
 def started_together() -> int:
     """How many processes torchrun has started, or 1."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _check_started() -> None:
+    """Refuse to wait for processes that nobody has started: some systems set WORLD_SIZE for purposes of their own."""
+    if lacking := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise RecipeError(
+            f"WORLD_SIZE={started_together()} says that this process is one of several, but {', '.join(lacking)} "
+            f"{'is' if len(lacking) == 1 else 'are'} not set: start them with torchrun, or unset WORLD_SIZE for one "
+            f"process alone"
+        )
 
 
 def was_restarted() -> bool:

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from nearkin import ranks
-from nearkin.errors import DataError
+from nearkin.errors import DataError, RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint, slices
 
@@ -139,6 +139,22 @@ def test_a_slice_that_is_missing_or_cut_short_is_named(tmp_path, in_processes):
     last.unlink()
     with pytest.raises(DataError, match=f"{last.name} is missing"):
         checkpoint.load_last(state, folder)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({}, "RANK, MASTER_ADDR, MASTER_PORT are not set"),
+        ({"RANK": "0", "MASTER_ADDR": "localhost"}, "MASTER_PORT is not set"),
+    ],
+)
+def test_a_process_that_is_told_of_others_but_not_where_they_are_says_what_to_do(given, said, monkeypatch):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"WORLD_SIZE": "2", **given}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=f"^WORLD_SIZE=2 .*, but {said}: start them with torchrun"), ranks.joined():
+        pass
 
 
 def test_alone_nothing_is_gathered_summed_or_waited_for():
