@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +18,7 @@ from nearkin.data.images import UnreadableImageError, decode, decode_bytes, read
 from nearkin.data.listing import some_of
 from nearkin.data.packs import KnownFiles, PackedImages, PackWriter, Place, file_state, read_packs, sole_writer, sweep
 from nearkin.data.table import ImageTable
+from nearkin.data.threads import in_order, usable_cores
 from nearkin.disk import output_error
 from nearkin.errors import DataError
 
@@ -36,7 +35,6 @@ _OTHER_PLACE = (
 )
 _LISTED = 20
 _FREE_SPACE_EVERY = 256
-_MOST_WORKERS = 16
 
 Progress = Callable[[int, int], None]
 
@@ -292,29 +290,3 @@ def _readable_rows(
 
 def _digest(content: bytes) -> str:
     return blake2b(content, digest_size=16).hexdigest()
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory."""
-    pending: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="nearkin-images") as pool:
-        try:
-            for item in items:
-                pending.append(pool.submit(function, item))
-                if len(pending) >= 4 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
-
-
-def usable_cores() -> int:
-    """The cores this process may use, at most 16."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST_WORKERS)

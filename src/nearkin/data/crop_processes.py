@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.data.cache import Images, SelectedImages, usable_cores
+from nearkin.data.cache import Images, SelectedImages
 from nearkin.data.crop_worker import Job, Setup
 from nearkin.data.packs import PackedImages
+from nearkin.data.threads import usable_cores
 from nearkin.data.transforms import Transform
 from nearkin.errors import DataError
 

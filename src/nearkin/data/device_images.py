@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.data.cache import Images, in_order
+from nearkin.data.cache import Images
 from nearkin.data.resampling import resample, to_device
+from nearkin.data.threads import in_order
 from nearkin.data.transforms import Box, Hole, Transform
 
 _PIECE = 64 << 20  # bytes that are put together and copied at a time

@@ -21,10 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.data.cache import Images, in_order, usable_cores
+from nearkin.data.cache import Images
 from nearkin.data.crop_processes import CropProcesses, are_shareable
 from nearkin.data.device_images import DeviceImages, erased
 from nearkin.data.resampling import to_device
+from nearkin.data.threads import in_order, usable_cores
 from nearkin.data.transforms import Box, Hole, ImageRandom, Transform
 from nearkin.ranks import on_this_machine, share_of
 from nearkin.samplers import BatchSampler

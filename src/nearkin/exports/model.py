@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.cache import Images, usable_cores
+from nearkin.data.cache import Images
 from nearkin.data.given import Picture, as_images
+from nearkin.data.threads import usable_cores
 from nearkin.data.transforms import Transform
 from nearkin.errors import DataError, require, require_torch
 from nearkin.suggest import did_you_mean

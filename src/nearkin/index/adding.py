@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.cache import Images, in_order, usable_cores
+from nearkin.data.cache import Images
 from nearkin.data.gathered import images_of
 from nearkin.data.given import GivenImages
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.listing import readable
 from nearkin.data.table import ImageTable
+from nearkin.data.threads import in_order, usable_cores
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.engine import Engine
 from nearkin.index.items import File, Items, NewItem

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.cache import in_order, usable_cores
+from nearkin.data.threads import in_order, usable_cores
 from nearkin.errors import RecipeError
 from nearkin.index.adding import Progress
 from nearkin.index.index import Index

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.cache import in_order, usable_cores
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
+from nearkin.data.threads import in_order, usable_cores
 from nearkin.disk import check_room, make_folder, write_atomically, writing
 from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.index.adding import Progress, check_vectors, hash_of
