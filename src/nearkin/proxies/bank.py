@@ -77,6 +77,17 @@ class ProxyBank(nn.Module):
         return f"classes={self.classes}, per_class={self.per_class}, dim={self.dim}"
 
 
+def banks_in(*modules: nn.Module | None) -> list[ProxyBank]:
+    """The proxy banks of modules, each once.
+
+    >>> bank = ProxyBank(3, 1, 2)
+    >>> banks_in(nn.Sequential(bank, nn.Linear(2, 2)), None, bank) == [bank]
+    True
+    """
+    found = [part for module in modules if module is not None for part in module.modules()]
+    return [part for part in dict.fromkeys(found) if isinstance(part, ProxyBank)]
+
+
 def _rows_of_normal(rows: range, classes: int, *shape: int) -> Tensor:
     """The ``rows`` of ``torch.randn(classes, *shape)``, without holding the others.
 

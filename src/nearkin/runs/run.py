@@ -17,6 +17,7 @@ from nearkin.disk import check_room, remove_leftovers
 from nearkin.errors import RecipeError
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.notices import notice
+from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import located
 from nearkin.runs.admission import admit
@@ -31,7 +32,6 @@ from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
 from nearkin.training.memory import check_memory
-from nearkin.training.slices import banks_in
 from nearkin.training.state import Observer, Silent, TrainingState
 
 

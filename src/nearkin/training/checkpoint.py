@@ -19,6 +19,7 @@ from nearkin import ranks
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, NearkinError
 from nearkin.notices import notice
+from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences
 from nearkin.runs.folder import RunFolder
@@ -216,7 +217,7 @@ def _write(
     content = {"format": FORMAT, "run": _run_of(state, folder), "step": state.step, **others}
     content |= {name: getattr(state, name).state_dict() for name in parts}
     needed: list[str] = []
-    banks = slices.banks_in(state.objective, state.learned)
+    banks = banks_in(state.objective, state.learned)
     if ranks.world() > 1 and banks:
         content, taken = slices.take_out(content, banks, state.optimiser)
         content["slices"] = needed = slices.write_slice(path, state.step, taken, banks[0].classes)

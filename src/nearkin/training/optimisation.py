@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import refuse_test_scores
-from nearkin.proxies import ProxyBank
+from nearkin.proxies.bank import banks_in
 from nearkin.ranks import add_up_, is_first, sum_of_parts, world
 from nearkin.recipe import Recipe, TrainingSection
 
@@ -29,8 +29,7 @@ def parameter_groups(
     forgotten. Only what lies in a proxy bank takes the proxies' multiplier; a trained margin takes the plain rate.
     """
     rate = training.learning_rate
-    parts = [module for objective in objectives for module in objective.modules()]
-    proxies = [p for part in parts if isinstance(part, ProxyBank) for p in part.parameters()]
+    proxies = [p for bank in banks_in(*objectives) for p in bank.parameters()]
     banked = {id(p) for p in proxies}
     others = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
     groups = [

@@ -12,7 +12,7 @@ import safetensors
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from nearkin import ranks
 from nearkin.disk import write_atomically
@@ -88,12 +88,6 @@ def own_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> None
             if isinstance(value, Tensor) and value.ndim == parameter.ndim and len(value) != len(parameter):
                 own = ranks.share_of(len(value))
                 saved["state"][number][key] = value[own.start : own.stop].clone()
-
-
-def banks_in(*modules: nn.Module | None) -> list[ProxyBank]:
-    """The proxy banks of modules, each once."""
-    found = [part for module in modules if module is not None for part in module.modules()]
-    return [part for part in dict.fromkeys(found) if isinstance(part, ProxyBank)]
 
 
 def _rows(name: str, own: range, files: Sequence[str], checkpoint: Path) -> Iterator[Tensor]:
