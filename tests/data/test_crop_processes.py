@@ -55,9 +55,8 @@ def test_only_packs_are_shared_between_processes(packed):
 
 def test_the_cores_are_shared_by_the_loops_of_a_machine(monkeypatch):
     monkeypatch.setattr(crop_processes, "usable_cores", lambda: 16)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert crop_processes.default_processes() == 15
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setattr(crop_processes, "on_this_machine", lambda: 8)
     assert crop_processes.default_processes() == 1
     monkeypatch.setattr(crop_processes, "usable_cores", lambda: 1)
     assert crop_processes.default_processes() == 1

@@ -29,6 +29,7 @@ from nearkin.data.packs import PackedImages
 from nearkin.data.threads import usable_cores
 from nearkin.data.transforms import Transform
 from nearkin.errors import DataError
+from nearkin.ranks import on_this_machine
 
 _FOR_ALL_DEVICES = 1
 
@@ -42,8 +43,7 @@ def are_shareable(images: Images) -> bool:
 
 def default_processes() -> int:
     """All cores but the one that drives the GPU; of a share of them, where torchrun has started several loops here."""
-    loops = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, usable_cores() // loops - 1)
+    return max(1, usable_cores() // on_this_machine() - 1)
 
 
 class CropProcesses:

@@ -44,10 +44,13 @@ class Batch:
     labels: Tensor
 
 
-def default_workers() -> int:
-    """Four threads, or fewer cores: beyond that they wait for the interpreter (16 cores: 2,700 images/s with four
-    threads, 2,000 with sixteen). Processes on one machine share its cores."""
-    return max(1, min(4, usable_cores() // on_this_machine()))
+def threads_for(workers: int | None) -> int:
+    """As many as ``data.workers`` says, at least one. By default four, or fewer cores.
+
+    Beyond that they wait for the interpreter (16 cores: 2,700 images/s with four threads, 2,000 with sixteen).
+    Processes on one machine share its cores.
+    """
+    return max(1, min(4, usable_cores() // on_this_machine()) if workers is None else workers)
 
 
 class TrainingLoader:
@@ -78,14 +81,14 @@ class TrainingLoader:
         self.pin_memory = pin_memory
         self.sampler_state: dict[str, Any] = sampler.state_dict()
         self._next_number = first_batch
-        self._workers = default_workers() if workers is None else workers
+        self._threads = threads_for(workers)
         self._processes: CropProcesses | None = None
         if device is not None and not isinstance(images, DeviceImages) and are_shareable(images):
             ahead = sampler.lookahead + 1
             self._processes = CropProcesses(images, transform, seed, device, workers=workers, ahead=ahead)
         # Drawing boxes is Python's own work, of which more threads do not do more; so is waiting for processes.
         alone = isinstance(images, DeviceImages) or self._processes is not None
-        self._pool = ThreadPoolExecutor(1 if alone else max(1, self._workers), thread_name_prefix="nearkin-loader")
+        self._pool = ThreadPoolExecutor(1 if alone else self._threads, thread_name_prefix="nearkin-loader")
 
     def __enter__(self) -> TrainingLoader:
         return self
@@ -132,7 +135,7 @@ class TrainingLoader:
                 crop = self.transform.train(images[int(rows[place])], random.at(number, place))
                 target[place - places.start] = crop
 
-        pending = [self._pool.submit(prepare, part) for part in _parts(len(places), self._workers)]
+        pending = [self._pool.submit(prepare, part) for part in _parts(len(places), self._threads)]
 
         def finish() -> Tensor:
             for future in pending:
@@ -175,7 +178,7 @@ def evaluation_batches(
 ) -> Iterator[Tensor]:
     """The images of ``rows`` (default: all) in order, as evaluation crops ``[B, H, W, 3]`` (uint8)."""
     order = np.arange(len(images), dtype=np.int64) if rows is None else rows
-    threads = max(1, default_workers() if workers is None else workers)
+    threads = threads_for(workers)
 
     def prepare(part: NDArray[np.int64]) -> NDArray[np.uint8]:
         return np.stack([transform.evaluate(images[int(row)]) for row in part])
@@ -201,13 +204,13 @@ def training_batches(
 
     ``rng`` gives the random numbers of a place, so that they do not depend on who makes its crop.
     """
-    threads = max(1, default_workers() if workers is None else workers)
+    threads = threads_for(workers)
     crops = in_order(lambda place: transform.train(images[int(rows[place])], rng(place)), places, threads)
     while batch := list(islice(crops, batch_size)):
         yield torch.from_numpy(np.stack(batch))
 
 
-def _parts(count: int, workers: int) -> list[range]:
-    """Cut ``range(count)`` into about two parts per worker, small enough to balance, large enough to be worth it."""
-    step = max(1, -(-count // max(1, 2 * workers)))
+def _parts(count: int, threads: int) -> list[range]:
+    """Cut ``range(count)`` into about two parts per thread, small enough to balance, large enough to be worth it."""
+    step = max(1, -(-count // (2 * threads)))
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
