@@ -209,16 +209,16 @@ class TrainingState:
             what = f"scoring {'the untrained backbone on ' if baseline else ''}the {of} classes"
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
-            watch, total = self.watch, len(rows)
-            kept, at_a_time = self.kept_crops, self.evaluated_at_a_time
-            crops = None
-            if kept is not None:
-                crops = lambda own: kept.batches(rows[own.start : own.stop], batch_size=at_a_time)  # noqa: E731
-            if watch is None:
-                return self.embed(rows, encoder=encoder, as_scored=True, crops=crops)
-            watch(what, 0, total)
-            told = lambda done: watch(what, done, total)  # noqa: E731
-            return self.embed(rows, encoder=encoder, as_scored=True, progress=told, crops=crops)
+            kept, watch, size = self.kept_crops, self.watch, self.evaluated_at_a_time
+            if watch is not None:
+                watch(what, 0, len(rows))
+            return self.embed(
+                rows,
+                encoder=encoder,
+                as_scored=True,
+                progress=None if watch is None else lambda done: watch(what, done, len(rows)),
+                crops=None if kept is None else lambda own: kept.batches(rows[own.start : own.stop], batch_size=size),
+            )
 
         with self.time.on("evaluations"):
             # Whatever the ranks make of the same embeddings, they go on with the first one's scores.
@@ -251,17 +251,14 @@ class TrainingSet:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._rows = state.protocol.train_rows
+        self.selected = SelectedImages(state.data.images, self._rows)
+        """The images by themselves, as another process can have them."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.selected)
 
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
-        return self._state.data.images[int(self._rows[row])]
-
-    @property
-    def selected(self) -> SelectedImages:
-        """The images by themselves, as another process can have them."""
-        return SelectedImages(self._state.data.images, self._rows)
+        return self.selected[row]
 
     def ids(self, rows: NDArray[np.int64]) -> list[str]:
         """What the images are called."""
