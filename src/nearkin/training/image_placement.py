@@ -8,7 +8,7 @@ from nearkin.data.device_images import DeviceImages, shapes_of
 from nearkin.data.kept_crops import KeptCrops
 from nearkin.errors import RecipeError
 from nearkin.notices import notice
-from nearkin.training.memory import HELD_AT_ONCE, copies_of_weights, free_memory, measure
+from nearkin.training.memory import HELD_AT_ONCE, bytes_beside_weights, free_memory, measure
 from nearkin.training.state import TrainingState
 
 AMPLE = 1 / 4
@@ -74,10 +74,9 @@ def _needed(state: TrainingState) -> float:
     """Bytes that a step or an evaluation takes, about."""
     training, size = state.recipe.training, state.transform.size
     footprint = measure(state.encoder, size, state.device, state.dtype)
-    weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
     kept = 0.0
     if footprint is not None:
         scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time * state.scored_transform.size**2
         batch = min(training.batch_size, state.micro_batch or training.batch_size, len(state.labels))
         kept = max(footprint.kept * batch * size**2, scored)
-    return kept + copies_of_weights(training) * weights
+    return kept + bytes_beside_weights(state.encoder, training)

@@ -37,13 +37,17 @@ PIECE_ON_CPU = 1e9
 whatever is free just now, so that a run is the same to the bit on any day and after it was stopped."""
 
 
-def copies_of_weights(training: TrainingSection) -> int:
-    """How often a step has the encoder's weights beside themselves.
+def bytes_beside_weights(encoder: Encoder, training: TrainingSection) -> int:
+    """What a step keeps of the encoder's weights beside themselves: gradients, moments, an average, where they began.
 
-    >>> copies_of_weights(TrainingSection(optimiser="sgd", weight_average=0.99))
-    3
+    >>> from nearkin.encoders import build_encoder
+    >>> encoder = build_encoder("small", dim=2)
+    >>> weights = sum(p.nbytes for p in encoder.parameters())
+    >>> bytes_beside_weights(encoder, TrainingSection(optimiser="sgd", weight_average=0.99)) == 3 * weights
+    True
     """
-    return COPIES[training.optimiser] + (training.weight_average is not None) + (training.pull_to_start > 0)
+    copies = COPIES[training.optimiser] + (training.weight_average is not None) + (training.pull_to_start > 0)
+    return copies * sum(p.nbytes for p in encoder.parameters() if p.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,10 @@ def check_memory(state: TrainingState) -> None:
         return
     batch = len(share_of(min(training.batch_size, len(state.labels)), of=0))
     held = min(batch, state.micro_batch or batch)
-    weights = sum(p.numel() * p.element_size() for p in state.encoder.parameters() if p.requires_grad)
     trains_backbone = state.total_steps > state.warmup_steps
     # While only the head trains, a step keeps no more of the backbone than an evaluation does.
     per_pixel = footprint.kept if trains_backbone else HELD_AT_ONCE * footprint.largest
-    copies = copies_of_weights(training) * weights if trains_backbone else 0
+    copies = bytes_beside_weights(state.encoder, training) if trains_backbone else 0
     what = f"a training step on {batch} images" + (f" ({held} at a time)" if held < batch else "")
     _refuse_if_above(free, per_pixel, held, what, size, _smaller_step(state, held < batch), besides=copies)
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
