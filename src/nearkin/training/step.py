@@ -26,7 +26,7 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
         state.objective.train()
     images = batch.images.to(state.device, non_blocking=True)
     labels = batch.labels.to(state.device, non_blocking=True)
-    embeddings = gather_rows(encode(state, images), len(batch.rows))
+    embeddings = gather_rows(_embedded(state, images), len(batch.rows))
     try:
         loss = state.method.loss(state, embeddings, labels, batch)
     except ValueError:
@@ -51,7 +51,7 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
     return value
 
 
-def encode(state: TrainingState, images: Tensor) -> Tensor:
+def _embedded(state: TrainingState, images: Tensor) -> Tensor:
     """Embeddings of a batch, with gradient; in pieces where the state says so."""
 
     def plainly(images: Tensor) -> Tensor:
