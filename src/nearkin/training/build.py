@@ -20,7 +20,7 @@ from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.evaluation.protocol import Protocol
 from nearkin.methods._pull import ProximalPull
 from nearkin.ranks import share_of, world
-from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
+from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe, TrainingSection
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training.allocator import keep_freed_memory
 from nearkin.training.device import autocast_dtype, pick_device
@@ -65,13 +65,7 @@ def build_state(
     if world() > 1:
         synchronise_batch_norm(encoder)
     optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
-    default: BatchSampler
-    if training.sampler == "balanced":
-        default = BalancedSampler(
-            labels, batch_size=training.batch_size, images_per_class=training.images_per_class, seed=training.seed
-        )
-    else:
-        default = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
+    default = _sampler(training, labels)
     transform, micro_batch = transform_of(recipe.data), training.micro_batch
     if transform.erase:
         transform = replace(transform, fill=encoder.preprocessing.mean_pixel)
@@ -101,6 +95,14 @@ def build_state(
     )
     state.sampler = state.method.sampler(default, state)
     return state
+
+
+def _sampler(training: TrainingSection, labels: NDArray[np.int64]) -> BatchSampler:
+    if training.sampler == "random":
+        return RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
+    return BalancedSampler(
+        labels, batch_size=training.batch_size, images_per_class=training.images_per_class, seed=training.seed
+    )
 
 
 def _pull_to_start(encoder: Encoder, weight: float) -> Callable[[], None] | None:
