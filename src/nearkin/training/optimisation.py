@@ -114,7 +114,7 @@ def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
         return
     gradients = []
     for group in optimiser.param_groups:
-        own = [p.grad for p in group["params"] if p.grad is not None] if group["name"] != "proxies" else []
+        own = _gradients(group) if group["name"] != "proxies" else []
         if group["name"] == "objective" and not is_first():
             torch._foreach_zero_(own)
         gradients += own
@@ -123,19 +123,22 @@ def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
 
 def _norm_over_ranks(optimiser: torch.optim.Optimizer) -> torch.Tensor:
     """The norm of all gradients, of which the proxies' are spread over the ranks."""
-    squares = []
-    for shared in (True, False):
-        groups = [group for group in optimiser.param_groups if (group["name"] == "proxies") is shared]
-        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-        squares.append(nn.utils.get_total_norm(gradients).square())
-    return (sum_of_parts(squares[0]) + squares[1]).sqrt()
+    groups = optimiser.param_groups
+    spread = [gradient for group in groups if group["name"] == "proxies" for gradient in _gradients(group)]
+    alike = [gradient for group in groups if group["name"] != "proxies" for gradient in _gradients(group)]
+    own, common = (nn.utils.get_total_norm(gradients).square() for gradients in (spread, alike))
+    return (sum_of_parts(own) + common).sqrt()
 
 
 def gradient_norms(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The norm of the gradient of each parameter group, as tensors on the device (nothing waits for them)."""
     norms = {}
     for group in optimiser.param_groups:
-        gradients = [p.grad for p in group["params"] if p.grad is not None]
-        if gradients:
+        if gradients := _gradients(group):
             norms[group["name"]] = nn.utils.get_total_norm(gradients)
     return norms
+
+
+def _gradients(group: dict[str, Any]) -> list[torch.Tensor]:
+    """Those that there are: a backbone that rests has none."""
+    return [p.grad for p in group["params"] if p.grad is not None]
