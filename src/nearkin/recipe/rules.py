@@ -8,50 +8,51 @@ from nearkin.recipe.recipe import Recipe
 from nearkin.recipe.sections import ProtocolSection
 from nearkin.suggest import did_you_mean
 
+AT_LEAST = {
+    "training.epochs": 0,
+    "training.batch_size": 1,
+    "training.images_per_class": 1,
+    "training.schedule_every": 1,
+    "training.evaluate_every": 1,
+    "training.warmup_epochs": 0,
+    "training.seed": 0,
+    "training.learning_rate": 0,
+    "training.min_learning_rate": 0,
+    "training.weight_decay": 0,
+    "training.pull_to_start": 0,
+    "protocol.folds": 2,
+    "protocol.fold": 0,
+    "protocol.split_seed": 0,
+    "data.shorter_side": 8,
+    "data.unreadable_tolerance": 0,
+    "protocol.recall_at": 1,
+    "protocol.precision_at": 1,
+    "protocol.map_at": 1,
+    "protocol.ndcg_at": 1,
+    "training.max_steps": 1,
+    "training.micro_batch": 1,
+    "training.evaluate_every_steps": 1,
+    "training.evaluation_batch_size": 1,
+    "training.stop_at_epoch": 0,
+    "training.stop_after": 1,
+    "encoder.dim": 1,
+    "data.image_size": 8,
+    "protocol.test_size": 8,
+    "protocol.validation_seed": 0,
+    "data.workers": 0,
+}
+"""The least value of a key, of each where it is a list; where it may be left out, of what is given."""
+
 
 def check_values(recipe: Recipe) -> None:
     """Refuse a value that is out of its range, by its key."""
     training, protocol = recipe.training, recipe.protocol
-    at_least = {
-        "training.epochs": (training.epochs, 0),
-        "training.batch_size": (training.batch_size, 1),
-        "training.images_per_class": (training.images_per_class, 1),
-        "training.schedule_every": (training.schedule_every, 1),
-        "training.evaluate_every": (training.evaluate_every, 1),
-        "training.warmup_epochs": (training.warmup_epochs, 0),
-        "training.seed": (training.seed, 0),
-        "training.learning_rate": (training.learning_rate, 0),
-        "training.min_learning_rate": (training.min_learning_rate, 0),
-        "training.weight_decay": (training.weight_decay, 0),
-        "training.pull_to_start": (training.pull_to_start, 0),
-        "protocol.folds": (protocol.folds, 2),
-        "protocol.fold": (protocol.fold, 0),
-        "protocol.split_seed": (protocol.split_seed, 0),
-        "data.shorter_side": (recipe.data.shorter_side, 8),
-        "data.unreadable_tolerance": (recipe.data.unreadable_tolerance, 0),
-    }
-    for key in ("recall_at", "precision_at", "map_at", "ndcg_at"):
-        at_least[f"protocol.{key}"] = (min(getattr(protocol, key), default=1), 1)
-    for optional, low in (
-        ("training.max_steps", 1),
-        ("training.micro_batch", 1),
-        ("training.evaluate_every_steps", 1),
-        ("training.evaluation_batch_size", 1),
-        ("training.stop_at_epoch", 0),
-        ("training.stop_after", 1),
-        ("encoder.dim", 1),
-        ("data.image_size", 8),
-        ("protocol.test_size", 8),
-        ("protocol.validation_seed", 0),
-        ("data.workers", 0),
-    ):
-        section, key = optional.split(".")
-        value = getattr(getattr(recipe, section), key)
-        if value is not None:
-            at_least[optional] = (value, low)
-    for name, (value, low) in at_least.items():
-        if value < low:
-            raise RecipeError(f"{name} must be at least {low}, got {value}")
+    for key, low in AT_LEAST.items():
+        section, name = key.split(".")
+        given = getattr(getattr(recipe, section), name)
+        value = min(given, default=None) if isinstance(given, tuple) else given
+        if value is not None and value < low:
+            raise RecipeError(f"{key} must be at least {low}, got {value}")
     _check_scores(protocol)
     for name in ("test_share", "validation_share", "label_noise"):
         share = getattr(protocol, name)
