@@ -19,7 +19,7 @@ LEVELS = (
     ("data", "samplers", "encoders", "proxies"),
     (
         *("recipe.identity", "losses", "evaluation", "training.embedding", "training.graphs", "training.optimisation"),
-        "training.weight_average",
+        *("training.proximal_pull", "training.weight_average"),
     ),
     ("training.state", "runs.scores", "runs.environment", "runs.folder"),
     ("methods",),

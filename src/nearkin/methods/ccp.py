@@ -16,12 +16,12 @@ from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import refuse_test_scores
 from nearkin.inputs import check_at_least
-from nearkin.methods._pull import ProximalPull
 from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank, greedy_k_center
 from nearkin.ranks import gather_rows, share_of
 from nearkin.recipe import Recipe
 from nearkin.samplers.stream import generator
+from nearkin.training.proximal_pull import ProximalPull
 from nearkin.training.state import Event, Method, TrainingState
 
 __all__ = ["Ccp"]

@@ -13,11 +13,11 @@ from nearkin.errors import RecipeError
 from nearkin.inputs import check_at_least
 from nearkin.losses._pair import PairLoss, hardest_negatives
 from nearkin.losses.cross_batch_memory import CrossBatchMemory
-from nearkin.methods._pull import ProximalPull
 from nearkin.numerics import full_precision
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.samplers.class_representatives import ClassRepresentativeSampler
+from nearkin.training.proximal_pull import ProximalPull
 from nearkin.training.state import Event, Method, TrainingState
 
 __all__ = ["Profs", "representative_loss"]

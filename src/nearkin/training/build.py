@@ -18,7 +18,6 @@ from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.evaluation.protocol import Protocol
-from nearkin.methods._pull import ProximalPull
 from nearkin.ranks import share_of, world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe, TrainingSection
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
@@ -27,6 +26,7 @@ from nearkin.training.device import autocast_dtype, pick_device
 from nearkin.training.memory import fitting_piece
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
+from nearkin.training.proximal_pull import ProximalPull
 from nearkin.training.state import TrainingState
 from nearkin.training.weight_average import WeightAverage
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from nearkin.methods._pull import ProximalPull
+from nearkin.training.proximal_pull import ProximalPull
 
 
 def network():

@@ -1,4 +1,4 @@
-"""The proximal term: a pull of the weights back to where the sub-problem began."""
+"""The proximal term: a pull of the weights back to where a sub-problem, or the whole training, began."""
 
 from __future__ import annotations
 
