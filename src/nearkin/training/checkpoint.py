@@ -174,8 +174,8 @@ def _exported(folder: RunFolder) -> dict[str, torch.Tensor]:
         weights = safetensors.torch.load_file(file)
     except (SafetensorError, *_UNREADABLE) as error:
         raise DataError(f"{file} cannot be read: it is not whole ({error})") from error
-    if others := _otherwise(known, folder):
-        raise DataError(f"{file} is not of this run ({', '.join(others)})")
+    if differing := _otherwise(known, folder):
+        raise DataError(f"{file} is not of this run ({', '.join(differing)})")
     return weights
 
 
@@ -278,20 +278,19 @@ def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
     """What a checkpoint has otherwise than its folder; nothing for those of earlier versions, which do not say."""
     if known is None:
         return []
-    recipes = (Recipe.from_mapping(known["recipe"]), folder.recipe())
-    own, ours = (deciding(each, besides=LOCATIONS) for each in recipes)
-    others = list(differences(own, ours).values())
+    saved, here = Recipe.from_mapping(known["recipe"]), folder.recipe()
+    found = differences(deciding(saved, besides=LOCATIONS), deciding(here, besides=LOCATIONS))
     split = folder.stored_split
     if split is not None and known["split"] not in (None, split.content_hash):
-        others.append("its images, classes or split are others")
-    return others
+        found["split"] = "its images, classes or split are others"
+    return list(found.values())
 
 
 def _read_own(file: Path, folder: RunFolder) -> dict[str, Any]:
     """What a checkpoint of the run holds; one that was copied from another run is refused."""
     content = _read(file)
-    if others := _otherwise(content.get("run"), folder):
-        raise DataError(f"{file} is not of this run ({', '.join(others)}): put back the run's own; {_advice(file)}")
+    if differing := _otherwise(content.get("run"), folder):
+        raise DataError(f"{file} is not of this run ({', '.join(differing)}): put back the run's own; {_advice(file)}")
     return content
 
 
