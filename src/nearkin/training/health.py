@@ -20,7 +20,8 @@ class HealthCheck:
 
     Reading a value from an accelerator waits for all work queued there, so the values of a step are copied while the
     next one runs, and an event says when they have come: the host stays up to a step ahead, and its own time hides
-    behind the accelerator's. No checkpoint is written before the last step has been looked at (:meth:`settle`).
+    behind the accelerator's. No checkpoint is written before the last step has been looked at (:meth:`settle`). Finite
+    losses go into the state's ``recent_losses``.
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -30,6 +31,7 @@ class HealthCheck:
         self._latest = math.nan
 
     def watch(self, batch: Batch, loss: Tensor) -> float:
+        """Take in the loss of a step, after its backward pass; the latest that is known to be finite."""
         norms = gradient_norms(self.state.optimiser)
         loss = at_least_float32(loss.detach())
         values = torch.stack([loss, *(norm.to(loss.dtype) for norm in norms.values())])
@@ -43,6 +45,7 @@ class HealthCheck:
         return self._latest
 
     def settle(self) -> None:
+        """Wait for the last step's values and look at them."""
         if self._pending is not None:
             if self._copied is not None:
                 self._copied.synchronize()
@@ -59,6 +62,7 @@ class HealthCheck:
         self.diverged(batch, f"the loss became {loss} at step {step}. Gradient norms: {listing}")
 
     def diverged(self, batch: Batch, what: str) -> NoReturn:
+        """End the run with ``what`` has happened, the images it happened on, and what usually helps."""
         ids = self.state.train_set.ids(batch.rows)
         shown = ", ".join(ids[:8]) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
         raise TrainingError(

@@ -91,11 +91,14 @@ class TrainingState:
     """Whether the method has ended the training before its last step."""
     time: RunTime = field(default_factory=RunTime)
     recent_losses: list[float] = field(default_factory=list)
+    """Of the steps since the last evaluation, whose row has their mean."""
     loader: TrainingLoader | None = None
+    """While the loop runs."""
     watch: Watch | None = None
     on_device: DeviceImages | None = None
     """The training images on the device, where there was room for them."""
     kept_crops: KeptCrops | None = None
+    """Crops that are scored, made at the first evaluation."""
     room_for_graphs: bool = False
     """Whether the device has memory for a step's feature maps twice."""
 
