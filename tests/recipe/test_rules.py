@@ -41,3 +41,12 @@ def test_a_score_that_cannot_be_is_refused_with_its_key(overrides, message):
 def test_a_mean_that_never_forgets_or_turns_negative_is_refused(value):
     with pytest.raises(RecipeError, match=rf"training\.beta2 must be at least 0 and below 1, got {value}"):
         Recipe.from_mapping({}, [f"training.beta2={value}"])
+
+
+@pytest.mark.parametrize(
+    "key", ["momentum", "head_multiplier", "proxy_multiplier", "clip_at", "checkpoint_minutes", "learning_rate"]
+)
+def test_a_negative_value_that_would_train_the_wrong_way_is_refused(key):
+    assert getattr(Recipe.from_mapping({}, [f"training.{key}=0"]).training, key) == 0
+    with pytest.raises(RecipeError, match=rf"^training\.{key} must be at least 0, got -0\.5$"):
+        Recipe.from_mapping({}, [f"training.{key}=-0.5"])
