@@ -160,6 +160,21 @@ def likeliest(features, target, weights):
     return found.x[:-1], found.x[-1]
 
 
+@pytest.mark.parametrize("rises", [0.3, 3.0, -2.0])
+def test_the_curve_is_the_likeliest_for_platts_targets_and_never_falls(rises):
+    """His section 2.2: (N₊ + 1) / (N₊ + 2) for the right ones, 1 / (N₋ + 2) for the wrong ones."""
+    rng = np.random.default_rng(5)
+    scores = rng.uniform(-1, 1, 60)
+    right = (rng.uniform(size=60) < 1 / (1 + np.exp(-(rises * scores + 0.4)))).astype(float)
+    positive = int(right.sum())
+    target = np.array([(positive + 1) / (positive + 2) if each else 1 / (60 - positive + 2) for each in right])
+    (slope,), intercept = likeliest(scores[:, None], target, np.ones(60))
+    assert (slope > 1) == (rises > 1)
+    if slope < 0:
+        slope, intercept = 0.0, math.log(target.mean() / (1 - target.mean()))
+    assert calibration._fitted(scores, right) == pytest.approx((slope, intercept), abs=1e-5)
+
+
 def test_several_features_and_weights_of_hits_are_those_of_the_likeliest_model():
     rng = np.random.default_rng(0)
     features = np.stack([rng.uniform(-1, 1, 400), rng.normal(3, 0.5, 400)], axis=1)
