@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -189,3 +191,15 @@ def test_an_engine_that_is_not_there_is_named(monkeypatch):
         kmeans(torch.eye(4), 2, engine="faiss")
     with pytest.raises(ValueError, match="engine must be 'auto', 'faiss' or 'own', got 'scipy'"):
         kmeans(torch.eye(4), 2, engine="scipy")
+
+
+def test_iterations_end_with_a_gain_that_is_too_small_to_matter(monkeypatch):
+    points, _ = blobs(6, 40, 4, seed=0, spread=1.5)
+    points, start = points.double(), points[:6].double()
+    by_step = [clustering._lloyd(points, start, steps) for steps in range(1, 8)]
+    gains = [before / after - 1 for (before, _), (after, _) in itertools.pairwise(by_step)]
+    assert min(gains[:3]) > gains[3] > gains[4] > 0, "or it ends because nothing changes"
+    monkeypatch.setattr(clustering, "_LEAST_GAIN", 0.5 * (gains[3] + min(gains[:3])))
+    ended, assigned = clustering._lloyd(points, start, 100)
+    assert ended == by_step[4][0], "the first whose gain is below it"
+    assert torch.equal(assigned, by_step[4][1])

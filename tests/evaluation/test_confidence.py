@@ -19,8 +19,15 @@ def test_student_t_is_that_of_the_tables(df, expected):
 
 def test_student_t_at_another_level():
     assert student_t(5, level=0.99) == pytest.approx(4.0321, abs=6e-5)
-    with pytest.raises(ValueError, match="df must be above 0"):
-        student_t(0)
+    for df, level in ((0, 0.95), (-1, 0.95), (3, 0), (3, 1), (3, 1.5)):
+        with pytest.raises(ValueError, match="df must be above 0 and level between 0 and 1"):
+            student_t(df, level=level)
+
+
+@pytest.mark.parametrize("df", [1, 1.7, 5, 60, 3000])
+@pytest.mark.parametrize("level", [0.1, 0.8, 0.999])
+def test_student_t_is_scipys(df, level):
+    assert student_t(df, level=level) == pytest.approx(stats.t.ppf(0.5 + level / 2, df), rel=1e-7)
 
 
 def test_interval_of_a_mean_by_hand():

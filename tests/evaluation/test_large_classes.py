@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -195,3 +197,27 @@ def test_hits_on_cuda_are_those_of_the_cpu(monkeypatch):
         on_cpu, on_cuda = (merged(vectors, vectors, labels, labels, 300) for vectors in (here, there))
         assert not on_cpu[1]
         assert on_cuda == on_cpu
+
+
+@pytest.mark.parametrize(("half", "pays"), [(1.0, True), (1.4, True), (1.6, False), (3.0, False)])
+def test_half_precision_pays_where_its_fastest_product_takes_less_than_three_quarters(monkeypatch, half, pays):
+    """By a clock that knows what was multiplied: bfloat16 takes so long, float32 two seconds, both more at times."""
+    seconds, took = [7.0], {torch.bfloat16: half, torch.float32: 2.0}
+    real = torch.Tensor.__matmul__
+
+    def multiplied(x, y):
+        seconds.append(took.get(x.dtype, 0.0) + (10.0 if len(seconds) // 2 % 3 else 0.0))
+        return real(x, y)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", multiplied)
+    monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: sum(seconds)))
+    assert products.half_pays.__wrapped__() is pays
+
+
+def test_half_precision_that_is_wrong_never_pays(monkeypatch):
+    real = torch.Tensor.__matmul__
+    wrong = lambda x, y: real(x, y) + (0.05 if x.dtype == torch.bfloat16 else 0.0)  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
+    ticks = iter(range(1000))
+    monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert products.half_pays.__wrapped__() is False

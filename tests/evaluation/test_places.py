@@ -158,3 +158,18 @@ def test_a_memory_mapped_file_is_scored_on_the_device_that_is_asked_for(tmp_path
     np.save(tmp_path / "x.npy", x.numpy())
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     assert retrieval_scores(mapped, labels, device="cuda") == retrieval_scores(x, labels)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_products_are_in_half_precision_where_that_pays_and_true_ones_are_few(monkeypatch, pays):
+    asked = []
+    for name in ("half", "single"):
+        made = getattr(places.Product, name)
+        monkeypatch.setattr(places.Product, name, lambda *of, name=name, made=made: asked.append(name) or made(*of))
+    monkeypatch.setattr(places, "half_pays", lambda: pays)
+    x, labels = clusters(30, 5, 12)
+    vectors = as_vectors(x, "x")
+    places_at(vectors, vectors, labels, labels, 4, 4)
+    monkeypatch.setattr(places, "MOST_TRUE_IN_HALF", 3)
+    places_at(vectors, vectors, labels, labels, 4, 4)
+    assert asked == ["half" if pays else "single", "single"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nearkin.evaluation.statistics import MOST_SEEDS, POWER, Statistic, difference_by_seed, rank_correlation
+from nearkin.evaluation.statistics import MOST_SEEDS, POWER, Difference, Statistic, difference_by_seed, rank_correlation
 
 
 def test_ranks_of_equal_values_are_shared():
@@ -96,3 +96,57 @@ def test_what_is_written_is_read_back(interval):
     written = Statistic.of([0.5, 0.7], interval)
     assert Statistic.from_record(json.loads(json.dumps(written.as_record()))) == written
     assert Statistic.from_record({"mean": 0.5, "spread": None}) == Statistic(0.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "verdict"),
+    [
+        (0.5, (0.25, 0.75), "above"),
+        (-0.5, (-0.75, -0.25), "below"),
+        (0.5, (0.0, 1.0), "undecided"),
+        (-0.5, (-1.0, 0.0), "undecided"),
+        (0.0, (0.0, 0.0), "undecided"),
+        (0.5, None, None),
+    ],
+)
+def test_a_difference_is_decided_where_its_interval_leaves_out_nothing(value, interval, verdict):
+    apart = Difference(value, 0.1, interval, (3, 4), paired=False, more_seeds=7)
+    assert apart.verdict == verdict
+    assert json.loads(json.dumps(apart.as_record())) == {
+        "difference": value,
+        "spread": 0.1,
+        "interval": None if interval is None else list(interval),
+        "verdict": verdict,
+        "runs": [3, 4],
+        "paired": False,
+        "more_seeds": 7,
+    }
+
+
+def test_seeds_of_the_smaller_side_count_and_beyond_fifty_their_number_is_not_said():
+    """Both sides get the same number, as many as the smaller one has and more."""
+    ours, theirs = [0.70, 0.72], [0.69, 0.70, 0.71, 0.72, 0.685]
+    apart = Statistic.of(ours).minus(Statistic.of(theirs))
+    first, second, gap = np.var(ours, ddof=1), np.var(theirs, ddof=1), np.mean(ours) - np.mean(theirs)
+
+    def decides(n):
+        df = (n - 1) * (first + second) ** 2 / (first**2 + second**2)
+        return power(df, gap / math.sqrt((first + second) / n)) >= POWER
+
+    assert apart.verdict == "undecided"
+    assert apart.more_seeds == next(more for more in range(1, 99) if decides(2 + more))
+    tiny = Statistic.of([0.70, 0.72, 0.7101]).minus(Statistic.of([0.70, 0.71, 0.72]))
+    assert (tiny.verdict, tiny.more_seeds) == ("undecided", MOST_SEEDS + 1)
+
+
+def test_correlation_of_ranks_is_scipys():
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        first, second = rng.integers(0, 6, 12).tolist(), rng.normal(size=12).round(1).tolist()
+        assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
+    assert math.isnan(rank_correlation([1, 2], [3, 3]))
+
+
+def test_numbers_are_written_with_so_many_digits():
+    assert Statistic(12345.678, 0.25).text(2) == "12,345.68 ± 0.25"
+    assert Statistic(0.5, 0.0).text() == "0.5 ± 0.0"

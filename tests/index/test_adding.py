@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.killing import run_script
 
+from nearkin.errors import RecipeError
 from nearkin.index.adding import sources_of, thumbnail_of
 from nearkin.index.index import Index
 
@@ -116,6 +117,25 @@ def test_what_can_be_added(images):
     assert {row.label for row in sources_of(images, None, 32).rows} == {None}
     several = sources_of([images / "kind 0", images / "kind 1" / "0.png"], "folder", 32)
     assert len(several.rows) == 6
+
+
+@pytest.mark.parametrize("collected", [list, tuple, np.array])
+def test_labels_given_one_by_one(images, tmp_path, model, collected):
+    files = sorted(images.rglob("*.png"))[:3]
+    pixels = [np.full((8, 8, 3), 60 * number, dtype=np.uint8) for number in range(3)]
+    named = collected(["tit", "", "wren"])
+    for given in (files, pixels):
+        assert [row.label for row in sources_of(given, named, 32).rows] == ["tit", None, "wren"]
+        with pytest.raises(RecipeError, match="3 images were given, and 2 labels: give one for each"):
+            sources_of(given, named[:2], 32)
+    for none in (None, "folder"):
+        assert [row.label for row in sources_of(pixels, none, 32).rows] == [None] * 3
+    with pytest.raises(RecipeError, match="labels must be 'folder', one for each image, or None, got 'tit'"):
+        sources_of(pixels, "tit", 32)
+    index = Index.create(tmp_path / "index", model)
+    index.add(pixels, labels=named)
+    assert [item.label for item in index.items(index.ids())] == ["tit", None, "wren"]
+    assert [item.label for item in index.items(index.ids(where={"label": "wren"}))] == ["wren"]
 
 
 def test_a_thumbnail_of_a_strip():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from scipy import optimize
 
 from nearkin.evaluation.neighbours import nearest
 from nearkin.index import calibration
-from nearkin.index.calibration import Calibration, fit
+from nearkin.index.calibration import Bin, Calibration, fit, fit_on_others
+from nearkin.runs.model import HeldOut
 
 
 def kinds(classes, each, spread, seed=0, dim=16):
@@ -140,3 +144,134 @@ def test_too_few_kinds_to_see_how_it_changes_are_taken_to_be_alike():
 def test_kinds_of_one_image_are_as_many_as_images():
     assert calibration.number_of_kinds(np.ones(7, dtype=np.int64)) == 7
     assert calibration.number_of_kinds(np.array([4, 4])) == pytest.approx(8 * 7 / 24)
+
+
+def likeliest(features, target, weights):
+    """Slopes and intercept by another's minimiser."""
+    design = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+
+    def loss(model):
+        margin = design @ model
+        probability = 1 / (1 + np.exp(-margin))
+        value = weights @ (np.logaddexp(0, margin) - target * margin) / weights.sum()
+        return value, design.T @ (weights * (probability - target)) / weights.sum()
+
+    found = optimize.minimize(loss, np.zeros(design.shape[1]), jac=True, method="BFGS", options={"gtol": 1e-9})
+    return found.x[:-1], found.x[-1]
+
+
+@pytest.mark.parametrize("rises", [0.3, 3.0, -2.0])
+def test_the_curve_is_the_likeliest_for_platts_targets_and_never_falls(rises):
+    """His section 2.2: (N₊ + 1) / (N₊ + 2) for the right ones, 1 / (N₋ + 2) for the wrong ones."""
+    rng = np.random.default_rng(5)
+    scores = rng.uniform(-1, 1, 60)
+    right = (rng.uniform(size=60) < 1 / (1 + np.exp(-(rises * scores + 0.4)))).astype(float)
+    positive = int(right.sum())
+    target = np.array([(positive + 1) / (positive + 2) if each else 1 / (60 - positive + 2) for each in right])
+    (slope,), intercept = likeliest(scores[:, None], target, np.ones(60))
+    assert (slope > 1) == (rises > 1)
+    if slope < 0:
+        slope, intercept = 0.0, math.log(target.mean() / (1 - target.mean()))
+    assert calibration._fitted(scores, right) == pytest.approx((slope, intercept), abs=1e-5)
+
+
+def test_several_features_and_weights_of_hits_are_those_of_the_likeliest_model():
+    rng = np.random.default_rng(0)
+    features = np.stack([rng.uniform(-1, 1, 400), rng.normal(3, 0.5, 400)], axis=1)
+    target = (rng.uniform(size=400) < 1 / (1 + np.exp(-(4 * features[:, 0] - features[:, 1] + 2)))).astype(float)
+    weights = rng.uniform(0.1, 3, 400)
+    slopes, intercept = calibration._logistic_regression(features, target, weights)
+    expected_slopes, expected = likeliest(features, target, weights)
+    np.testing.assert_allclose(slopes, expected_slopes, rtol=1e-4)
+    assert intercept == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_feature_that_is_always_the_same_has_no_slope():
+    rng = np.random.default_rng(0)
+    scores = rng.uniform(-1, 1, 300)
+    target = (rng.uniform(size=300) < 1 / (1 + np.exp(-3 * scores))).astype(float)
+    slopes, intercept = calibration._logistic_regression(
+        np.stack([scores, np.full(300, 2.0)], axis=1), target, np.ones(300)
+    )
+    (slope,), expected = likeliest(scores[:, None], target, np.ones(300))
+    np.testing.assert_allclose(slopes, [slope, 0], atol=1e-5)
+    assert intercept == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("dim", [3, 16, 64])
+def test_scores_that_are_all_the_same_but_for_rounding_tell_nothing(distance, dim):
+    """An encoder that has collapsed: a slope from last bits would make every other score impossible or certain."""
+    vectors = np.repeat(np.random.default_rng(0).normal(size=(1, dim)), 30, axis=0).astype(np.float32)
+    labels = np.arange(30) % 3
+    curve = fit(vectors, labels, distance, "")
+    share = (labels[calibration._nearest(vectors, 10, distance)[0]] == labels[:, None]).mean()
+    for score in (-1.0, 0.5, 1.0):
+        assert curve.confidence(score) == pytest.approx(share, abs=0.01)
+
+
+def plain_hits(vectors, labels, k=10):
+    """Score and whether it is right of every hit, and the number of kinds."""
+    scores = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    hits, alike = [], 0
+    for i in range(len(labels)):
+        others = sorted((j for j in range(len(labels)) if j != i), key=lambda j: -scores[i, j])
+        hits += [(scores[i, j], labels[j] == labels[i]) for j in others[:k]]
+        alike += sum(labels[j] == labels[i] for j in others)
+    return hits, len(labels) * (len(labels) - 1) / alike
+
+
+@pytest.mark.parametrize(("classes", "most_parts", "seed"), [(10, 2, 2), (19, 2, 0), (20, 4, 4)])
+def test_how_it_changes_with_kinds_is_that_of_all_halves_and_quarters(classes, most_parts, seed):
+    """Hit by hit; every collection has the same say, however many hits it has."""
+    vectors, labels = kinds(classes, 6, 1.0, seed=seed)
+    order = np.random.default_rng(0).permutation(classes)
+    features, target, weights = [], [], []
+    for parts in [parts for parts in (1, 2, 4) if parts <= most_parts]:
+        for part in range(parts):
+            mine = [i for i in range(len(labels)) if labels[i] in order[part::parts]]
+            hits, number = plain_hits(vectors[mine], labels[mine])
+            features += [(score, math.log(number)) for score, _ in hits]
+            target += [float(right) for _, right in hits]
+            weights += [1 / len(hits)] * len(hits)
+    (_, expected), _ = likeliest(np.array(features), np.array(target), np.array(weights))
+    assert -0.98 < expected < -0.02, "or it is cut off"
+    assert calibration._growth(vectors, labels, "cosine") == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("moves", "classes"), [(True, 60), (False, 60), (True, 12)])
+def test_a_curve_from_some_classes_is_moved_to_the_number_of_others_and_measured_there(moves, classes):
+    known, asked = (HeldOut(*kinds(*each, seed=seed)) for seed, each in enumerate([(24, 6, 0.9), (classes, 6, 0.9)]))
+    found = fit_on_others(known, asked, "cosine", "others", moves=moves)
+    alone = fit(known.vectors, known.labels, "cosine", "known")
+    assert (found.slope, found.intercept) == (alone.slope, alone.intercept)
+    assert (found.images, found.kinds, found.source) == (144, alone.kinds, "others")
+    assert found.growth == (alone.growth if moves else 0)
+    hits, number = plain_hits(asked.vectors, asked.labels)
+    _, known_number = plain_hits(known.vectors, known.labels)
+    assert found.shift == pytest.approx(found.growth * math.log(number / known_number))
+    sure = [1 / (1 + math.exp(-(alone.slope * score + alone.intercept + found.shift))) for score, _ in hits]
+    assert found.brier == pytest.approx(np.mean([(p - right) ** 2 for p, (_, right) in zip(sure, hits, strict=True)]))
+    share = np.mean([right for _, right in hits])
+    assert (found.hits, found.brier_of_share) == (len(hits), pytest.approx(share * (1 - share)))
+    assert fit_on_others(known, HeldOut(asked.vectors[:2], asked.labels[:2]), "cosine", "") is None
+    assert fit_on_others(HeldOut(known.vectors[:2], known.labels[:2]), asked, "cosine", "") is None
+
+
+def test_hits_of_a_tenth_are_counted_together_and_certainty_is_in_the_last():
+    told = calibration._reliability(np.array([0.05, 0.07, 0.25, 0.95, 1.0]), np.array([0.0, 1.0, 0.0, 1.0, 1.0]))
+    assert told == (
+        Bin(2, pytest.approx(0.06), 0.5),
+        Bin(1, pytest.approx(0.25), 0.0),
+        Bin(2, pytest.approx(0.975), 1.0),
+    )
+
+
+def test_at_most_so_many_labelled_items_are_looked_at(monkeypatch):
+    monkeypatch.setattr(calibration, "MOST_IMAGES", 5)
+    ids, names = calibration.some_of(np.arange(100, 140), np.array([f"kind {i}" for i in range(40)]))
+    assert len(set(ids.tolist())) == 5
+    assert ids.tolist() == sorted(ids.tolist()) != list(range(100, 105))
+    assert names.tolist() == [f"kind {i - 100}" for i in ids]
+    few = np.arange(3)
+    assert calibration.some_of(few, few.astype(str))[0].tolist() == [0, 1, 2]

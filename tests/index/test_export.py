@@ -64,6 +64,14 @@ def test_npz(index, tmp_path, batches):
         assert set(file["labels"].tolist()) == {"kind 1"}
 
 
+def test_arrays_larger_than_a_plain_zip_holds(index, tmp_path, monkeypatch):
+    monkeypatch.setattr("zipfile.ZIP64_LIMIT", 200)  # of which it is not known beforehand how large they become
+    export(index, tmp_path / "index.npz")
+    with np.load(tmp_path / "index.npz", allow_pickle=False) as file:
+        assert file["vectors"].nbytes > 200
+        np.testing.assert_array_equal(file["vectors"], index.vectors(index.ids()))
+
+
 def test_parquet(index, tmp_path, batches):
     parquet = pytest.importorskip("pyarrow.parquet")
     assert export(index, tmp_path / "index.parquet") == 19

@@ -253,3 +253,15 @@ def test_what_was_built_can_be_thrown_away_also_twice(tmp_path, kind):
     for _ in range(2):
         growing.engine.discard()
         assert not growing.file.parent.exists()
+
+
+@ENGINES
+def test_what_is_added_can_be_scanned_before_anything_is_built(tmp_path, kind, monkeypatch):
+    stored = Growing(tmp_path, kind, around_kinds(300))
+    stored.segments.append(0, stored.every)
+    stored.engine.add(0, stored.every)
+    stored.segments.show(300)
+    monkeypatch.setattr("nearkin.index.exact.coded", lambda part: pytest.fail("a reader has to make its own copy"))
+    stored.engine.show(300)
+    stored.rows = 300
+    assert stored.recall() == 1

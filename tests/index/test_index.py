@@ -149,6 +149,7 @@ def test_filters_ranges_and_groups(tmp_path, images, model):
     def found(**where):
         return {hit.id for hit in index.search(np.ones(6), k=99, where=where)}
 
+    assert index.status().columns == ("year", "colour", "code")
     every = set(range(20))
     years = {id: 2015 + id % 10 for id in every - {3}}
     assert found(year=2018) == {13}

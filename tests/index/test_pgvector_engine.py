@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 
@@ -179,3 +180,29 @@ def test_a_password_works_and_is_nowhere_in_the_index(pgvector_address, model, i
         assert not db.execute(
             "SELECT tablename FROM pg_tables WHERE tableowner = 'locked' AND schemaname = 'public'"
         ).fetchall()
+
+
+def test_after_an_error_no_connection_is_used_again():
+    """Of a server that went away all are broken, and each would cost a search."""
+
+    class Connection:
+        is_closed = False
+
+        @contextlib.contextmanager
+        def transaction(self):
+            yield
+
+        def close(self):
+            self.is_closed = True
+
+    table = PostgresTable("postgresql://nobody@127.0.0.1:1/none", "t", 4, "cosine")
+    idle = [Connection() for _ in range(3)]
+    for each in idle:
+        table._idle.put(each)
+    with table._transaction() as used:
+        pass
+    assert (used, [each.is_closed for each in idle]) == (idle[-1], [False] * 3)
+    with pytest.raises(KeyError), table._transaction():
+        raise KeyError
+    assert [each.is_closed for each in idle] == [True] * 3
+    assert table._idle.empty()

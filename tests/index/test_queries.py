@@ -25,7 +25,11 @@ def test_a_crop_is_cut_from_the_upright_image_to_the_pixel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "crop", [[0, 0, 1], [0, 0, 0, 1], [0.5, 0, 0.51, 1], [-0.1, 0, 1, 1], [0, 0, 1, float("nan")], [0, 0, 20, 20]]
+    "crop",
+    [
+        *([0, 0, 1], [0, 0, 1, 1, 1], [0, 0, 1, float("nan")], [0, 0, 20, 20]),
+        *([0, 0, 0, 1], [0, 0, 1, 0], [0.5, 0, 0.51, 1], [0, 0.5, 1, 0.51], [-0.1, 0, 1, 1], [0, -0.1, 1, 1]),
+    ],
 )
 def test_what_lies_outside_is_refused(crop):
     with pytest.raises(RecipeError, match="crop must"):
@@ -45,3 +49,21 @@ def test_every_image_of_a_query_is_cropped_and_nothing_else_can_be(tmp_path, mod
     for query in (3, index.vectors([3])[0], [beside, 3], None):
         with pytest.raises(RecipeError, match="crop is a part of an image"):
             index.search(query, crop=[0, 0, 0.5, 1], like=[1])
+
+
+def test_an_array_is_one_query_or_several_by_its_dimensions(tmp_path, model, images):
+    index = Index.create(tmp_path / "index", model)
+    index.add(images)
+    files = [images / "kind 0" / "1.png", images / "kind 2" / "3.png", images / "kind 3" / "0.png"]
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    vectors = np.stack([index.vectors([item])[0] for item in (1, 13, 15)])
+    for several in (pixels, list(pixels), vectors, list(vectors), files, [1, *vectors[1:]]):
+        found = index.search(several, k=2)
+        assert len(found) == 3
+        assert all(len(hits) == 2 for hits in found)
+    assert [hits[0].path for hits in index.search(pixels, k=1)] == list(map(str, files))
+    assert [hits[0].id for hits in index.search(vectors, k=1)] == [1, 13, 15]
+    for one in (pixels[1], vectors[1]):
+        assert index.search(one, k=1)[0].id == 13
+    assert len(index.search(pixels[:1], k=1)) == 1
+    assert index.search(pixels[:1], k=1)[0][0].id == 1, "one of several stays one of several"

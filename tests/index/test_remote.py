@@ -262,3 +262,29 @@ def test_states_that_cannot_be_read_are_as_none(stored, table, tmp_path):
     (tmp_path / "engine" / "state").write_text("{", encoding="utf-8")
     engine.rebuild(500)
     check(engine, vectors, 10)
+
+
+@pytest.mark.parametrize("gone", [[500], [499], [499, 500, 511]])
+def test_of_rows_removed_those_that_are_not_shown_are_not_missed(stored, table, gone):
+    """A writer has added rows and removed some that a reader does not see yet: the server has all that it should."""
+    engine, vectors = stored
+    engine.add(500, vectors.take(np.arange(20)))
+    engine.remove(np.array(gone))
+    engine.show(500)
+    check(engine, vectors, 10, np.setdiff1d(np.arange(500), gone))
+    assert table.asked
+
+
+def test_a_removed_row_whose_number_is_given_again_is_there(stored, table):
+    engine, vectors = stored
+    engine.remove(np.array([7, 490]))
+    last = vectors.take(np.arange(490, 500))
+    engine.rebuild(490)
+    vectors.append(490, last)
+    vectors.show(500)
+    engine.add(490, last)
+    engine.rebuild(500)
+    engine.show(500)
+    assert sorted(table.held) == np.setdiff1d(np.arange(500), [7]).tolist()
+    check(engine, vectors, 10, np.setdiff1d(np.arange(500), [7]))
+    assert table.asked

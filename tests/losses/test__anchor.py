@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nearkin.losses import ProxyAnchor
+from nearkin.losses._blocks import Parts
 from nearkin.losses._informative import SampleWeights
 
 
@@ -49,6 +50,34 @@ def test_weighted_loss_equals_equation_13(proxy_batch, positive_norm):
     loss = ProxyAnchor(6, 5, alpha=8.0, positive_norm=positive_norm)
     value = loss.from_similarities(s, labels, weights)
     expected = weighted_anchor(s, labels, weights, alpha=8.0, margin=0.1, positive_norm=positive_norm)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+    gradient = torch.autograd.grad(expected, s)
+    torch.testing.assert_close(torch.autograd.grad(value, s), gradient, rtol=1e-9, atol=1e-9)
+    written_out = loss.value_and_gradient(s.detach(), labels, weights)
+    torch.testing.assert_close(written_out, (expected.detach(), *gradient), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("margin", [0.1, 40.0])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("positive_norm", ["present", "all"])
+def test_from_parts_it_is_the_same_also_where_exponents_are_large(proxy_batch, positive_norm, weighted, margin):
+    z, labels = proxy_batch
+    s = torch.tanh(z @ torch.ones(5, 6, dtype=torch.float64).cumsum(1)).requires_grad_()
+    ones = SampleWeights(torch.ones(len(z), dtype=torch.float64), torch.ones(len(z), 6, dtype=torch.float64))
+    weights = some_weights(len(z), 6) if weighted else ones
+    loss = ProxyAnchor(6, 5, alpha=8.0, margin=margin, positive_norm=positive_norm)
+    expected = weighted_anchor(s, labels, weights, alpha=8.0, margin=margin, positive_norm=positive_norm)
+    assert torch.isfinite(expected)
+    push, push_norm = s.new_zeros(()), 0.0
+    for c in range(6):
+        negatives = [i for i in range(len(z)) if labels[i] != c]
+        if negatives:
+            push = push + torch.log1p(
+                torch.exp(weights.negative[negatives, c] * 8.0 * (margin + s[negatives, c])).sum()
+            )
+        push_norm = push_norm + (weights.negative[negatives, c].mean() if negatives else 1.0)
+    own = s.gather(1, labels[:, None]).squeeze(1)
+    value = loss.from_parts(Parts(own, push, labels, 6, weights.positive if weighted else None, push_norm))
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(torch.autograd.grad(value, s), torch.autograd.grad(expected, s), rtol=1e-9, atol=1e-9)
 

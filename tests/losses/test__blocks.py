@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -12,13 +13,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nearkin import ranks
 from nearkin.catalogue import keyword_options
 from nearkin.losses import _blocks, catalogue, kind
 from nearkin.losses._blocks import block_size, by_blocks
 from nearkin.losses._class_block import remove_radial_
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
-from nearkin.losses._shards import Shards
+from nearkin.losses._shards import OfRanks, Shards
 from nearkin.notices import Notice
 
 CLASSES, DIM = 7, 5
@@ -368,3 +370,19 @@ def test_a_step_on_a_gpu_holds_little_more_than_proxies_gradient_and_state(name,
         optimiser.step()
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - others <= 1.3 * 4 * loss.bank.vectors.nbytes
+
+
+def test_rows_of_classes_that_are_here():
+    rows, here = Shards(first=3, classes=9).rows(torch.arange(9), 3)
+    assert here.tolist() == [False] * 3 + [True] * 3 + [False] * 3
+    assert rows[here].tolist() == [0, 1, 2]
+    assert ((rows >= 0) & (rows < 3)).all(), "any row that there is"
+
+
+def test_sums_over_processes_are_element_by_element(monkeypatch):
+    parts = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gathered = {1: parts}
+    monkeypatch.setattr(ranks, "world", lambda: 3)
+    monkeypatch.setattr(ranks, "gather_rows", lambda mine, world: gathered[len(mine)])
+    expected = [math.log(sum(math.exp(part[place]) for part in parts.tolist())) for place in range(4)]
+    assert OfRanks(first=0, classes=9).log_sum_exp(parts[0]).tolist() == pytest.approx(expected)

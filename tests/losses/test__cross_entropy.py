@@ -70,3 +70,18 @@ def test_by_blocks_a_similarity_beyond_one_counts_as_one(loss, sign):
     own = torch.tensor([sign * 1.25, sign * 1.0])  # what rounding might do, and much more
     values = [loss.from_parts(Parts(each, torch.zeros(1), torch.tensor([0]), 2, None, 2.0)) for each in own.split(1)]
     assert values[0].item() == pytest.approx(values[1].item())
+
+
+@pytest.mark.parametrize("kind", [CosFace, ArcFace])
+def test_from_parts_it_is_the_same(kind):
+    torch.manual_seed(0)
+    s, labels = torch.randn(5, 7, dtype=torch.float64).tanh().mul(0.9).requires_grad_(), torch.tensor([0, 6, 2, 2, 1])
+    loss = kind(7, 2, scale=2.0, margin=0.3)
+    own = s.gather(1, labels[:, None]).squeeze(1)
+    others = (2.0 * s).masked_fill(F.one_hot(labels, 7).bool(), -math.inf).logsumexp(1)
+    value = loss.from_parts(Parts(own, others, labels, 7, None, 7.0))
+    harder = own - 0.3 if kind is CosFace else (own.arccos() + 0.3).cos()
+    expected = F.cross_entropy(2.0 * s.scatter(1, labels[:, None], harder[:, None]), labels)
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    gradient = torch.autograd.grad(value, s, retain_graph=True)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, s), rtol=1e-9, atol=1e-12)

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.losses import Angular, Contrastive, MultiSimilarity, NPair, Triplet, _geometry, _pair
-from nearkin.losses._pair import mean_where
+from nearkin.losses._pair import hardest_negatives, mean_where
 from nearkin.numerics import full_precision, tf32
 
 
@@ -109,3 +109,20 @@ def test_gradients_reach_the_references():
 def test_mean_where_of_nothing_is_zero():
     assert mean_where(torch.ones(3), torch.zeros(3, dtype=torch.bool)) == 0
     assert mean_where(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([True, True, False])) == 1.5
+
+
+@pytest.mark.parametrize("with_references", [False, True])
+def test_the_hardest_negatives_are_the_nearest_as_many_as_there_are_positives(with_references):
+    """Query by query; of those at the same distance the first."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 4, generator=generator), torch.tensor([0, 0, 0, 1, 1, 2, 0, 2, 3])
+    x[7] = x[5]
+    pairs = Contrastive().pairs(x, y, *((x[:7] + 0.1, y[:7]) if with_references else ()))
+    kept = hardest_negatives(pairs)
+    assert torch.equal(kept.positive, pairs.positive)
+    distance = pairs.distance()
+    for query in range(9):
+        others = [r for r in range(pairs.negative.shape[1]) if pairs.negative[query, r]]
+        nearest = sorted(others, key=lambda r: (float(distance[query, r]), r))
+        wanted = nearest[: int(pairs.positive[query].sum())]
+        assert kept.negative[query].nonzero()[:, 0].tolist() == sorted(wanted)

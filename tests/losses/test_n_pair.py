@@ -7,7 +7,7 @@ import torch
 from pytorch_metric_learning import distances as peer_distances
 from pytorch_metric_learning import losses as peer
 
-from nearkin.losses import NPair
+from nearkin.losses import NPair, n_pair
 
 
 def slow(case):
@@ -119,3 +119,12 @@ def test_a_batch_without_a_pair_costs_nothing():
     value.backward()
     assert value.item() == 0
     assert x.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("labels", [[8, 3, 3, 8, 8, 5], [1, 1], [0, 0, 1, 1, 2], [4, 4, 4, 4], [0, 1, 2], [5]])
+def test_the_first_two_of_each_class_among_half_as_many_entries_as_samples(labels):
+    first, second, exists = n_pair._first_two(torch.tensor(labels))
+    places = [[place for place, label in enumerate(labels) if label == each] for each in sorted(set(labels))]
+    assert len(first) == len(second) == len(exists) == max(1, len(labels) // 2)
+    found = list(zip(first[exists].tolist(), second[exists].tolist(), strict=True))
+    assert found == [tuple(each[:2]) for each in places if len(each) > 1]

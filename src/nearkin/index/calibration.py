@@ -312,7 +312,7 @@ def _logistic_regression(
     weights = weights / weights.sum()
     centre = weights @ features
     spread = np.sqrt(weights @ np.square(features - centre))
-    spread[spread == 0] = 1.0
+    spread[spread <= 1e-9 * np.abs(centre)] = 1.0  # of a feature that is the same everywhere only rounding is left
     design = np.concatenate([(features - centre) / spread, np.ones((len(features), 1))], axis=1)
 
     def loss(model: NDArray[np.float64]) -> float:

@@ -70,3 +70,8 @@ def test_edges():
         measure(BOTH, torch.zeros(3, 2), [1, 1])
     with pytest.raises(ValueError, match="embeddings"):
         measure(BOTH, torch.full((3, 2), float("nan")), [1, 1, 1])
+
+
+def test_a_distance_is_shown_as_it_is_with_three_decimals():
+    for name in BOTH:
+        assert score_named(name).text(0.12345, 0.0119) == "0.123 ± 0.012"
