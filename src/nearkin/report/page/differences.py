@@ -12,6 +12,7 @@ from nearkin.report.run_groups import RunGroup
 
 COMPARED = ("R@1", "MAP@R")
 _WIDTH, _LINE, _LEFT = 560, 24, 190
+_MOST_LETTERS = 28  # that fit to the left
 _COLOURS = {"above": "#1a7f37", "below": "#b3261e"}
 
 
@@ -72,5 +73,5 @@ def _drawing(rows: Sequence[Held], name: str) -> str:
     )
 
 
-def _shortened(title: str, most: int = 28) -> str:
-    return title if len(title) <= most else f"{title[: most - 1]}…"
+def _shortened(title: str) -> str:
+    return title if len(title) <= _MOST_LETTERS else f"{title[: _MOST_LETTERS - 1]}…"
