@@ -110,6 +110,11 @@ class Index:
     def __len__(self) -> int:
         return self._items.count()
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one after every change, here or by another process, for as long as the index is open."""
+        return self._items.version()
+
     def close(self) -> None:
         self._items.close()
 

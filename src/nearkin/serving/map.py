@@ -56,7 +56,7 @@ class Maps:
     def packed(self) -> tuple[bytes, list[str]] | None:
         """Rows of id, x, y and label number, and the labels, the most frequent first; None without a map."""
         with self._lock:
-            state = (self._index._items.version(), self._file())
+            state = (self._index.version, self._file())
             if self._packed is None or self._packed[0] != state:
                 layout = read_layout(self._index)
                 self._packed = state, None if layout is None else _packed(layout, self._index)

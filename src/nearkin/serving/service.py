@@ -77,7 +77,7 @@ class Service:
     def overview(self) -> Overview:
         """Counted once for each state of the index."""
         with self._lock:
-            version = self.index._items.version()
+            version = self.index.version
             if self._overview is None or self._overview[0] != version:
                 self._overview = version, overview(self.index)
             return self._overview[1]
