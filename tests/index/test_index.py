@@ -109,14 +109,6 @@ def test_mistakes_say_what_to_do(index, tmp_path, model):
         Index.open(tmp_path / "broken")
 
 
-def test_another_encoder_is_refused(index, tmp_path, stand_in):
-    with pytest.raises(DataError, match="made with another encoder"):
-        Index.open(tmp_path / "index", stand_in("another"))
-    with pytest.raises(DataError, match=r"cannot be loaded: there is no run folder .*--run RUN"):
-        Index.open(tmp_path / "index").search(np.zeros((4, 4, 3), np.uint8))
-    assert Index.open(tmp_path / "index").search(0, k=1), "what needs no encoder works without"
-
-
 def test_removed_items_never_appear(index, images, tmp_path):
     hits = index.search(images / "kind 1" / "2.png", k=20)
     reader = Index.open(tmp_path / "index")
@@ -211,6 +203,7 @@ def test_confidence_and_classification(index, images):
     assert index.classify(query).label == "kind 1"
     assert index.classify(query, min_confidence=1.1).label is None
     assert [each.label for each in index.classify([query, images / "kind 2" / "0.png"])] == ["kind 1", "kind 2"]
+    assert index.classify([]) == []
     assert {hit.label for hit in index.classify(query, where={"label": ["kind 3"]}).hits} == {"kind 3"}
     calibration = index.status().calibration
     assert calibration.source.startswith("20 labelled images of the index")

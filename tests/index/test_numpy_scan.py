@@ -14,7 +14,6 @@ from nearkin.index.codes import coded
 @pytest.mark.parametrize("k", [1, 10, 600])
 def test_all_that_could_be_nearest_is_proposed_and_little_else(distance, dim, k, monkeypatch):
     monkeypatch.setattr(numpy_scan, "_BLOCK", 64)
-    monkeypatch.setattr(numpy_scan, "_QUERIES", 3)
     rng = np.random.default_rng(dim)
     vectors = (rng.normal(size=(500, dim)) * 10.0 ** rng.uniform(-3, 3, (500, 1))).astype(np.float32)
     vectors[7], vectors[400] = 0, vectors[3]

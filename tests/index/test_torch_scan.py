@@ -43,7 +43,7 @@ def test_all_that_could_be_nearest_is_proposed_and_little_else(int8, distance, k
     if int8 and not torch_scan.int8_is_exact():
         pytest.skip("this processor's products of 8 bits lose some, so the scan is in float32 here")
     monkeypatch.setattr(torch_scan, "int8_is_exact", lambda: int8)
-    for name, size in (("_BLOCK", 48), ("_LARGE_BLOCK", 64), ("_QUERIES", 3)):
+    for name, size in (("_BLOCK", 48), ("_LARGE_BLOCK", 64), ("QUERIES", 3)):
         monkeypatch.setattr(torch_scan, name, size)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(500, 130)).astype(np.float32)

@@ -25,6 +25,7 @@ __all__ = [
     "ENCODER",
     "LOOK_UP",
     "SEARCH",
+    "Checkpoint",
     "Data",
     "DataRoot",
     "Device",
@@ -76,6 +77,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show progress also when the output is piped.")]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
 DataRoot = Annotated[
     Path | None, typer.Option("--data-root", help="Folder that holds the benchmarks. Default: $NEARKIN_DATA.")
 ]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import ENCODER, DataRoot, Json, Verbose, app, progress_console
+from nearkin.cli._app import ENCODER, Checkpoint, DataRoot, Json, Verbose, app, progress_console
 
 __all__ = ["export"]
 
@@ -30,7 +30,7 @@ def export(
         Path | None,
         typer.Option("--images", help="Image or folder to check the file on. Default: some of the run's own."),
     ] = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    checkpoint: Checkpoint = "best",
     data_root: DataRoot = None,
     as_json: Json = False,
     verbose: Verbose = False,

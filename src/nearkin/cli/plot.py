@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from nearkin.catalogue import plot_names
-from nearkin.cli._app import COMPARE, Data, DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._app import COMPARE, Checkpoint, Data, DataRoot, Device, Json, Verbose, app, escape, progress_console
+from nearkin.cli._study import names_in
 from nearkin.errors import DataError
 
 __all__ = ["plot"]
@@ -35,7 +36,7 @@ def plot(
     by: Annotated[
         str, typer.Option("--by", help="Compare classes (pairs) by their mean embeddings (means) or proxies (proxies).")
     ] = "means",
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    checkpoint: Checkpoint = "best",
     data: Data = None,
     data_root: DataRoot = None,
     device: Device = None,
@@ -57,7 +58,6 @@ def plot(
     from nearkin.report.plots import WITH_MAPS, Look, Written, draw_plots, without_tsne
     from nearkin.training.observers import ConsoleObserver
 
-    names = [name.strip() for name in (only or "").split(",") if name.strip()]
     look = Look(
         checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root, data=data, classes_by=by
     )
@@ -66,7 +66,12 @@ def plot(
     missing: dict[tuple[str | None, str], list[str]] = {}
     with ConsoleObserver(progress_console(verbose)) as observer:
         for drawn in draw_plots(
-            runs, only=names, output=output, file_format=file_format, look=look, progress=observer.decoding
+            runs,
+            only=names_in(only) or (),
+            output=output,
+            file_format=file_format,
+            look=look,
+            progress=observer.decoding,
         ):
             if isinstance(drawn, Written):
                 written.append(str(drawn.file))

@@ -18,6 +18,7 @@ from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
     from nearkin.index import Hit, Index
+    from nearkin.index.search import SearchOptions
 
 __all__ = ["classify", "search"]
 
@@ -75,20 +76,21 @@ def search(
     asked = parse_where(where or [])
     shares = None if crop is None or not images else _shares(crop, images[0])
     opened = _opened(folder, run, device)
-    answers = opened.search(
-        images or None,
-        k,
-        where=asked,
-        like=like or [],
-        unlike=unlike or [],
-        group_by=group_by,
-        min_confidence=min_confidence,
-        offset=offset,
-        crop=shares,
-        expand=expand,
-        rerank=rerank,
-    )
-    found = list(zip(images, answers, strict=True)) if images else [("", answers)]
+    options: SearchOptions = {
+        "where": asked,
+        "like": like or [],
+        "unlike": unlike or [],
+        "group_by": group_by,
+        "min_confidence": min_confidence,
+        "offset": offset,
+        "crop": shares,
+        "expand": expand,
+        "rerank": rerank,
+    }
+    if images:
+        found = list(zip(images, opened.search(images, k, **options), strict=True))
+    else:
+        found = [("", opened.search(None, k, **options))]
     if sheet is not None:
         from nearkin.report.contact_sheet import draw_sheet
 

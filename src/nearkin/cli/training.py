@@ -11,6 +11,7 @@ from rich.console import Console
 
 from nearkin.cli._app import (
     ENCODER,
+    Checkpoint,
     DataRoot,
     Device,
     Json,
@@ -174,7 +175,7 @@ def evaluate(
         Path | None,
         typer.Option("--weights", help="Weights for --backbone, a .safetensors or .pth file. Default: its own."),
     ] = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    checkpoint: Checkpoint = "best",
     flip: Flip = None,
     test_size: TestSize = None,
     also: With = None,
@@ -290,7 +291,7 @@ def embed(
         typer.Argument(metavar="IMAGES...", help="Image files, folders with or without folders inside, or manifests."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .csv.")],
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="best or last.")] = "best",
+    checkpoint: Checkpoint = "best",
     flip: Flip = None,
     test_size: TestSize = None,
     device: Device = None,

@@ -281,13 +281,3 @@ def check_vectors(vectors: NDArray[np.float32], dim: int) -> None:
             f"the encoder gave vectors {list(vectors.shape)} with NaN or infinity, or not of dimension {dim}: its "
             f"weights are damaged; train anew"
         )
-
-
-def check_same_encoder(folder: Path, items: Items, model: Model) -> None:
-    """Refuse an encoder whose vectors do not compare with those of the index."""
-    if model.identity != items.fact("encoder"):
-        asked = "".join(f", {key} {value}" for key, value in (items.fact("model_options") or {}).items())
-        raise DataError(
-            f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
-            f"another index with it, or give the run that made this one ({items.fact('model')}{asked})"
-        )

@@ -114,7 +114,9 @@ def near(
             unfinished = []
             for id, hits in zip(asked, index.search(asked, k, where=where), strict=True):
                 enough = [
-                    hit for hit in hits if (hit.score >= min_score if min_score is not None else hit.confidence >= sure)
+                    hit
+                    for hit in hits
+                    if (hit.score >= min_score if min_score is not None else (hit.confidence or 0.0) >= sure)
                 ]
                 if len(enough) == k:
                     unfinished.append(id)

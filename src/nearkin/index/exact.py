@@ -68,7 +68,11 @@ class ExactEngine:
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        return scan.candidates(self._shown, queries, k, allowed, self._distance)
+        shown = self._shown  # which another thread may replace meanwhile
+        found: list[NDArray[np.int64]] = []
+        for start in range(0, len(queries), scan.QUERIES):
+            found += scan.candidates(shown, queries[start : start + scan.QUERIES], k, allowed, self._distance)
+        return found
 
     def status(self) -> Mapping[str, Any]:
         return {"rows": self._rows, "scan": scan.precision()}

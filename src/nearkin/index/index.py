@@ -6,25 +6,27 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.folder import nearest_folder
 from nearkin.errors import DataError, RecipeError, require
-from nearkin.index.adding import Added, Labels, Progress, check_same_encoder, sources_of, write_all
+from nearkin.index.adding import Added, Labels, Progress, sources_of, write_all
 from nearkin.index.calibration import Calibration
 from nearkin.index.confidence import calibrate, read_calibration
+from nearkin.index.encoder import check_same_encoder, own_encoder
 from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items, vectors_folder
-from nearkin.index.queries import combined, nearest_of, query_vectors
-from nearkin.index.refining import Ranked, check_refinement, refined
-from nearkin.index.results import Hit, Status, as_hits, classified, one_of_each, page
+from nearkin.index.queries import Arrays, OneQuery, Queries, are_several, combined, query_vectors
+from nearkin.index.refining import check_refinement
+from nearkin.index.results import Classified, Hit, Status, classified, page
+from nearkin.index.search import Searched, SearchOptions
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.lock import sole_writer_of
-from nearkin.runs.model import Model, load_again
+from nearkin.runs.model import Model
 from nearkin.suggest import did_you_mean
 
 FORMAT = 1
@@ -102,20 +104,16 @@ class Index:
     def model(self) -> Model:
         """The encoder of the index, and no other."""
         if self._model is None:
-            path = self._items.fact("model")
-            try:
-                model = load_again(path, self._items.fact("model_options") or {})
-            except DataError as error:
-                raise DataError(
-                    f"the encoder of {self.path} cannot be loaded: {error}. Say where it is now: "
-                    f"Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
-                ) from error
-            check_same_encoder(self.path, self._items, model)
-            self._model = model
+            self._model = own_encoder(self.path, self._items)
         return self._model
 
     def __len__(self) -> int:
         return self._items.count()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one after every change, here or by another process, for as long as the index is open."""
+        return self._items.version()
 
     def close(self) -> None:
         self._items.close()
@@ -216,9 +214,18 @@ class Index:
             raise DataError(f"there is no item {id} in {self.path}")
         return found
 
+    @overload
+    def search(self, query: OneQuery | None = None, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hit]: ...
+
+    @overload
+    def search(self, query: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]: ...
+
+    @overload
+    def search(self, query: Arrays, k: int = 10, **options: Unpack[SearchOptions]) -> Any: ...
+
     def search(
         self,
-        query: Any = None,
+        query: OneQuery | Queries | Arrays | None = None,
         k: int = 10,
         *,
         where: Where | None = None,
@@ -230,7 +237,7 @@ class Index:
         crop: Sequence[float] | None = None,
         expand: int | None = None,
         rerank: int | None = None,
-    ) -> Any:
+    ) -> list[Hit] | list[list[Hit]]:
         """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
 
         Of several queries, in a list or as rows of an array, a list of such lists. Exact with the engine ``exact``.
@@ -258,20 +265,38 @@ class Index:
         wanted, unwanted = (self.vectors(each) if len(each) else None for each in (like, unlike))
         vectors = combined(asked.vectors, wanted, unwanted, self.distance)
         excluded = [{*own, *like, *unlike} for own in asked.ids]
-        allowed = self._allowed(where)
         if min_confidence is not None and self.calibration is None:
             raise RecipeError(
                 f"min_confidence needs labels to learn from, and {self.path} has too few: add labelled images"
             )
         if group_by is not None and group_by not in self._items.fields():
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
+        allowed = self._allowed(where)
+        searched = Searched(self._vectors, self._engine, self._items, self.calibration, self.distance, allowed)
         found = [
             page(hits, group_by, min_confidence, offset, k)
-            for hits in self._hits(vectors, excluded, allowed, offset + k, group_by, expand=expand, rerank=rerank)
+            for hits in searched.hits(vectors, excluded, offset + k, group_by, expand=expand, rerank=rerank)
         ]
         return found[0] if asked.is_one else found
 
-    def classify(self, query: Any, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None) -> Any:
+    @overload
+    def classify(
+        self, query: OneQuery, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None
+    ) -> Classified: ...
+
+    @overload
+    def classify(
+        self, query: Queries, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None
+    ) -> list[Classified]: ...
+
+    @overload
+    def classify(
+        self, query: Arrays, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None
+    ) -> Any: ...
+
+    def classify(
+        self, query: Any, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None
+    ) -> Classified | list[Classified]:
         """The label of an image by its ``k`` nearest labelled items, or "none of these": a :class:`Classified`.
 
         Each neighbour counts by its confidence, and a label is the surer the further it is ahead of the next, unless
@@ -284,7 +309,7 @@ class Index:
         if where is not None:
             labelled = np.intersect1d(labelled, self._items.ids(where))
         found = self.search(query, k, where={"id": labelled.tolist()})
-        if found and isinstance(found[0], list):
+        if are_several(query):
             return [classified(hits, min_confidence, self.calibration) for hits in found]
         return classified(found, min_confidence, self.calibration)
 
@@ -368,31 +393,3 @@ class Index:
             found = self._items.ids(where)
             return found[found < self._vectors.rows]
         return None if len(self._live) == self._vectors.rows else self._live
-
-    def _hits(
-        self,
-        vectors: NDArray[np.float64],
-        excluded: Sequence[set[int]],
-        allowed: NDArray[np.int64] | None,
-        wanted: int,
-        group_by: str | None,
-        **refinement: int | None,
-    ) -> Iterator[list[Hit]]:
-        """For each query as many hits as it takes to show ``wanted``, or all there are."""
-        there = self._vectors.rows if allowed is None else len(allowed)
-        if not there:
-            yield from ([] for _ in vectors)
-            return
-
-        def nearest(queries: NDArray[np.float64], k: int) -> Ranked:
-            return nearest_of(self._engine, self._vectors, self.distance, queries, k, allowed)
-
-        depth = wanted + max(map(len, excluded), default=0)
-        ranked = refined(nearest, self._vectors, vectors, excluded, depth, **refinement)
-        for vector, out, found in zip(vectors, excluded, ranked, strict=True):
-            hits, deep = as_hits(*found, out, self._items, self.calibration), depth
-            while group_by is not None and deep < there and len(one_of_each(hits, group_by)) < wanted:
-                deep *= 4
-                again = refined(nearest, self._vectors, vector[None], [out], deep, **refinement)
-                hits = as_hits(*again[0], out, self._items, self.calibration)
-            yield hits

@@ -49,15 +49,15 @@ class Layout:
     classes: tuple[str, ...]
 
 
-def make_layout(index: Index, *, seed: int = 0, progress: Progress | None = None) -> Layout:
+def make_layout(index: Index, *, progress: Progress | None = None) -> Layout:
     """Lay out the items of an index and the proxies of its run, and keep that with it in place of what was there."""
     ids = index.ids()
     if not len(ids):
         raise RecipeError(f"{index.path} is empty, and there is nothing to lay out: add images first")
     if len(ids) > MOST:
-        ids = np.sort(np.random.default_rng(seed).choice(ids, MOST, replace=False))
+        ids = np.sort(np.random.default_rng(0).choice(ids, MOST, replace=False))
     status, vectors = index.status(), index.vectors(ids)
-    points = lay_out(vectors, index.distance, seed=seed, progress=progress)
+    points = lay_out(vectors, index.distance, progress=progress)
     from nearkin.runs.class_proxies import proxies_of
 
     found = proxies_of(Path(status.model), index.dim)

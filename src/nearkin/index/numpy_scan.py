@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from nearkin.index.codes import ROUNDING, Codes, float32_error
 from nearkin.index.engine import Distance
 
-_QUERIES, _BLOCK = 64, 8192
+QUERIES = 64
+"""As many as are scanned for at a time."""
+_BLOCK = 8192
 
 
 def precision() -> str:
@@ -26,19 +28,6 @@ def candidates(
     distance: Distance,
 ) -> list[NDArray[np.int64]]:
     """For each query ``[Q, dim]`` the rows that could be among its ``k`` nearest, ascending, and few others."""
-    found: list[NDArray[np.int64]] = []
-    for start in range(0, len(queries), _QUERIES):
-        found += _candidates(segments, queries[start : start + _QUERIES], k, allowed, distance)
-    return found
-
-
-def _candidates(
-    segments: Sequence[tuple[Codes, NDArray[np.float32]]],
-    queries: NDArray[np.float64],
-    k: int,
-    allowed: NDArray[np.int64] | None,
-    distance: Distance,
-) -> list[NDArray[np.int64]]:
     asked = queries.astype(np.float32)
     lengths = np.linalg.norm(queries, axis=1, keepdims=True) * float32_error(queries.shape[1])
     # Lower bounds of the best so far: what is certain to lie below the k-th of them is not among the k nearest.

@@ -1,4 +1,4 @@
-"""What an index holds, counted: its labels and the range of its columns, kept until something changes."""
+"""What an index holds, counted: its labels and the range of its columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Overview:
 
 
 def overview(index: Index) -> Overview:
-    """Count anew."""
+    """Count anew, as it is now; who asks often keeps it for as long as :attr:`Index.version` stays."""
     table = index._items
     found = table.rows(
         "SELECT label, count(*) AS n FROM items WHERE label IS NOT NULL GROUP BY label ORDER BY n DESC, label"

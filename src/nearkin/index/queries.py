@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from nearkin.data.given import GivenImages, Tensor
 from nearkin.errors import RecipeError
 from nearkin.index.engine import Engine
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
+
+OneQuery: TypeAlias = "int | np.integer[Any] | str | os.PathLike[str] | bytes | Image.Image"
+"""The id of an item, or an image."""
+Queries: TypeAlias = "list[Any] | tuple[Any, ...]"
+Arrays: TypeAlias = "NDArray[Any] | Tensor"
+"""Whether it is one query or several is in its shape."""
 
 UNLIKE = 0.5
 """How much an item that is not wanted counts beside those that are."""
@@ -30,6 +37,17 @@ class Asked:
     is_one: bool
 
 
+def are_several(query: Any) -> bool:
+    """Whether it is a list, rows of vectors or several images of one size.
+
+    >>> [are_several(each) for each in ("a.jpg", ["a.jpg"], np.zeros(8), np.zeros((2, 8)), np.zeros((9, 8), np.uint8))]
+    [False, True, False, True, False]
+    """
+    if isinstance(query, (list, tuple)):
+        return True
+    return _is_array(query) and (query.ndim == 4 or (_is_vectors(query) and query.ndim == 2))
+
+
 def query_vectors(
     query: Any,
     dim: int,
@@ -42,8 +60,7 @@ def query_vectors(
         if crop is not None:
             raise RecipeError("crop is a part of an image: give the image to search for")
         return Asked(None, [set()], True)
-    several = isinstance(query, (list, tuple)) or (_is_array(query) and (_is_vectors(query) and query.ndim == 2))
-    several = several or (_is_array(query) and query.ndim == 4)
+    several = are_several(query)
     given = list(query) if several else [query]
     found = np.empty((len(given), dim), dtype=np.float64)
     ids: list[set[int]] = [set() for _ in given]

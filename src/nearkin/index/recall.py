@@ -16,7 +16,7 @@ K = 10
 
 
 def held_out(
-    exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int, seed: int = 1
+    exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int
 ) -> NDArray[np.float64]:
     """Queries that are not stored, but lie as those do that are: a stored one would be easier to find than it is.
 
@@ -29,9 +29,8 @@ def held_out(
         distance: how they are compared.
         rows: those that are there, ascending.
         count: how many queries at most.
-        seed: of those that are drawn.
     """
-    some = np.random.default_rng(seed).choice(rows, min(len(rows), count), replace=False)
+    some = np.random.default_rng(1).choice(rows, min(len(rows), count), replace=False)
     own = vectors.take(some).astype(np.float64)
     allowed = None if len(rows) == vectors.rows else rows
     near = [found for found, _ in nearest_of(exact, vectors, distance, own, K + 1, allowed)]

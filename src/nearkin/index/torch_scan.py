@@ -19,9 +19,11 @@ from nearkin.numerics import true_float32
 
 # Fewer rows than this share of a segment are gathered; more are masked out after all were multiplied.
 _GATHERED = 0.25
-# Queries at a time, and rows that a thread scans at a time: as few as many queries need for their products to stay in
-# its cache, and more for few queries, for which every block costs some twenty small operations.
-_QUERIES, _BLOCK, _LARGE_BLOCK = 64, 8192, 32768
+QUERIES = 64
+"""As many as are scanned for at a time."""
+# Rows that a thread scans at a time: as few as so many queries need for their products to stay in its cache, and more
+# for few queries, for which every block costs some twenty small operations.
+_BLOCK, _LARGE_BLOCK = 8192, 32768
 
 
 def precision() -> str:
@@ -38,21 +40,8 @@ def candidates(
 ) -> list[NDArray[np.int64]]:
     """For each query ``[Q, dim]`` the rows that could be among its ``k`` nearest, ascending, and few others."""
     shown = [tuple(map(torch.from_numpy, (one.codes, one.figures, vectors))) for one, vectors in segments]
-    found: list[NDArray[np.int64]] = []
-    for start in range(0, len(queries), _QUERIES):
-        found += _candidates(shown, queries[start : start + _QUERIES], k, allowed, distance)
-    return found
-
-
-def _candidates(
-    shown: Sequence[tuple[Tensor, ...]],
-    queries: NDArray[np.float64],
-    k: int,
-    allowed: NDArray[np.int64] | None,
-    distance: Distance,
-) -> list[NDArray[np.int64]]:
     asked, found = _Queries.of(queries), _Found(len(queries), k)
-    size = min(_LARGE_BLOCK, max(_BLOCK, _BLOCK * _QUERIES // len(queries)))
+    size = min(_LARGE_BLOCK, max(_BLOCK, _BLOCK * QUERIES // len(queries)))
     sizes = [len(codes) for codes, _, _ in shown]
     firsts = np.cumsum([0, *sizes]).tolist()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nearkin.evaluation.scores import score_named
-from nearkin.evaluation.statistics import MOST_SEEDS, Difference
+from nearkin.evaluation.statistics import MOST_SEEDS, Difference, Seed, difference_by_seed
 from nearkin.report.formats import signed
 from nearkin.report.table import NOTHING, Part
 
+COMPARED = ("R@1", "MAP@R")
+"""The scores by which a row is held against another, and that are said of a run when it ends."""
 MARKS = {"above": "▲", "below": "▼", "undecided": "≈", None: ""}
 FEW_SEEDS = 6
 """Below, a spread over seeds is itself uncertain by a third and more."""
@@ -22,6 +24,19 @@ class Held:
     title: str
     base: str
     apart: Mapping[str, Difference]
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        scores: Callable[[str], Mapping[Seed, float]],
+        base: str,
+        base_scores: Callable[[str], Mapping[Seed, float]],
+    ) -> Held | None:
+        """By the scores of :data:`COMPARED`, each by seed; None where the two have none of them in common."""
+        apart = {name: difference_by_seed(scores(name), base_scores(name)) for name in COMPARED}
+        found = {name: each for name, each in apart.items() if each is not None}
+        return cls(title, base, found) if found else None
 
 
 def differences_part(rows: Sequence[Held]) -> Part:

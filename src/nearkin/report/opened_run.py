@@ -285,7 +285,7 @@ class OpenedRun:
         return self.trained.embed(self.data.images, rows).cpu()
 
     def examples(self, label: int, count: int) -> list[int]:
-        """Rows of some training images of a class; more of them hold the fewer."""
+        """Rows of ``count`` training images of a class; whoever asks for more gets the same ones and others."""
         rows = self.protocol.train_rows[self.data.table.labels[self.protocol.train_rows] == label]
         rng = np.random.Generator(np.random.Philox([self.look.seed, label]))
         return rng.permutation(rows)[:count].tolist()  # type: ignore[no-any-return]

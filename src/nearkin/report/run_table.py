@@ -8,10 +8,10 @@ from typing import Any
 
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.recipe import Recipe
+from nearkin.report.differences import COMPARED
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.runs.scores import Scores
 
-COMPARED = ("R@1", "MAP@R")
 LEGEND = "R@1: how often the nearest image is of the same class; MAP@R: how well all of its class come before others"
 
 

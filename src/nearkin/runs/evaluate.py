@@ -26,6 +26,7 @@ from nearkin.training.build import data_of
 from nearkin.training.device import describe_hardware
 
 
+@ranks.joined()
 def evaluate_run(
     path: str | Path,
     *,
@@ -56,23 +57,9 @@ def evaluate_run(
     the run's training images alone; ``change`` is done to the rankings, and needs all test images at once
     (:class:`~nearkin.evaluation.transductive.Expand`, :class:`~nearkin.evaluation.transductive.Rerank`).
     """
-    with ranks.joined():
-        runs = [load_run(each, which=which, device=device, flip=flip, test_size=test_size) for each in (path, *also)]
-        at_test_time = AtTestTime(runs, whiten, shrinkage, change)
-        return _evaluate_run(at_test_time, path, data, data_root, kinds, which, progress, announce)
-
-
-def _evaluate_run(
-    at_test_time: AtTestTime,
-    path: str | Path,
-    data: str | None,
-    data_root: str | Path | None,
-    kinds: Kinds | None,
-    which: str,
-    progress: Progress | None,
-    announce: Announce | None,
-) -> Evaluated:
-    run, *others = at_test_time.runs
+    runs = [load_run(each, which=which, device=device, flip=flip, test_size=test_size) for each in (path, *also)]
+    at_test_time = AtTestTime(runs, whiten, shrinkage, change)
+    run, *others = runs
 
     def open_own() -> RunData:
         return open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
@@ -106,7 +93,7 @@ def _evaluate_run(
         lambda rows: at_test_time.embed(opened.images, rows, whitening),
         distance=run.encoder.distance if whitening is None else "cosine",
         final=True,
-        change=at_test_time.change,
+        change=change,
     )
     scores = ranks.from_first(lambda: scores)
     rows = part.query

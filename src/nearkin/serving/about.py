@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from fastapi import APIRouter
 
+from nearkin.index.layout import NAME as LAYOUT
 from nearkin.serving import schemas
 from nearkin.serving.service import Service
 
@@ -46,5 +47,5 @@ def _about(service: Service) -> schemas.About:
         limits=schemas.Limits(bytes=settings.max_bytes, pixels=settings.max_pixels, k=settings.max_k),
         read_only=settings.read_only,
         failed=len(status.failed),
-        map=(service.index.path / "layout.npz").exists(),
+        map=(service.index.path / LAYOUT).exists(),
     )

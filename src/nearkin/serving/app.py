@@ -12,6 +12,7 @@ from fastapi.security import HTTPBearer
 import nearkin
 from nearkin.index.index import Index
 from nearkin.serving import about, corrected, gallery, items, search
+from nearkin.serving import map as map_
 from nearkin.serving.limits import Limits
 from nearkin.serving.metrics import Metrics
 from nearkin.serving.observing import Observing
@@ -68,7 +69,7 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
     app.add_middleware(Limits, settings=service.settings)
     app.add_middleware(Observing, metrics=metrics)
     answer_problems(app, index.path)
-    for routes in (about, search, items, corrected, gallery):
+    for routes in (about, search, items, corrected, gallery, map_):
         app.include_router(routes.router(service))
 
     @app.get("/metrics", response_class=PlainTextResponse)

@@ -1,21 +1,15 @@
-"""Routes for people: the gallery at ``/``, its files, and the map of the index."""
+"""Routes for people: the gallery at ``/``, its files, and some items to begin with."""
 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel
 
-from nearkin.errors import NearkinError
-from nearkin.index.index import Index
-from nearkin.index.layout import NAME, Layout, make_layout, read_layout
-from nearkin.serving import schemas
 from nearkin.serving.problems import RequestError
 from nearkin.serving.service import Service
 
@@ -27,16 +21,6 @@ FILES = (
     *("style.css", "icons.svg", "mark.svg"),
 )
 """All that ``/static`` gives: what is asked for is looked up here and never becomes a path."""
-_ERROR: dict[str, Any] = {"model": schemas.Error}
-
-
-class MapStatus(BaseModel):
-    """How far the map is; of "working" ``done`` and ``of`` say how much."""
-
-    state: Literal["none", "working", "ready"]
-    done: int = 0
-    of: int = 0
-    error: str | None = None
 
 
 class Sample(BaseModel):
@@ -50,60 +34,8 @@ class Samples(BaseModel):
     items: list[Sample]
 
 
-class Maps:
-    """The map of one index: made in a thread, packed once for each state of the index."""
-
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._lock = threading.Lock()
-        self._progress: MapStatus | None = None
-        self._failed: str | None = None
-        self._packed: tuple[object, tuple[bytes, list[str]] | None] | None = None
-
-    def status(self) -> MapStatus:
-        with self._lock:
-            if self._progress is not None:
-                return self._progress
-        return MapStatus(state="ready" if self._file() else "none", error=self._failed)
-
-    def begin(self) -> MapStatus:
-        """Make it, unless it is being made."""
-        with self._lock:
-            if self._progress is None:
-                self._progress, self._failed = MapStatus(state="working"), None
-                threading.Thread(target=self._make, name="nearkin-map", daemon=True).start()
-            return self._progress
-
-    def packed(self) -> tuple[bytes, list[str]] | None:
-        """Rows of id, x, y and label number, and the labels, the most frequent first; None without a map."""
-        with self._lock:
-            state = (self._index._items.version(), self._file())
-            if self._packed is None or self._packed[0] != state:
-                layout = read_layout(self._index)
-                self._packed = state, None if layout is None else _packed(layout, self._index)
-            return self._packed[1]
-
-    def _file(self) -> object:
-        try:
-            found = (self._index.path / NAME).stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino
-
-    def _make(self) -> None:
-        def tell(done: int, of: int) -> None:
-            self._progress = MapStatus(state="working", done=done, of=of)
-
-        try:
-            make_layout(self._index, progress=tell)
-        except NearkinError as error:
-            self._failed = str(error)
-        finally:
-            self._progress = None
-
-
 def router(service: Service) -> APIRouter:
-    routes, maps = APIRouter(), Maps(service.index)
+    routes = APIRouter()
     files = {name: (WEB / name).read_bytes() for name in ("index.html", *FILES)}
 
     def file(name: str, seen: str | None) -> Response:
@@ -134,57 +66,4 @@ def router(service: Service) -> APIRouter:
 
         return Samples(items=await service.read(some))
 
-    @routes.get(
-        "/map",
-        response_class=Response,
-        responses={
-            200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
-            404: _ERROR,
-        },
-    )
-    async def rows() -> Response:
-        """Little-endian float32 [N, 4]: id, x, y, number of the label; id −1 for a proxy, label −1 for none."""
-        content, _ = _there(await service.read(maps.packed))
-        headers = {"X-Map-Rows": str(len(content) // 16), "Cache-Control": "no-cache"}
-        return Response(content, media_type="application/octet-stream", headers=headers)
-
-    @routes.get("/map/labels", responses={404: _ERROR})
-    async def labels() -> list[str]:
-        """What the label numbers of the map mean."""
-        return _there(await service.read(maps.packed))[1]
-
-    @routes.get("/map/status")
-    async def status() -> MapStatus:
-        """Whether there is a map, and how far it is."""
-        return maps.status()
-
-    @routes.post("/map", status_code=202, responses={409: _ERROR})
-    async def make() -> MapStatus:
-        """Make the map, in place of the one that may be there."""
-        return await service.write(maps.begin)
-
     return routes
-
-
-def _there(packed: tuple[bytes, list[str]] | None) -> tuple[bytes, list[str]]:
-    if packed is None:
-        raise RequestError(404, "this index has no map yet: POST /map makes one")
-    return packed
-
-
-def _packed(layout: Layout, index: Index) -> tuple[bytes, list[str]]:
-    ids, names = index._items.labels()
-    counts = Counter(names.tolist())
-    labels = sorted(counts, key=lambda label: (-counts[label], label))
-    labels += sorted(set(layout.classes) - set(labels))
-    number = {label: place for place, label in enumerate(labels)}
-    label_of = dict(zip(ids.tolist(), names.tolist(), strict=True))
-    items = [number[label_of[id]] if id in label_of else -1 for id in layout.ids.tolist()]
-    proxies = [number[each] for each in layout.classes]
-    rows = np.concatenate(
-        [
-            np.column_stack([layout.ids, layout.points, np.array(items)]),
-            np.column_stack([np.full(len(proxies), -1), layout.proxies, np.array(proxies)]),
-        ]
-    )
-    return rows.astype("<f4").tobytes(), labels

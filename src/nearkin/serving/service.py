@@ -77,7 +77,7 @@ class Service:
     def overview(self) -> Overview:
         """Counted once for each state of the index."""
         with self._lock:
-            version = self.index._items.version()
+            version = self.index.version
             if self._overview is None or self._overview[0] != version:
                 self._overview = version, overview(self.index)
             return self._overview[1]
@@ -107,7 +107,9 @@ class Service:
             min_confidence=options.min_confidence,
             offset=options.offset,
         )
-        guess = self._guess(query, found if plain and options.k + 1 >= _NEIGHBOURS else None) if is_image else None
+        guess = None
+        if is_image and query is not None:
+            guess = self._guess(query, found if plain and options.k + 1 >= _NEIGHBOURS else None)
         return schemas.Hits(
             hits=[self.shown_hit(hit) for hit in found[: options.k]],
             offset=options.offset,
@@ -117,14 +119,13 @@ class Service:
             label=None if guess is None else schemas.LabelGuess(label=guess.label, confidence=guess.confidence),
         )
 
-    def _guess(self, query: int | NDArray[np.floating] | None, hits: list[Hit] | None) -> Classified | None:
+    def _guess(self, query: int | NDArray[np.floating], hits: list[Hit] | None) -> Classified | None:
         """The label by the nearest neighbours; ``hits`` are these if they are known already."""
         counts = self.overview()
         if not counts.labelled:
             return None
         if counts.labelled < counts.items:
-            guess: Classified = self.index.classify(query, _NEIGHBOURS)
-            return guess
+            return self.index.classify(query, _NEIGHBOURS)
         hits = (hits or self.index.search(query, _NEIGHBOURS))[:_NEIGHBOURS]
         return classified(hits, 0.5, self.index.calibration)
 

@@ -25,6 +25,7 @@ from nearkin.errors import BusyError, DataError, InterruptedRunError, NearkinErr
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
 from nearkin.report import formats
+from nearkin.report.differences import COMPARED
 from nearkin.report.table import Table
 from nearkin.runs.admission import admit_all
 from nearkin.runs.data import open_data, report_on, say_if_images_differ
@@ -38,9 +39,6 @@ from nearkin.suggest import did_you_mean
 from nearkin.training.build import data_of
 from nearkin.training.observers import ConsoleObserver
 from nearkin.training.state import Observer
-
-COMPARED = ("R@1", "MAP@R")
-"""The scores by which a row is held against its base, and that are said of a run when it ends."""
 
 
 @dataclass(frozen=True)

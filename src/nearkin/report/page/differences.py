@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from nearkin.evaluation.statistics import difference_by_seed
-from nearkin.report.differences import Held, difference_text, differences_part, how_to_read, interval_text
+from nearkin.report.differences import (
+    COMPARED,
+    Held,
+    difference_text,
+    differences_part,
+    how_to_read,
+    interval_text,
+)
 from nearkin.report.formats import html_table, signed
 from nearkin.report.run_groups import RunGroup
 
-COMPARED = ("R@1", "MAP@R")
 _WIDTH, _LINE, _LEFT = 560, 24, 190
+_MOST_LETTERS = 28  # that fit to the left
 _COLOURS = {"above": "#1a7f37", "below": "#b3261e"}
 
 
@@ -31,9 +37,8 @@ def held_against_base(groups: Sequence[RunGroup]) -> list[Held]:
         base = groups[0] if group.base is None else titles.get(group.base)
         if base is None or base is group or base.recipe.protocol.name != group.recipe.protocol.name:
             continue
-        apart = {name: difference_by_seed(group.test_by_run(name), base.test_by_run(name)) for name in COMPARED}
-        found = {name: each for name, each in apart.items() if each is not None}
-        rows += [Held(group.title, base.title, found)] if found else []
+        held = Held.of(group.title, group.test_by_run, base.title, base.test_by_run)
+        rows += [held] if held is not None else []
     return rows
 
 
@@ -72,5 +77,5 @@ def _drawing(rows: Sequence[Held], name: str) -> str:
     )
 
 
-def _shortened(title: str, most: int = 28) -> str:
-    return title if len(title) <= most else f"{title[: most - 1]}…"
+def _shortened(title: str) -> str:
+    return title if len(title) <= _MOST_LETTERS else f"{title[: _MOST_LETTERS - 1]}…"

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nearkin.evaluation.scores import score_named
-from nearkin.evaluation.statistics import Statistic, difference_by_seed, rank_correlation
+from nearkin.evaluation.statistics import Statistic, rank_correlation
 from nearkin.recipe import Recipe
-from nearkin.report.differences import Held, differences_part, how_to_read
+from nearkin.report.differences import COMPARED, Held, differences_part, how_to_read
 from nearkin.report.formats import counted
 from nearkin.report.score_tables import score_text
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.studies.results import RowResult
-from nearkin.studies.study import COMPARED
 
 SHOWN = ("R@1", "MAP@R", "nDCG@8", "covering_radius")
 RUNS_TO_CORRELATE, GOOD_CORRELATION = 8, 0.5
@@ -67,9 +66,7 @@ def against_base(result: RowResult, results: Results) -> Held | None:
     base = first if named is None else next((each for each in results if each.row.name == named), None)
     if base is None or base is result:
         return None
-    apart = {name: difference_by_seed(result.test_by_seed(name), base.test_by_seed(name)) for name in COMPARED}
-    found = {name: each for name, each in apart.items() if each is not None}
-    return Held(result.row.title, base.row.title, found) if found else None
+    return Held.of(result.row.title, result.test_by_seed, base.row.title, base.test_by_seed)
 
 
 def held_against(results: Results) -> list[Held]:
