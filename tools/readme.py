@@ -37,16 +37,19 @@ class Result:
 
 TEST, VALIDATION = "test classes", "validation classes"
 RESULTS = (
-    Result("**CUB-200-2011**, ResNet-50, `cub/best`, crops of 256 px", TEST, "cub/2026-11-16-best.json", {"row": "as_it_is"}),
-    Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-16-best-test-time.json", {"row": "as_it_is", "flip": True, "test_size": 352}, "scores"),
-    Result("three such runs with other losses, side by side", TEST, "cub/2026-11-16-best-products.json", {"product": "side by side", "of": "as_it_is, vcpa, mpa_ap", "flip": True}, "scores"),
-    Result("`cub/best` at 224 px", TEST, "cub/2026-11-16-best.json", {"row": "image_size-224"}),
+    Result("**CUB-200-2011**, ResNet-50, `cub/best`, crops of 256 px", TEST, "cub/2026-11-16-best.json", {"row": "crop_scale-0.25"}),
+    Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-16-best-test-time.json", {"row": "crop_scale-0.25", "flip": True, "test_size": 352}, "scores"),
+    Result("three runs with smaller crops and other losses, side by side", TEST, "cub/2026-11-16-best-products.json", {"product": "side by side", "of": "as_it_is, vcpa, mpa_ap", "flip": True}, "scores"),
+    Result("`cub/best` at 224 px", TEST, "cub/2026-11-16-best.json", {"row": "crop_scale-0.25-image_size-224"}),
     Result("Proxy-Anchor, 224 px", TEST, "cub/2026-11-15-conventional.json", {"group": "proxies", "row": "proxy_anchor"}),
     Result("the same: MPA with variational proxies", TEST, "cub/2026-11-15-conventional.json", {"row": "variational_mpa_2"}, base={"group": "proxies", "row": "proxy_anchor"}),
     Result("Proxy-Anchor, 224 px, 10 epochs", VALIDATION, "cub/2026-11-15-compare-batch120.json", {"row": "proxy_anchor"}),
     Result("Proxy-Anchor, reality check, four models of 128-d together", VALIDATION, "cub/2026-11-15-mlrc.json", {"row": "proxy_anchor"}, "concatenated"),
     Result("the same check, mean of four folds: C2", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2"}),
     Result("the same: C2 with CCP", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2_ccp"}, base={"row": "c2"}, by="group"),
+    Result("the same: C2 with CCP, pull 0.1", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2_ccp_pull_1e-1"}, base={"row": "c2"}, by="group"),
+    Result("**CUB, trained as the MPA paper has it**: Proxy-Anchor", TEST, "cub/2026-11-16-mpa.json", {"row": "proxy_anchor"}),
+    Result("the same: MPA-DW", TEST, "cub/2026-11-16-mpa.json", {"row": "mpa_dw"}, base={"row": "proxy_anchor"}),
     Result("**CUB, a tenth of the images**: Proxy-Anchor", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "proxy_anchor"}),
     Result("the same: VCPA", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "vcpa_003"}, base={"group": "batch 180", "row": "proxy_anchor"}),
     Result("**Glyphs**, small network from scratch, `make demo`", VALIDATION, "glyphs/2026-11-16-demo.json", {"row": "demo"}),
