@@ -83,7 +83,13 @@ def joined() -> Iterator[None]:
 
 def started_together() -> int:
     """How many processes torchrun has started, or 1."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    said = os.environ.get("WORLD_SIZE") or "1"
+    if not said.isdecimal() or int(said) == 0:
+        raise RecipeError(
+            f"WORLD_SIZE must be the number of processes that torchrun has started, got {said!r}: start them with "
+            f"torchrun, or unset WORLD_SIZE for one process alone"
+        )
+    return int(said)
 
 
 def _check_started() -> None:
@@ -228,7 +234,7 @@ def wait_for_all() -> None:
 def is_first_to_fail() -> bool:
     """Whether no other rank has asked this before: the one that has something to say about why all of them end."""
     if not dist.is_initialized():
-        return started_together() == 1 or os.environ.get("RANK", "0") == "0"
+        return os.environ.get("RANK", "0") == "0"
     try:
         store = dist.distributed_c10d._get_default_store()
         return bool(store.add("nearkin/failed", 1) == 1)

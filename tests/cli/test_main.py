@@ -80,3 +80,9 @@ def test_only_the_first_of_several_prints(nearkin, monkeypatch, first):
     assert nearkin() == (0, "done\n" if first else "", "")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert nearkin() == (0, "done\n", "")
+
+
+def test_a_number_of_processes_that_is_none_is_one_line(nearkin, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "x")
+    code, out, said = nearkin("losses")
+    assert (code, out) == (2, "") and said.startswith("error: WORLD_SIZE must be the number of processes"), said

@@ -141,6 +141,18 @@ def test_a_slice_that_is_missing_or_cut_short_is_named(tmp_path, in_processes):
         checkpoint.load_last(state, folder)
 
 
+@pytest.mark.parametrize("said", ["x", "0", "-1", "2.0"])
+def test_a_number_of_processes_that_is_none_is_refused(monkeypatch, said):
+    monkeypatch.setenv("WORLD_SIZE", said)
+    with pytest.raises(RecipeError, match=f"^WORLD_SIZE must be the number .*, got '{said}': .* or unset WORLD_SIZE"):
+        ranks.started_together()
+
+
+def test_no_number_of_processes_is_one(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert ranks.started_together() == 1
+
+
 @pytest.mark.parametrize(
     "given, said",
     [

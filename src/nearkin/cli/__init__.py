@@ -115,7 +115,8 @@ def _one_of_several() -> Iterator[None]:
 
 
 def _is_one_of_several() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    # What is no number is for nearkin.ranks to refuse, which is too slow to import for a process alone.
+    return (os.environ.get("WORLD_SIZE") or "1") != "1"
 
 
 def _speaks() -> bool:

@@ -122,7 +122,7 @@ def options(
     ] = False,
 ) -> None:
     """What goes for every command."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and context.invoked_subcommand not in TOGETHER:
+    if (os.environ.get("WORLD_SIZE") or "1") != "1" and context.invoked_subcommand not in TOGETHER:
         raise RecipeError(
             f"torchrun is for nearkin {', '.join(TOGETHER)}: start nearkin {context.invoked_subcommand} without it"
         )
