@@ -85,4 +85,5 @@ def test_only_the_first_of_several_prints(nearkin, monkeypatch, first):
 def test_a_number_of_processes_that_is_none_is_one_line(nearkin, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "x")
     code, out, said = nearkin("losses")
-    assert (code, out) == (2, "") and said.startswith("error: WORLD_SIZE must be the number of processes"), said
+    assert (code, out) == (2, "")
+    assert said.startswith("error: WORLD_SIZE must be the number of processes")
