@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import nearkin
 from nearkin import evaluation, index, proxies, samplers
@@ -223,3 +224,13 @@ def test_the_picture_of_mpa_shows_what_its_page_says(methods):
     alone = (one.embeddings[own] @ one.proxies[0].T).amax(1)
     assert (alone < -0.6).sum() == 9  # the half of the class that has no proxy of its own
     assert ((two.embeddings[own] @ two.proxies[0].T).amax(1) > 0.5).all()
+
+
+def test_the_picture_of_claims_and_its_page_have_what_the_runs_say():
+    drawn = module(DOCS / "figures" / "draw_claims.py")
+    with Image.open(DOCS / "figures" / "claims.png") as picture:
+        told = picture.text["Description"]
+    gains = {claim.title: drawn.in_words(claim.gain()) for claim in drawn.CLAIMS}
+    assert told == "; ".join(f"{title}: {gain}" for title, gain in gains.items()), "python docs/figures/draw_claims.py"
+    missing = [title for title, gain in gains.items() if gain not in PAGES["choosing"]]
+    assert not missing, f"docs/choosing.md does not have the gain of {missing}"

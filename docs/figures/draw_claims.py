@@ -1,0 +1,111 @@
+"""Draws what each method gains over its base on CUB, beside what its paper claims, from the files in ``results/``.
+
+python docs/figures/draw_claims.py            # docs/figures/claims.png
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from nearkin.evaluation.statistics import Difference, difference_by_seed
+
+ROOT = Path(__file__).resolve().parents[2]
+COLOURS = {"above": "#0072b2", "below": "#d55e00", "undecided": "#777777"}
+
+
+class Claim(NamedTuple):
+    """A row of runs that is held against another one of the same file, and the gain that the paper has, in points."""
+
+    title: str
+    file: str
+    row: str
+    base: str
+    published: float
+    group: str | None = None
+    paired_by: str = "seed"
+    """What runs of both rows are paired by."""
+
+    def gain(self) -> Difference:
+        """Of R@1 on the test classes."""
+        runs = json.loads((ROOT / "results" / "cub" / self.file).read_text(encoding="utf-8"))
+        mine, theirs = (
+            {run[self.paired_by]: run["test"]["R@1"] for run in runs if run["row"] == row and self._counts(run)}
+            for row in (self.row, self.base)
+        )
+        found = difference_by_seed(mine, theirs)
+        assert found is not None, f"{self.file} lacks {self.row} or {self.base}"
+        return found
+
+    def _counts(self, run: dict[str, object]) -> bool:
+        return self.group is None or run["group"] == self.group
+
+
+CCP = "2026-11-16-reality-check.json"
+VCPA = "2026-11-16-vcpa.json"
+MPA = "2026-11-16-mpa.json"
+PROFS = ("2026-11-16-profs.json", "12 epochs, an evaluation each")
+CLAIMS = (
+    Claim("C2-CCP, reality check, pull 2e-4", CCP, "c2_ccp", "c2", 2.7, paired_by="group"),
+    Claim("C2-CCP, reality check, pull 0.1", CCP, "c2_ccp_pull_1e-1", "c2", 2.7, paired_by="group"),
+    Claim("VCPA, a tenth of the images", "2026-11-16-vcpa-tenth.json", "vcpa_003", "proxy_anchor", 2.3, "batch 180"),
+    Claim("VCPA, divided by all classes", VCPA, "vcpa", "proxy_anchor", 1.4),
+    Claim("VCPA, divided by present classes", VCPA, "vcpa_present", "proxy_anchor", 1.4),
+    Claim("MPA", MPA, "mpa", "proxy_anchor", 0.5),
+    Claim("MPA-DW", MPA, "mpa_dw", "proxy_anchor", 0.5),
+    Claim("MPA-AP", MPA, "mpa_ap", "proxy_anchor", 0.5),
+    Claim(
+        *("Proxy-ISA, 30 epochs", "2026-11-16-isa.json", "proxy_isa", "proxy_anchor", 1.0),
+        group="30 epochs, as the authors train",
+    ),
+    Claim("C-PROFS", PROFS[0], "c_profs", "contrastive", 1.2, PROFS[1]),
+    Claim("C-PROFS+HNCM", PROFS[0], "c_profs_hncm", "contrastive", 1.2, PROFS[1]),
+)
+
+
+def draw(path: Path) -> None:
+    gains = [(claim, claim.gain()) for claim in CLAIMS]
+    with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(8.5, 4.6), layout="constrained")
+        axes = figure.subplots()
+        axes.axvline(0, color="#bbbbbb", linewidth=1, zorder=0)
+        for place, (claim, gain) in enumerate(gains):
+            assert gain.interval is not None
+            assert gain.verdict is not None
+            low, high = (100 * end for end in gain.interval)
+            colour = COLOURS[gain.verdict]
+            axes.plot([low, high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
+            axes.plot(100 * gain.value, place, "o", color=colour, markersize=7)
+            axes.plot(claim.published, place, "D", color="black", markersize=6, fillstyle="none")
+        for verdict, colour in COLOURS.items():
+            if any(gain.verdict == verdict for _, gain in gains):
+                axes.plot([], [], "o-", color=colour, linewidth=2.5, label=f"here, with its 95 % interval: {verdict}")
+        axes.plot([], [], "D", color="black", fillstyle="none", linestyle="none", label="claimed by the paper")
+        names = [f"{claim.title}  ({_runs(gain)})" for claim, gain in gains]
+        axes.set_yticks(range(len(gains)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel("R@1 above the base trained alike, in points")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        # What is drawn is written into the file, for the test that says when the runs have changed.
+        told = "; ".join(f"{claim.title}: {in_words(gain)}" for claim, gain in gains)
+        figure.savefig(path, dpi=150, metadata={"Software": None, "Description": told})
+
+
+def in_words(gain: Difference) -> str:
+    """As the pages write it: the difference in points and its interval."""
+    assert gain.interval is not None
+    value, low, high = (f"{100 * each:+.1f}".replace("-", "−") for each in (gain.value, *gain.interval))
+    return f"{value} ({low} to {high})"
+
+
+def _runs(gain: Difference) -> str:
+    ours, theirs = gain.runs
+    return f"{ours} runs" if ours == theirs else f"{ours} and {theirs} runs"
+
+
+if __name__ == "__main__":
+    draw(Path(__file__).parent / "claims.png")
