@@ -86,6 +86,20 @@ def test_no_weights_before_the_filter_and_weights_of_1_for_classes_without_memor
     assert (negative[:, 1:] < 1).all()
 
 
+@pytest.mark.parametrize("as_released", [False, True])
+def test_the_filter_acts_on_a_class_of_which_enough_samples_were_seen(as_released):
+    options = {**SIZES, "filter_after": 400, "as_released": as_released}
+    weighting = known(InformativeSampleWeights(**options), counts=[399, 400, 600], average=[0.9] * 3)
+    positive, negative = weighting.weights(torch.full((3, 3), -0.9), torch.arange(3))
+    assert positive[0] == 1
+    assert (positive[1:] < 1).all()
+    assert negative[:, 0].eq(1).all()
+    assert (negative[:, 1:] < 1).all()
+    embeddings, proxies = -torch.ones(3, 2), torch.ones(3, 2)
+    weighting.update(embeddings, torch.arange(3), embeddings @ proxies.T, cosine_to(proxies))
+    assert weighting.counts.tolist() == [400, 400, 600], "what is below all of them is an outlier of the last two alone"
+
+
 def test_outliers_are_neither_counted_nor_remembered():
     weighting = known(InformativeSampleWeights(**SIZES, memory_size=5), counts=[200] * 3, average=[0.9] * 3)
     weighting.in_memory[2] = 0  # nothing is known about class 2, so it has no outliers

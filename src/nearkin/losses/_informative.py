@@ -42,7 +42,8 @@ class InformativeSampleWeights(nn.Module):
     (equations 8, 10, 14, 15, 17). A sample of similarity s is too easy for c above L, an outlier below L − η and
     informative between: :math:`\omega^+ = 1+\sigma` where it is informative, else σ; and a negative counts
     :math:`\omega^- = 1/\max(1, E)` where :math:`s < L - \eta`, else 1 (equation 16). Before the filter is on, and for
-    a class with nothing in memory, all weights are 1. They carry no gradient.
+    a class with nothing in memory or of which fewer than ``filter_after`` samples have been seen, all weights are 1.
+    They carry no gradient.
 
     Give it to a loss as ``weighting=``; the loss asks for :meth:`weights` and then calls :meth:`update`. Everything
     that :meth:`update` changes is in ``state_dict``, the two switches included. A step costs a fixed number of tensor
@@ -80,6 +81,7 @@ class InformativeSampleWeights(nn.Module):
         positive_penalty: PositivePenalty = "sigma",
         memory_from: int | None = None,
         filter_from: int | None = None,
+        filter_after: int = 0,
         as_released: bool = False,
     ) -> None:
         super().__init__()
@@ -93,7 +95,7 @@ class InformativeSampleWeights(nn.Module):
         later = 1 if as_released else 0
         memory_from = 1 + later if memory_from is None else memory_from
         filter_from = 2 + later if filter_from is None else filter_from
-        check_at_least(0, memory_from=memory_from, filter_from=filter_from)
+        check_at_least(0, memory_from=memory_from, filter_from=filter_from, filter_after=filter_after)
         self.num_classes = num_classes
         self.memory_size = memory_size
         self.volume = volume
@@ -104,6 +106,7 @@ class InformativeSampleWeights(nn.Module):
         self.positive_penalty = positive_penalty
         self.memory_from = memory_from
         self.filter_from = filter_from
+        self.filter_after = filter_after
         self.as_released = as_released
         # Python values, so that asking for them never waits for a device; get_extra_state saves them.
         self.memory_on = False
@@ -232,10 +235,13 @@ class InformativeSampleWeights(nn.Module):
         further = torch.rsub(learned, 1.0 + self.sensitivity, alpha=self.sensitivity)
         search_length = further.mul_(bound).add_(self.search_margin)
         outlier = learned - search_length
-        if not self.as_released:
-            known = self.in_memory > 0
+        if not self.as_released or self.filter_after:
+            known = self.counts >= self.filter_after
+            if not self.as_released:
+                known &= self.in_memory > 0
             positive = torch.where(known, positive, 1.0)
-            # No similarity is above, below or equal to NaN: without memory nothing is easy, informative or an outlier.
+            # No similarity is above, below or equal to NaN: in a class that is not known nothing is
+            # easy, informative or an outlier.
             learned, outlier = (torch.where(known, threshold, math.nan) for threshold in (learned, outlier))
         return Thresholds(*(x.to(dtype) for x in (effective, search_length, learned, outlier, positive, easy_negative)))
 

@@ -48,6 +48,8 @@ class ProxyISA(ProxyAnchor):
             ``"nu"``, ``"effective"`` for 1/max(1, E), or ``"none"`` for 1.
         memory_from: epoch, counted from 0, with which the memory goes on. Default: 1, as released 2.
         filter_from: epoch, counted from 0, with which the filter goes on. Default: 2, as released 3.
+        filter_after: samples of a class that have to be seen before the filter acts on it, not in the paper. Two epochs
+            show 120 images of a class of CUB, but a handful of a small class, which is not learned by then.
         as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
             yet, negative weights that act from the first step, whether the filter is on or not, and memory and filter
             an epoch later.
@@ -80,6 +82,7 @@ class ProxyISA(ProxyAnchor):
         positive_penalty: PositivePenalty = "sigma",
         memory_from: int | None = None,
         filter_from: int | None = None,
+        filter_after: int = 0,
         as_released: bool = False,
     ) -> None:
         weighting = InformativeSampleWeights(
@@ -94,6 +97,7 @@ class ProxyISA(ProxyAnchor):
             positive_penalty=positive_penalty,
             memory_from=memory_from,
             filter_from=filter_from,
+            filter_after=filter_after,
             as_released=as_released,
         )
         super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
@@ -107,6 +111,7 @@ class ProxyISA(ProxyAnchor):
     positive_penalty = _of_weighting("positive_penalty")
     memory_from = _of_weighting("memory_from")
     filter_from = _of_weighting("filter_from")
+    filter_after = _of_weighting("filter_after")
     as_released = _of_weighting("as_released")
     memory_on = _of_weighting("memory_on")
     """Whether batches are put into the memory."""
