@@ -31,7 +31,7 @@ def plot(
         Path | None, typer.Option("--output", "-o", help="Folder for the pictures. Default for one run: RUN/plots.")
     ] = None,
     file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
-    classes: Annotated[int, typer.Option("--classes", min=2, help="Classes in a map of embeddings.")] = 12,
+    classes: Annotated[int, typer.Option("--classes", help="Classes in a map of embeddings.")] = 12,
     seed: Annotated[int, typer.Option("--seed", help="Decides which classes and images are shown.")] = 0,
     by: Annotated[
         str, typer.Option("--by", help="Compare classes (pairs) by their mean embeddings (means) or proxies (proxies).")
