@@ -159,6 +159,13 @@ def test_mixed_conditions_and_missing_runs_are_said(results, write_scored):
     assert "the loss became nan" in written(changed)
 
 
+def test_a_condition_of_some_rows_names_them(write_scored):
+    plain, averaged = write_scored("plain", 0.6, 0.01), write_scored("averaged", 0.6, 0.01, weights="weights averaged")
+    assert "; weights averaged;" in conditions_of([averaged])[0]
+    assert "; weights averaged (averaged);" in conditions_of([plain, averaged])[0]
+    assert "averaged" not in conditions_of([plain])[0]
+
+
 def test_another_budget_has_a_column_and_is_said(results, write_scored):
     assert "budget" not in part(results)[0]
     longer = [*results, write_scored("longer", 0.66, 0.012, base="C2", overrides=["training.epochs=30"])]

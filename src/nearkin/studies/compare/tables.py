@@ -88,8 +88,8 @@ def conditions_of(results: Results) -> list[str]:
     sharing = max(number for result in done for number in result.side_by_side)
     parts = [
         f"{' and '.join(said(done, 'protocol'))} protocol, {' or '.join(said(done, 'selection'))}",
-        *said(done, "training_conditions"),
-        *said(done, "weights"),
+        *said_by(done, "training_conditions"),
+        *said_by(done, "weights"),
         f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}",
         " or ".join(dict.fromkeys(budget_text(result.row.recipe) for result in done)),
         " and ".join(said(done, "hardware")) + (f", up to {sharing} runs at a time" if sharing > 1 else ""),
@@ -136,6 +136,15 @@ def warnings_of(results: Results) -> list[str]:
 def said(results: Results, condition: str) -> list[str]:
     """What all rows say of one of their conditions."""
     return sorted({value for result in results for value in result.said(condition)})
+
+
+def said_by(results: Results, condition: str) -> list[str]:
+    """The same, with the rows that say it where others do not."""
+    by_value = {
+        value: [each.row.title for each in results if value in each.said(condition)]
+        for value in said(results, condition)
+    }
+    return [value if len(rows) == len(results) else f"{value} ({', '.join(rows)})" for value, rows in by_value.items()]
 
 
 def budget_text(recipe: Recipe) -> str:
