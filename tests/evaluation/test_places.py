@@ -53,6 +53,7 @@ def product(request, monkeypatch):
 @pytest.mark.parametrize("with_gallery", [False, True])
 def test_places_are_those_of_the_definition(monkeypatch, block, with_gallery, by_definition):
     monkeypatch.setitem(places.BLOCK, "cpu", block)
+    monkeypatch.setattr(places, "AT_ONCE", 1 << 24 if block < 64 else 30)
     x, labels = clusters(30, 5, 12)
     x[60:70] = x[:10]
     references = as_vectors(x, "x")
@@ -173,3 +174,21 @@ def test_products_are_in_half_precision_where_that_pays_and_true_ones_are_few(mo
     monkeypatch.setattr(places, "MOST_TRUE_IN_HALF", 3)
     places_at(vectors, vectors, labels, labels, 4, 4)
     assert asked == ["half" if pays else "single", "single"]
+
+
+@pytest.mark.usefixtures("product")
+@pytest.mark.parametrize("block", [64, 16384])
+def test_collapsed_vectors_are_given_up_before_too_many_are_compared_by_the_definition(monkeypatch, block):
+    """On a GPU one product holds all pairs, and each of them has all of a class within the margin: 60 GB on CUB."""
+    monkeypatch.setattr(places, "_block", lambda count, device: block)
+    x, labels = clusters(20, 30, 16)
+    compared, exact = [], places._Tally._by_definition
+
+    def by_definition(self, query, *others):
+        compared.append(len(query))
+        return exact(self, query, *others)
+
+    monkeypatch.setattr(places._Tally, "_by_definition", by_definition)
+    vectors = as_vectors(1.0 + 1e-6 * x, "x")
+    assert places_at(vectors, vectors, labels, labels, 29, 29) is None
+    assert sum(compared) <= places.MOST_COMPARED * len(x)

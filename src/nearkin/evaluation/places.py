@@ -34,6 +34,8 @@ MOST_TRUE_IN_HALF = 16
 """True references of a query, on average, beyond which half precision can hardly tell a false one from some of them."""
 MOST_COMPARED = 16
 """Pairs of a query, on average, that are compared by the definition before ranking is no slower."""
+AT_ONCE = 1 << 24
+"""Pairs of one product that are looked at together: of embeddings that have collapsed nearly all are near."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class _Search:
 
         def count(place: Block) -> None:
             begin, start = place
-            if tally.compared > MOST_COMPARED * len(queries.order):
+            if tally.is_hopeless:
                 return
             rows = slice(begin, min(begin + block, len(queries.order)))
             columns = slice(start, min(start + block, len(references.order)))
@@ -164,17 +166,18 @@ class _Search:
             if place not in own:
                 return
             turned = self.together and not diagonal
-            found = above(similarities, thresholds[rows], thresholds[columns] if turned else None)
-            value = similarities.flatten()[found].float()
-            row, column = begin + found // similarities.shape[1], start + found % similarities.shape[1]
-            false = queries.classes[row] != references.classes[column]
-            row, column, value = row[false], column[false], value[false]
-            if turned:
-                counts = value > thresholds[column]
-                tally.add(columns, column[counts], row[counts], value[counts], product.error(value[counts]))
-                counts = value > thresholds[row]
-                row, column, value = row[counts], column[counts], value[counts]
-            tally.add(rows, row, column, value, product.error(value))
+            near = above(similarities, thresholds[rows], thresholds[columns] if turned else None)
+            for found in near.split(AT_ONCE):  # type: ignore[no-untyped-call]
+                value = similarities.flatten()[found].float()
+                row, column = begin + found // similarities.shape[1], start + found % similarities.shape[1]
+                false = queries.classes[row] != references.classes[column]
+                row, column, value = row[false], column[false], value[false]
+                if turned:
+                    counts = value > thresholds[column]
+                    tally.add(columns, column[counts], row[counts], value[counts], product.error(value[counts]))
+                    counts = value > thresholds[row]
+                    row, column, value = row[counts], column[counts], value[counts]
+                tally.add(rows, row, column, value, product.error(value))
 
         # Every process finds all thresholds, from the first block of references; the first block of queries has its own
         # before others are held against it.
@@ -300,9 +303,14 @@ class _Tally:
         """Pairs that only the definition could tell apart."""
         self._lock = threading.Lock()
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether ranking is no slower by now: nothing is counted from there on, and what was counts for nothing."""
+        return self.compared > MOST_COMPARED * len(self.search.queries.order)
+
     def add(self, among: slice, query: Tensor, reference: Tensor, value: Tensor, error: Tensor) -> None:
         """Count false references ``[P]`` of queries ``among`` these; similarities are known to within ``error [P]``."""
-        if not len(query):
+        if not len(query) or self.is_hopeless:
             return
         # Few keys are searched faster than all.
         begin, end = self._first[among.start], self._first[among.stop]
@@ -318,6 +326,10 @@ class _Tally:
                 again = self.search.similarities(*compared)
                 self.add(among, *compared, again, torch.full_like(again, self.search.error, dtype=torch.float64))
             else:
+                with self._lock:
+                    self.compared += len(which)
+                if self.is_hopeless:
+                    return
                 before = self._by_definition(*compared, key[which], margin[which])
                 self._count(among, before, compared[0])
             after, query = after[~close], query[~close]
@@ -335,8 +347,6 @@ class _Tally:
         index = self.search.references.order
         earlier = index[self.true.references[rivals]] < index[reference[which]]
         nearer = (theirs < own) | ((theirs == own) & earlier)
-        with self._lock:
-            self.compared += len(query)
         return low.index_add(0, which, nearer.long())
 
     def _count(self, among: slice, before: Tensor, query: Tensor) -> None:
