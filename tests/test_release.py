@@ -1,15 +1,17 @@
-"""What a release needs: the version in the changelog, licences of what is installed, figures as in the files."""
+"""What a release needs: version in the changelog, licences of what is installed, figures as in the files, kept runs."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
 from PIL import Image
-from tools import licences, lowest, readme, release_check
+from tools import keep_runs, licences, lowest, readme, release_check
 
 import nearkin
 
@@ -111,3 +113,35 @@ def test_pictures_of_the_readme_are_small(picture):
     assert path.stat().st_size < 200_000
     with Image.open(path) as image:
         assert 800 <= image.width <= 1600
+
+
+def test_runs_are_kept_with_their_curves_and_none_twice(write_run, tmp_path, monkeypatch):
+    runs = [write_run(f"study/proxy_isa/seed-{seed}", {"R@1": 0.5, "MAP@R": 0.2}, seed=seed) for seed in (0, 1)]
+    curve = "epoch,step,loss,R@1,P@R,MAP@R\n0,0,,0.3,0.2,0.1\n2,10,1.5,0.5,0.3,0.2\n"
+    (runs[0] / "evaluations.csv").write_text(curve, encoding="utf-8")
+    file = tmp_path / "results" / "kept.json"
+
+    def keep(*arguments):
+        monkeypatch.setattr(sys, "argv", ["keep_runs.py", str(file), "--group", "2 epochs", *map(str, arguments)])
+        keep_runs.main()
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    keep(runs[0])
+    kept = keep(runs[1], "--row", "isa")
+    assert [(run["group"], run["row"], run["seed"]) for run in kept] == [
+        ("2 epochs", "proxy_isa", 0),
+        ("2 epochs", "isa", 1),
+    ]
+    assert kept[0]["test"] == {"R@1": 0.5, "MAP@R": 0.2}
+    assert kept[0]["hardware"] == "one abacus"
+    assert kept[0]["evaluations"] == [
+        {"epoch": 0.0, "step": 0.0, "loss": None, "R@1": 0.3, "MAP@R": 0.1},
+        {"epoch": 2.0, "step": 10.0, "loss": 1.5, "R@1": 0.5, "MAP@R": 0.2},
+    ]
+    before = file.read_bytes()
+    with pytest.raises(SystemExit, match="'proxy_isa' with seed 0 is there already"):
+        keep(runs[0])
+    (runs[0] / "scores.json").unlink()
+    with pytest.raises(SystemExit, match="not finished"):
+        keep(runs[0], "--row", "another")
+    assert file.read_bytes() == before
