@@ -52,6 +52,8 @@ PROFS = ("2026-11-16-profs.json", "12 epochs, an evaluation each")
 CLAIMS = (
     Claim("C2-CCP, reality check, pull 2e-4", CCP, "c2_ccp", "c2", 2.7, paired_by="group"),
     Claim("C2-CCP, reality check, pull 0.1", CCP, "c2_ccp_pull_1e-1", "c2", 2.7, paired_by="group"),
+    Claim("C1-CCP, reality check, pull 2e-4", CCP, "c1_ccp", "c1", 3.4, paired_by="group"),
+    Claim("MS-CCP, reality check, pull 2e-4", CCP, "ms_ccp", "ms", 3.9, paired_by="group"),
     Claim("VCPA, a tenth of the images", "2026-11-16-vcpa-tenth.json", "vcpa_003", "proxy_anchor", 2.3, "batch 180"),
     Claim("VCPA, divided by all classes", VCPA, "vcpa", "proxy_anchor", 1.4),
     Claim("VCPA, divided by present classes", VCPA, "vcpa_present", "proxy_anchor", 1.4),
@@ -70,7 +72,7 @@ CLAIMS = (
 def draw(path: Path) -> None:
     gains = [(claim, claim.gain()) for claim in CLAIMS]
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(8.5, 4.6), layout="constrained")
+        figure = Figure(figsize=(8.5, 5.2), layout="constrained")
         axes = figure.subplots()
         axes.axvline(0, color="#bbbbbb", linewidth=1, zorder=0)
         for place, (claim, gain) in enumerate(gains):
