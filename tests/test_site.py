@@ -194,6 +194,16 @@ def test_the_picture_of_isa_shows_what_its_page_says(methods):
     assert methods.isa_band(50, 0.2) < methods.isa_band(50, 0.9)
 
 
+def test_the_picture_of_isas_penalties_shows_what_its_page_says(methods):
+    near, far = torch.tensor([0.0]), torch.tensor([0.5])
+    plain, early, late = (methods.isa_pull(seen, torch.cat([near, far])).tolist() for seen in (None, 50, 700))
+    assert plain[1] < early[1] + 1e-3 < 0.01 < 1 < late[1]
+    assert late[0] == pytest.approx(plain[0], rel=0.05)
+    plain, early, late = (methods.isa_push(seen, torch.tensor([-0.1, 0.3])).tolist() for seen in (None, 50, 700))
+    assert max(early[0], late[0]) < plain[0] / 2
+    assert min(early[1], late[1]) > plain[1]
+
+
 def test_the_picture_of_profs_shows_what_its_page_says(methods):
     drawn = methods.profs_batches()
     for step, rows in enumerate(drawn.rows):

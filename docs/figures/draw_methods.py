@@ -24,7 +24,7 @@ from matplotlib.patches import Circle, Ellipse
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.losses import Contrastive, MultiProxyAnchor, VariationalProxyAnchor
+from nearkin.losses import Contrastive, MultiProxyAnchor, ProxyAnchor, VariationalProxyAnchor
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._pair import hardest_negatives
 from nearkin.proxies import greedy_k_center
@@ -147,6 +147,48 @@ def at_state(seen: int, average: float) -> InformativeSampleWeights:
     weighting.average.fill_(average)
     weighting.in_memory.fill_(1)
     return weighting
+
+
+def isa_pull(seen: int | None, similarities: Tensor) -> Tensor:
+    """How hard a sample is pulled to its proxy, by their similarity; with Proxy-Anchor where nothing is ``seen``."""
+    return torch.stack([-isa_gradient(seen, torch.tensor([[s, -1.0]]), torch.tensor([0]))[0, 0] for s in similarities])
+
+
+def isa_push(seen: int | None, similarities: Tensor, negatives: int = 120, easy: float = 0.3) -> Tensor:
+    """How hard a sample is pushed away from another class's proxy, by their similarity.
+
+    So large a share of the proxy's other negatives is easy, at −0.5, and the rest at −0.2. There are two classes,
+    alike, since the sum over negatives is divided by their mean weights.
+    """
+    labels = torch.arange(2).flip(0).repeat_interleave(negatives)
+    own, pushes = torch.ones(negatives), []
+    for similarity in similarities:
+        others = torch.full((negatives,), -0.2)
+        others[: round(easy * negatives)] = -0.5
+        others[-1] = similarity
+        batch = torch.cat([torch.stack([others, own], dim=1), torch.stack([own, others], dim=1)])
+        pushes.append(2 * isa_gradient(seen, batch, labels)[negatives - 1, 0])
+    return torch.stack(pushes)
+
+
+def isa_gradient(seen: int | None, similarities: Tensor, labels: Tensor) -> Tensor:
+    """The loss's gradient by similarities ``[N, 2]``, of classes whose memory has a mean similarity of 0.6."""
+    similarities = similarities.requires_grad_()
+    weights = None if seen is None else at_state(seen, 0.6).weights(similarities.detach(), labels)
+    (gradient,) = torch.autograd.grad(ProxyAnchor(2, 2).from_similarities(similarities, labels, weights), similarities)
+    return gradient
+
+
+def draw_isa_penalties(path: Path) -> None:
+    rows = ((None, GREY, "Proxy-Anchor"), (50, COLOURS[0], "ISA, 50 samples seen"), (700, COLOURS[1], "ISA, 700"))
+    with figure(path, 2) as (_, (pull, push)):
+        near, far = torch.linspace(-0.3, 1, 261), torch.linspace(-0.3, 0.3, 121)
+        for seen, colour, name in rows:
+            pull.plot(near, isa_pull(seen, near), color=colour, label=name)
+            push.plot(far, isa_push(seen, far), color=colour)
+        pull.set(title="pull on a positive", xlabel="similarity to its proxy", ylabel="gradient")
+        pull.legend(frameon=False, fontsize=8, loc="upper right")
+        push.set(title="push on a negative, 30 % of the others easy", xlabel="similarity to another class's proxy")
 
 
 def draw_isa(path: Path) -> None:
@@ -349,6 +391,7 @@ def draw_mpa(path: Path) -> None:
 DRAW: dict[str, Callable[[Path], None]] = {
     "ccp": draw_ccp,
     "isa": draw_isa,
+    "isa-penalties": draw_isa_penalties,
     "profs": draw_profs,
     "vcpa": draw_vcpa,
     "mpa": draw_mpa,

@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses.mpa import MultiProxyAnchor
+from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.losses.proxy_nca import ProxyNCA
 
 SIZES = {"num_classes": 3, "dim": 2}
@@ -278,6 +279,35 @@ def test_other_penalties_of_positives_as_in_the_papers_table_3(penalty, wanted):
     assert weights.positive.tolist() == pytest.approx([wanted, 1 + wanted], abs=1e-6)
 
 
-def test_an_unknown_penalty_is_refused():
-    with pytest.raises(ValueError, match="positive_penalty must be 'sigma', 'nu', 'effective' or 'none', got 'mu'"):
-        InformativeSampleWeights(**SIZES, positive_penalty="mu")
+@pytest.mark.parametrize(("penalty", "wanted"), [("effective", 1 / 1.5), ("none", 1.0)])
+def test_easy_negatives_count_less_unless_their_penalty_is_off(penalty, wanted):
+    weighting = known(
+        InformativeSampleWeights(**SIZES, volume=2.0, memory_size=4, negative_penalty=penalty).double(),
+        counts=[2, 2, 2],
+        average=[0.8, 0.8, 0.8],
+    )
+    # L = 0.12 and η = 1.035 with E = 1.5: the first negative is easy, the second is not. Positives are as they were.
+    similarities = torch.tensor([[0.5, -0.95, -0.9]], dtype=torch.float64)
+    weights = weighting.weights(similarities, torch.tensor([0]))
+    assert weights.negative[0, 1:].tolist() == pytest.approx([wanted, 1.0], abs=1e-6)
+    assert weights.positive.item() == pytest.approx(0.572440, abs=1e-6)
+
+
+def test_without_penalties_only_informative_positives_count_more():
+    weighting = InformativeSampleWeights(4, 6, positive_penalty="none", negative_penalty="none").double()
+    loss, plain = ProxyAnchor(4, 6, weighting=weighting).double(), ProxyAnchor(4, 6).double()
+    plain.bank.load_state_dict(loss.bank.state_dict())
+    labels, own = torch.arange(4), loss.bank.vectors[:, 0].detach()
+    for embeddings, same in ((own, True), (-0.01 * own + own.roll(1, 0), False)):
+        known(weighting, counts=[300] * 4, average=[0.6] * 4)
+        judged = weighting.judgement(loss.class_similarities(embeddings), labels)
+        assert judged.learned.all() if same else judged.informative.any()
+        assert (loss(embeddings, labels).item() == pytest.approx(plain(embeddings, labels).item(), abs=1e-12)) == same
+
+
+@pytest.mark.parametrize("option", [{"positive_penalty": "mu"}, {"negative_penalty": "nu"}])
+def test_an_unknown_penalty_is_refused(option):
+    allowed = {"positive_penalty": "'sigma', 'nu', 'effective' or 'none'", "negative_penalty": "'effective' or 'none'"}
+    ((name, value),) = option.items()
+    with pytest.raises(ValueError, match=f"{name} must be {allowed[name]}, got '{value}'"):
+        InformativeSampleWeights(**SIZES, **option)

@@ -8,6 +8,7 @@ import torch
 from nearkin.errors import DataError, RecipeError
 from nearkin.losses import catalogue
 from nearkin.methods.profs import Profs
+from nearkin.notices import notices_told_to
 from nearkin.recipe import DataSection, EncoderSection, Recipe
 from nearkin.samplers import BalancedSampler, ClassRepresentativeSampler, RandomSampler
 from nearkin.training.build import build_objective, data_of, encoder_from, scored_transform_of, transform_of
@@ -86,6 +87,43 @@ def test_a_memory_of_the_training_set_takes_its_size():
     assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.memory_size == 77
     assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.hardness == 0.3
     assert built({"name": "mpa"}).weighting is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "penalties"),
+    [
+        ({"name": "proxy_isa"}, ("none", "none")),
+        ({"name": "proxy_isa", "negative_penalty": "effective"}, ("none", "effective")),
+        ({"name": "proxy_isa", "as_released": True}, ("sigma", "effective")),
+        ({"name": "mpa", "weighting": {}}, ("none", "none")),
+        ({"name": "mpa", "weighting": {"positive_penalty": "nu"}}, ("nu", "none")),
+        ({"name": "mpa", "weighting": {"as_released": True}}, ("sigma", "effective")),
+    ],
+)
+def test_isas_penalties_are_off_where_nothing_is_said(objective, penalties):
+    weighting = built(objective).weighting
+    assert (weighting.positive_penalty, weighting.negative_penalty) == penalties
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "objective.negative_penalty=effective objective.positive_penalty=sigma"),
+        (["objective.positive_penalty=none"], "ISA trains without its negative_penalty: "),
+        (["objective.positive_penalty=sigma", "objective.negative_penalty=effective"], None),
+        (["objective.as_released=true"], None),
+        (["objective.name=proxy_anchor"], None),
+        (["objective.name=mpa", "objective.weighting=isa"], "objective.weighting.negative_penalty=effective"),
+        (["objective.name=mpa"], None),
+    ],
+)
+def test_it_is_said_that_isas_penalties_are_off(state_for, overrides, said):
+    heard = []
+    with notices_told_to(heard.append):
+        state_for("objective.name=proxy_isa", *overrides)
+    told = [each for each in heard if each.startswith("ISA ")]
+    assert len(told) == (said is not None)
+    assert said is None or said in told[0]
 
 
 def test_what_is_erased_has_the_mean_colour_of_the_backbone(state_for):

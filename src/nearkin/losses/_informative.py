@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nearkin.inputs import check_at_least, check_choice, check_positive
 
 PositivePenalty = Literal["sigma", "nu", "effective", "none"]
+NegativePenalty = Literal["effective", "none"]
 
 _RELEASED_MEMORY = 55_000
 _MEMORY_PER_CLASS = 50
@@ -50,7 +51,8 @@ class InformativeSampleWeights(nn.Module):
     operations, O(memory_size · dim), and never makes the host wait.
 
     The arguments are those of :class:`~nearkin.losses.ProxyISA`: V is ``volume``, h ``hardness``, k ``sensitivity``, λ
-    ``search_margin`` and τ ``decay`` (section 4.1 has the values); ``positive_penalty`` stands in the place of σ in ω⁺.
+    ``search_margin`` and τ ``decay`` (section 4.1 has the values); ``positive_penalty`` stands in the place of σ in ω⁺,
+    ``negative_penalty`` in that of 1/max(1, E) in ω⁻.
 
     Example:
         >>> weighting = InformativeSampleWeights(num_classes=10, dim=8)
@@ -79,6 +81,7 @@ class InformativeSampleWeights(nn.Module):
         search_margin: float = 0.1,
         decay: float = 1.5,
         positive_penalty: PositivePenalty = "sigma",
+        negative_penalty: NegativePenalty = "effective",
         memory_from: int | None = None,
         filter_from: int | None = None,
         filter_after: int = 0,
@@ -86,6 +89,7 @@ class InformativeSampleWeights(nn.Module):
     ) -> None:
         super().__init__()
         check_choice(*get_args(PositivePenalty), positive_penalty=positive_penalty)
+        check_choice(*get_args(NegativePenalty), negative_penalty=negative_penalty)
         if memory_size is None:
             memory_size = _RELEASED_MEMORY if as_released else min(_MEMORY_PER_CLASS * num_classes, _RELEASED_MEMORY)
         check_at_least(1, memory_size=memory_size)
@@ -104,6 +108,7 @@ class InformativeSampleWeights(nn.Module):
         self.search_margin = search_margin
         self.decay = decay
         self.positive_penalty = positive_penalty
+        self.negative_penalty = negative_penalty
         self.memory_from = memory_from
         self.filter_from = filter_from
         self.filter_after = filter_after
@@ -223,14 +228,15 @@ class InformativeSampleWeights(nn.Module):
         n, learned = self.counts.to(self.average.dtype), self.hardness * self.average
         effective = torch.expm1(n.mul_(math.log1p(-1.0 / self.volume))).mul_(-self.volume)
         bound = torch.log1p(effective).add_(1.0).reciprocal_()
-        easy_negative = effective.clamp_min(1.0).reciprocal_()
+        share = effective.clamp_min(1.0).reciprocal_()
         if self.positive_penalty == "sigma":
             decayed = (effective + (self.decay - self.volume)).sigmoid_()
             positive = (bound - 1.0).mul_(decayed).mul_(1.0 + math.exp(-self.decay)).add_(1.0)
         elif self.positive_penalty == "none":
             positive = torch.ones_like(bound)
         else:
-            positive = bound if self.positive_penalty == "nu" else easy_negative
+            positive = bound if self.positive_penalty == "nu" else share
+        easy_negative = share if self.negative_penalty == "effective" else torch.ones_like(share)
         # (1 + k (1 − L)) ν + λ
         further = torch.rsub(learned, 1.0 + self.sensitivity, alpha=self.sensitivity)
         search_length = further.mul_(bound).add_(self.search_margin)
@@ -274,7 +280,7 @@ class InformativeSampleWeights(nn.Module):
 
 
 class Thresholds(NamedTuple):
-    """Per class ``[num_classes]``: E, η, L, L − η, σ and 1/max(1, E)."""
+    """Per class ``[num_classes]``: E, η, L, L − η, and what positives (σ) and easy negatives (1/max(1, E)) count."""
 
     effective_number: Tensor
     search_length: Tensor

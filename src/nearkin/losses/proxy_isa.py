@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nearkin.losses._informative import InformativeSampleWeights, PositivePenalty
+from nearkin.losses._informative import InformativeSampleWeights, NegativePenalty, PositivePenalty
 from nearkin.losses.proxy_anchor import ProxyAnchor
 
 __all__ = ["ProxyISA"]
@@ -46,6 +46,10 @@ class ProxyISA(ProxyAnchor):
             has been in memory for more than an epoch is out of date). Default: 50 per class, at most 55,000.
         positive_penalty: what stands in the place of σ in the weights of positives (table 3): ``"sigma"`` itself,
             ``"nu"``, ``"effective"`` for 1/max(1, E), or ``"none"`` for 1.
+        negative_penalty: what easy negatives count: ``"effective"`` for 1/max(1, E), as published, or ``"none"`` for 1.
+            A weight multiplies the exponent. Of an easy negative, which is far below zero, it so makes nearly zero: a
+            term near 1 in the sum, where Proxy-Anchor has next to nothing, and the more there are of them the less
+            the hard ones are pushed away.
         memory_from: epoch, counted from 0, with which the memory goes on. Default: 1, as released 2.
         filter_from: epoch, counted from 0, with which the filter goes on. Default: 2, as released 3.
         filter_after: samples of a class that have to be seen before the filter acts on it, not in the paper. Two epochs
@@ -80,6 +84,7 @@ class ProxyISA(ProxyAnchor):
         decay: float = 1.5,
         memory_size: int | None = None,
         positive_penalty: PositivePenalty = "sigma",
+        negative_penalty: NegativePenalty = "effective",
         memory_from: int | None = None,
         filter_from: int | None = None,
         filter_after: int = 0,
@@ -95,6 +100,7 @@ class ProxyISA(ProxyAnchor):
             search_margin=search_margin,
             decay=decay,
             positive_penalty=positive_penalty,
+            negative_penalty=negative_penalty,
             memory_from=memory_from,
             filter_from=filter_from,
             filter_after=filter_after,
@@ -109,6 +115,7 @@ class ProxyISA(ProxyAnchor):
     decay = _of_weighting("decay")
     memory_size = _of_weighting("memory_size")
     positive_penalty = _of_weighting("positive_penalty")
+    negative_penalty = _of_weighting("negative_penalty")
     memory_from = _of_weighting("memory_from")
     filter_from = _of_weighting("filter_from")
     filter_after = _of_weighting("filter_after")

@@ -18,6 +18,7 @@ from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.evaluation.protocol import Protocol
+from nearkin.notices import notice
 from nearkin.ranks import share_of, world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe, TrainingSection
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
@@ -57,6 +58,7 @@ def build_state(
         num_images=len(labels),
         normalisation=encoder.normalisation,
     )
+    _say_what_isa_leaves_out(objective, recipe.objective)
     method = method_class(**recipe.method.options)
     learned = method.build(num_classes=num_classes, dim=encoder.dim, objective=objective)
     modules = [objective] if learned is None else [objective, learned]
@@ -128,24 +130,45 @@ def build_objective(
 ) -> nn.Module:
     """The loss that ``section`` names, with its proxies.
 
-    Two things a recipe need not repeat: a pair loss takes the encoder's normalisation, and a memory that is to hold
-    the training set takes its size.
+    Three things a recipe need not say: a pair loss takes the encoder's normalisation, a memory that is to hold the
+    training set takes its size, and ISA's penalties are off, unless it is to do as released: they keep a long training
+    from over-fitting, and any other from fitting (docs/method_isa.md).
 
     >>> loss = build_objective(PartSection("contrastive"), num_classes=3, dim=8, num_images=30, normalisation="ball")
     >>> loss.normalisation
     'ball'
     """
     loss = losses.catalogue()[section.name]
-    inferred: dict[str, Any] = {"normalisation": normalisation, "memory_size": num_images}
-    options = {key: value for key, value in inferred.items() if key in losses.options(loss)} | dict(section.options)
+    inferred = {"normalisation": normalisation, "memory_size": num_images, **_penalties(section)}
+    options: dict[str, Any] = {key: value for key, value in inferred.items() if key in losses.options(loss)}
+    options |= section.options
     if "weighting" in options:
         weighting: PartSection = options["weighting"]
         make = losses.weightings()[weighting.name]
-        options["weighting"] = make(num_classes, dim, **({"memory_size": num_images} | dict(weighting.options)))
+        inferred = {"memory_size": num_images, **_penalties(weighting)}
+        options["weighting"] = make(num_classes, dim, **(inferred | dict(weighting.options)))
     if "pair_loss" in options:
         size = {"num_classes": num_classes, "dim": dim, "num_images": num_images}
         options["pair_loss"] = build_objective(options["pair_loss"], **size, normalisation=normalisation)
     return loss(num_classes, dim, **options) if losses.kind(loss) == "proxy" else loss(**options)
+
+
+def _penalties(isa: PartSection) -> dict[str, str]:
+    return {} if isa.options.get("as_released") else {"positive_penalty": "none", "negative_penalty": "none"}
+
+
+def _say_what_isa_leaves_out(objective: nn.Module, section: PartSection) -> None:
+    """Without a word a loss of that name would be taken for the published one."""
+    weighting = getattr(objective, "weighting", None)
+    own = section.options.get("weighting")
+    isa, prefix = (section, "objective") if own is None else (own, "objective.weighting")
+    off = sorted(_penalties(isa).keys() - isa.options.keys())
+    if weighting is not None and off:
+        published = losses.options(type(weighting))
+        notice(
+            f"ISA trains without its {' and '.join(off)}: where Proxy-Anchor does not over-fit that would cost points. "
+            f"As published: {' '.join(f'{prefix}.{key}={published[key].default}' for key in off)}"
+        )
 
 
 def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
