@@ -67,6 +67,7 @@ RECIPE = {
 OPTIONS = {
     "cross_batch_memory": ["objective.size=200", "objective.warmup_steps=2"],
     "momentum_proxy_anchor": ["objective.queue_size=200", "objective.momentum=0.9"],
+    "proxy_isa": ["objective.positive_penalty=sigma", "objective.negative_penalty=effective", "objective.volume=5"],
     "vcpa": ["objective.tau=1"],
 }
 CCP = ["method.name=ccp", "method.steps_per_problem=8", "method.pull=0.01"]
