@@ -39,7 +39,7 @@ def test_own_photos_with_spaces_and_umlauts(nearkin, photos, tmp_path):
     assert "epoch" not in err, "and the rest is quiet then"
     assert (tmp_path / "run" / "neighbours.png").stat().st_size > 5000
     scores = json.loads((tmp_path / "run" / "scores.json").read_text())
-    assert scores["selection"] == "last epoch"
+    assert scores["selection"] == "last epoch; embeddings averaged with those of mirror images"
 
 
 def test_json_output_is_json_alone(nearkin, photos, tmp_path):
