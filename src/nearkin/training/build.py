@@ -131,8 +131,8 @@ def build_objective(
     """The loss that ``section`` names, with its proxies.
 
     Three things a recipe need not say: a pair loss takes the encoder's normalisation, a memory that is to hold the
-    training set takes its size, and ISA's penalties are off, unless it is to do as released: they keep a long training
-    from over-fitting, and any other from fitting (docs/method_isa.md).
+    training set takes its size, and ISA's penalties are off, unless it is to do as released: they cost points
+    where Proxy-Anchor does not over-fit (docs/method_isa.md).
 
     >>> loss = build_objective(PartSection("contrastive"), num_classes=3, dim=8, num_images=30, normalisation="ball")
     >>> loss.normalisation
