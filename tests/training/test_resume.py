@@ -101,6 +101,7 @@ MOCO = ["method.name=momentum", "objective.name=momentum_proxy_anchor", "objecti
         (["objective.name=vcpa", "objective.newton_steps=0", "objective.proxies_per_class=3"], (7,)),
         ([*CCP, "objective.name=proxy_anchor", "objective.weighting=isa"], (8, 12)),
         (MOCO, (6,)),
+        (["encoder.head_init=pca", "training.weight_average=0.9"], (2, 8)),
         (["training.weight_average=0.9", "training.pull_to_start=1", "training.warmup_epochs=1"], (2, 8)),
         ([*CCP, "objective.name=mpa", "training.weight_average=0.9"], (8,)),
         ([*ISA, "training.micro_batch=3", "encoder.freeze_batch_norm=true", "training.warmup_epochs=1"], (2, 8)),

@@ -235,6 +235,8 @@ COURSES = {
     "vcpa": ["objective.name=vcpa", "objective.tau=20"],
     "pieces": ["objective.name=proxy_anchor", "encoder.freeze_batch_norm=true", "training.micro_batch=2"],
     "margin": ["objective.name=margin", "training.clip=value"],
+    # Of two axes: those in which few images hardly differ are made of rounding.
+    "axes": ["objective.name=proxy_anchor", "encoder.head_init=pca", "encoder.dim=2", "training.weight_average=0.9"],
     "frozen": ["objective.name=normalized_softmax", "encoder.freeze_batch_norm=true", "training.batch_size=2"],
     "ccp": [
         "method.name=ccp",

@@ -20,6 +20,8 @@ from nearkin.errors import RecipeError
 from nearkin.numerics import Normalisation, at_least_float32, full_precision, normalise
 from nearkin.suggest import did_you_mean
 
+HeadInit = Literal["default", "glorot", "pca"]
+
 
 class Encoder(nn.Module):
     """Images → embeddings ``[B, dim]`` in float32, normalised.
@@ -39,7 +41,8 @@ class Encoder(nn.Module):
         freeze_scale_and_shift: keep the scale and shift of the backbone's batch-norm layers as they are.
         head_init: how the projection begins: ``"default"`` is Kaiming-normal by fan-out, std √(2/dim); ``"glorot"`` is
             Glorot-uniform, as in Keras, std √(2/(channels + dim)). Embeddings are normalised, so the length decides how
-            fast a given learning rate turns the projection.
+            fast a given learning rate turns the projection. ``"pca"`` begins as the default does, until training puts
+            the principal axes of its images in its place.
         head_bias: whether the projection adds a bias.
         channels_last: run the backbone with channels last in memory, faster with tensor cores.
 
@@ -59,7 +62,7 @@ class Encoder(nn.Module):
         normalisation: Normalisation = "l2",
         freeze_batch_norm: bool = False,
         freeze_scale_and_shift: bool = False,
-        head_init: Literal["default", "glorot"] = "default",
+        head_init: HeadInit = "default",
         head_bias: bool = True,
         channels_last: bool = False,
     ) -> None:
@@ -73,6 +76,11 @@ class Encoder(nn.Module):
         self.dim = backbone.out_channels if dim is None else dim
         self.head: nn.Module = nn.Identity()
         if dim is not None:
+            if head_init == "pca" and dim > backbone.out_channels:
+                raise RecipeError(
+                    f"encoder.head_init=pca has an axis for each of the backbone's {backbone.out_channels} channels "
+                    f"and no more: set encoder.dim to that or less, got {dim}"
+                )
             self.head = _projection(backbone.out_channels, dim, head_init, head_bias)
         self.normalisation: Normalisation = normalisation
         self._keeps_length = False
@@ -181,7 +189,7 @@ def build_encoder(
     weights: str | Path | None = None,
     freeze_batch_norm: bool = False,
     freeze_scale_and_shift: bool = False,
-    head_init: Literal["default", "glorot"] = "default",
+    head_init: HeadInit = "default",
     head_bias: bool = True,
     channels_last: bool = False,
     last_stride: int | None = None,

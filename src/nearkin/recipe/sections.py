@@ -56,8 +56,9 @@ class EncoderSection:
     """Batch-norm keeps the statistics that it came with."""
     freeze_scale_and_shift: bool = False
     """Batch-norm's scale and shift do not train, whatever ``freeze_batch_norm`` says of its statistics."""
-    head_init: Literal["default", "glorot"] = "default"
-    """How the projection begins: Kaiming-normal by fan-out as in Proxy-Anchor, or Glorot-uniform as in Keras."""
+    head_init: Literal["default", "glorot", "pca"] = "default"
+    """How the projection begins: Kaiming-normal by fan-out as in Proxy-Anchor, Glorot-uniform as in Keras, or ``pca``:
+    the principal axes of the training images' features."""
     head_bias: bool = True
     """Whether the projection adds a bias."""
     channels_last: bool = False

@@ -18,6 +18,7 @@ from nearkin.errors import InterruptedRunError, RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.background import BackgroundWriter
+from nearkin.training.head_start import start_head
 from nearkin.training.health import HealthCheck
 from nearkin.training.image_placement import place_images
 from nearkin.training.interrupt import StopRequest
@@ -44,6 +45,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
         evaluate(state, folder, observer, None)
         if state.protocol.test is not None and state.untrained is None:
             state.untrained = state.score(state.protocol.test, baseline=True)
+        start_head(state)
         state.method.start(state)
     health, agreement = HealthCheck(state), ranks.Agreement()
     with (

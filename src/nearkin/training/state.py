@@ -273,6 +273,7 @@ class TrainingSet:
         *,
         encoder: Encoder | None = None,
         augmented: Callable[[int], np.random.Generator] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device.
 
@@ -282,7 +283,7 @@ class TrainingSet:
         state = self._state
         size, workers, placed = state.evaluated_at_a_time, state.recipe.data.workers, state.on_device
         if augmented is None and placed is None:
-            return state.embed(self._rows[rows], encoder=encoder)
+            return state.embed(self._rows[rows], encoder=encoder, progress=progress)
 
         def crops(own: range) -> Iterable[Tensor]:
             if augmented is not None:
@@ -290,7 +291,7 @@ class TrainingSet:
             assert placed is not None
             return placed.evaluation_batches(rows[own.start : own.stop], state.transform, batch_size=size)
 
-        return state.embed(self._rows[rows], encoder=encoder, crops=crops)
+        return state.embed(self._rows[rows], encoder=encoder, progress=progress, crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
