@@ -121,7 +121,9 @@ def test_a_run_begins_with_it_and_its_baseline_is_the_backbone_still(state_for, 
 
 
 def test_more_dimensions_than_channels_are_refused(state_for):
-    with pytest.raises(RecipeError, match=r"pca has an axis for each of the backbone's 64 channels.*got 65"):
+    with pytest.raises(
+        RecipeError, match=r"pca has an axis for each of the backbone's 64 channels.*got encoder.dim=65: set that to 64"
+    ):
         state_for(PCA, "encoder.dim=65")
 
 

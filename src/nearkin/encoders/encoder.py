@@ -76,10 +76,10 @@ class Encoder(nn.Module):
         self.dim = backbone.out_channels if dim is None else dim
         self.head: nn.Module = nn.Identity()
         if dim is not None:
-            if head_init == "pca" and dim > backbone.out_channels:
+            if head_init == "pca" and dim > (channels := backbone.out_channels):
                 raise RecipeError(
-                    f"encoder.head_init=pca has an axis for each of the backbone's {backbone.out_channels} channels "
-                    f"and no more: set encoder.dim to that or less, got {dim}"
+                    f"encoder.head_init=pca has an axis for each of the backbone's {channels} channels and no more, "
+                    f"got encoder.dim={dim}: set that to {channels} or less, or encoder.head_init=default"
                 )
             self.head = _projection(backbone.out_channels, dim, head_init, head_bias)
         self.normalisation: Normalisation = normalisation
