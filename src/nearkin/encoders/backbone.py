@@ -59,6 +59,21 @@ class Backbone(nn.Module):
         return None
 
 
+@contextmanager
+def takes_one_size(size: int, images: Tensor) -> Iterator[None]:
+    """For networks from elsewhere, of which some take images of one size only: what they raise otherwise, in words."""
+    try:
+        yield
+    except (AssertionError, RuntimeError, ValueError) as error:
+        height, width = images.shape[-2:]
+        if (height, width) == (size, size) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise RecipeError(
+            f"the backbone was made for images of {size} × {size} pixels and cannot take {height} × {width} "
+            f"({' '.join(str(error).split())[:200]}): set data.image_size={size}, and leave out protocol.test_size"
+        ) from error
+
+
 Affine = tuple[Tensor, Tensor]
 """What batch-norm with fixed statistics does to every channel: a factor and an offset."""
 

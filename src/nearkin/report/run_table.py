@@ -26,7 +26,8 @@ def run_table(scores: Scores) -> Table:
         return Table(table.title, table.parts, (scores.final_of.note, *table.conditions))
     held = scores.conditions
     parts = [f"{held.protocol} protocol, {held.selection}", held.training_conditions, held.weights, f"seed {held.seed}"]
-    parts += [held.hardware, f"{scores.epochs:g} epochs in {scores.seconds:.0f} s"]
+    epochs = "1 epoch" if scores.epochs == 1 else f"{scores.epochs:g} epochs"
+    parts += [held.hardware, f"{epochs} in {scores.seconds:.0f} s"]
     said = ["; ".join(part for part in parts if part) + "."]
     if scores.untrained:
         said.append(f"Untrained: {baseline_in_words(scores)}. {LEGEND}.")

@@ -9,7 +9,7 @@ from nearkin.encoders import build_encoder
 from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.architectures.hf import HuggingFaceBackbone
 from nearkin.encoders.preprocessing import IMAGENET
-from nearkin.errors import DataError, MissingExtraError
+from nearkin.errors import DataError, MissingExtraError, RecipeError
 
 SIDE = 32
 SETTINGS = {
@@ -182,3 +182,26 @@ def test_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'nearkin\[hf\]'"):
         build_backbone("hf:any/model")
+
+
+@pytest.mark.parametrize("make", [vit, clip], ids=["vit", "clip"])
+def test_position_embeddings_are_interpolated_for_larger_images(tmp_path, make):
+    model = make().eval()
+    vision = getattr(model, "vision_model", model)
+    backbone = build_backbone(save(tmp_path, model)).eval()
+    large = torch.randn(2, 3, 48, 48, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for shown, options in ((large, {"interpolate_pos_encoding": True}), (images(), {})):
+            output = vision(pixel_values=shown, **options)
+            expected = output.last_hidden_state[:, 0] if make is vit else output.pooler_output
+            torch.testing.assert_close(backbone(shown), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_of_one_size_says_which(tmp_path, monkeypatch):
+    backbone = build_backbone(save(tmp_path, vit()))
+    monkeypatch.setattr(backbone, "_for_other_sizes", {})
+    said = r"made for images of 32 × 32 pixels and cannot take 48 × 40 .*data\.image_size=32"
+    with pytest.raises(RecipeError, match=said):
+        backbone(torch.zeros(1, 3, 48, 40))
+    with pytest.raises(ValueError, match="channel"):  # another fault of the right size stays what it is
+        backbone(torch.zeros(1, 4, SIDE, SIDE))

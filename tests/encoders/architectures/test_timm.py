@@ -7,7 +7,7 @@ from torch import nn
 
 from nearkin.encoders import build_encoder
 from nearkin.encoders.architectures import build_backbone
-from nearkin.errors import DataError, MissingExtraError
+from nearkin.errors import DataError, MissingExtraError, RecipeError
 
 
 class Fake(nn.Module):
@@ -22,8 +22,9 @@ class Fake(nn.Module):
         self.conv = nn.Conv2d(3, 6, 4, stride=4)
 
     def forward(self, x):
+        assert self.layout != "fixed" or x.shape[-1] == 96, "Input height (16) doesn't match model (96)."
         x = self.conv(x)
-        if self.layout == "map":
+        if self.layout in ("map", "fixed"):
             return x
         if self.layout == "channels last":
             return x.permute(0, 2, 3, 1)
@@ -63,6 +64,13 @@ def test_tokens_become_one_vector(timm, layout):
     tokens = backbone.model.conv(images()).flatten(2)
     expected = tokens[:, :, 0] if layout == "class token" else tokens.mean(dim=2)
     torch.testing.assert_close(backbone(images()), expected)
+
+
+def test_a_network_of_one_size_says_which(timm):
+    backbone = build_backbone("timm:fixed")
+    assert backbone(torch.zeros(1, 3, 96, 96)).shape == (1, 6, 24, 24)
+    with pytest.raises(RecipeError, match=r"made for images of 96 × 96 pixels and cannot take 16 × 16 \(Input height"):
+        backbone(images())
 
 
 def test_asks_for_a_model_without_classifier_and_pooling(timm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearkin.encoders.backbone import Backbone
+from nearkin.encoders.backbone import Backbone, takes_one_size
 from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
 from nearkin.errors import DataError, require
 
@@ -19,12 +20,15 @@ from nearkin.errors import DataError, require
 class HuggingFaceBackbone(Backbone):
     """Any vision model of transformers: its feature map, or one vector when it works on tokens.
 
-    Of tokens, the class token where there is one, else the model's own pooling, else their mean.
+    Of tokens, the class token where there is one, else the model's own pooling, else their mean. Position embeddings
+    are interpolated for images of another size than the model's, where it can do that.
     """
 
     def __init__(self, model: nn.Module, *, input_size: int, preprocessing: Preprocessing) -> None:
         super().__init__(out_channels=0, input_size=input_size, preprocessing=preprocessing)
         self.model = model
+        interpolates = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+        self._for_other_sizes = {"interpolate_pos_encoding": True} if interpolates else {}
         # Configurations have no common name for it, so a blank image tells.
         was_training = model.training
         model.eval()
@@ -33,7 +37,9 @@ class HuggingFaceBackbone(Backbone):
         model.train(was_training)
 
     def forward(self, images: Tensor) -> Tensor:
-        output = self.model(pixel_values=images)
+        usual = images.shape[-2:] == (self.input_size, self.input_size)
+        with takes_one_size(self.input_size, images):
+            output = self.model(pixel_values=images, **({} if usual else self._for_other_sizes))
         features: Tensor = output.last_hidden_state
         if features.ndim == 4:
             return features

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nearkin.encoders.backbone import Backbone
+from nearkin.encoders.backbone import Backbone, takes_one_size
 from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
 from nearkin.errors import DataError, require
 
@@ -20,7 +20,8 @@ class TimmBackbone(Backbone):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.model(images)
+        with takes_one_size(self.input_size, images):
+            features: Tensor = self.model(images)
         if features.ndim == 3:
             has_class_token = getattr(self.model, "num_prefix_tokens", 0) > 0
             return features[:, 0] if has_class_token else features.mean(dim=1)
