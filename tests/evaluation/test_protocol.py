@@ -134,6 +134,10 @@ def test_mirror_images_and_another_size_are_named_with_the_selection(name):
     unusual = Protocol(ProtocolSection(name=name, flip=True, test_size=320), data).selection_rule
     said = "; test crops of 320 pixels, embeddings averaged with those of mirror images"
     assert unusual == plain + said
+    scaled = Protocol(ProtocolSection(name=name, test_scale=1.15), data).selection_rule
+    assert scaled == f"{plain}; test crops 1.15 times as large as those of training"
+    both = Protocol(ProtocolSection(name=name, flip=True, test_size=320, test_scale=1.15), data).selection_rule
+    assert both == unusual
 
 
 def test_validation_classes_have_a_seed_of_their_own():

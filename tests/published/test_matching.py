@@ -50,6 +50,7 @@ def test_figures_measured_with_a_part_of_the_images_do_not_stand_beside_runs_wit
         "data.image_size=448",
         "protocol.flip=true",
         "protocol.test_size=288",
+        "protocol.test_scale=1.15",
         "encoder.last_stride=1",
         "data.source=glyphs",
         "objective.weighting={name: isa}",

@@ -71,3 +71,13 @@ def test_mirror_images_and_larger_crops_are_those_of_a_run_that_has_them_and_are
     assert "centre 64" in RunFolder(tmp_path / "unusual").environment().transform
     back = evaluate_run(tmp_path / "unusual", flip=False, test_size=32)
     assert back.scores == plain.scores
+
+
+def test_crops_as_a_multiple_of_those_of_training_are_those_of_that_size(trained, tmp_path):
+    recipe = RunFolder(trained).recipe().but({"protocol.test_scale": 2.0})
+    run(recipe, RunFolder(tmp_path / "scaled"), Silent())
+    scaled, large = evaluate_run(tmp_path / "scaled"), evaluate_run(trained, test_size=64)
+    assert scaled.scores == large.scores
+    assert scaled["test_time"] == {"test_scale": 2.0}
+    assert scaled["conditions"] == "test crops 2 times as large as those of training"
+    assert evaluate_run(tmp_path / "scaled", test_size=32).scores == evaluate_run(trained).scores

@@ -143,6 +143,11 @@ def test_what_is_erased_has_the_mean_colour_of_the_backbone(state_for):
         (["data.image_size=256", "protocol.test_size=224"], (224, 256), 293),
         (["data.image_size=256", "data.shorter_side=400"], (256, 293), 400),
         (["data.transform=glyphs", "protocol.test_size=64"], (64, 64), 256),
+        (["protocol.test_scale=1.15"], (256, 293), 293),
+        (["protocol.test_scale=1.15", "data.image_size=160"], (184, 210), 256),
+        (["protocol.test_scale=1.15", "protocol.test_size=224"], (224, 256), 256),
+        (["protocol.test_scale=0.25", "data.image_size=8"], (8, 9), 256),
+        (["protocol.test_scale=0.5"], (112, 128), 256),
     ],
 )
 def test_crops_keep_their_share_and_decoded_images_are_large_enough_for_them(overrides, scored, kept):

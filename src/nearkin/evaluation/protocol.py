@@ -59,7 +59,11 @@ def as_tested(rule: str, section: ProtocolSection) -> str:
     >>> as_tested("last epoch", ProtocolSection(flip=True, test_size=288))
     'last epoch; test crops of 288 pixels, embeddings averaged with those of mirror images'
     """
-    said = [] if section.test_size is None else [f"test crops of {section.test_size} pixels"]
+    said = []
+    if section.test_size is not None:
+        said.append(f"test crops of {section.test_size} pixels")
+    elif section.test_scale != 1:
+        said.append(f"test crops {section.test_scale:g} times as large as those of training")
     said += ["embeddings averaged with those of mirror images"] if section.flip else []
     return "; ".join([*([rule] if rule else []), *([", ".join(said)] if said else [])])
 

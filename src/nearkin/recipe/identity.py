@@ -43,6 +43,7 @@ LATER: Mapping[str, Any] = {
     "protocol.monitor_test": False,
     "protocol.flip": False,
     "protocol.test_size": None,
+    "protocol.test_scale": 1.0,
     "protocol.scores": [],
 }
 """Keys that came after recipes had names by their hash, with the defaults that leave it as it was."""

@@ -43,6 +43,7 @@ AT_LEAST = {
     "encoder.dim": 1,
     "data.image_size": 8,
     "protocol.test_size": 8,
+    "protocol.test_scale": 0.25,
     "protocol.validation_seed": 0,
     "data.workers": 0,
 }

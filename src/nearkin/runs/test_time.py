@@ -89,6 +89,8 @@ class AtTestTime:
             found["flip"] = True
         if section.test_size is not None:
             found["test_size"] = section.test_size
+        elif section.test_scale != 1:
+            found["test_scale"] = section.test_scale
         if len(self.runs) > 1:
             found["with"] = [_name(run) for run in self.runs[1:]]
         if axes is not None and whitening is not None:

@@ -214,9 +214,13 @@ def scored_transform_of(recipe: Recipe) -> Transform:
 
     >>> scored_transform_of(Recipe.from_mapping({"protocol": {"test_size": 288}})).resize
     329
+    >>> scored_transform_of(Recipe.from_mapping({"protocol": {"test_scale": 1.15}})).size
+    256
     """
-    size = recipe.protocol.test_size
-    return transform_of(recipe.data if size is None else replace(recipe.data, image_size=size))
+    plain, scale, size = transform_of(recipe.data), recipe.protocol.test_scale, recipe.protocol.test_size
+    if size is None and scale != 1:
+        size = max(8, 8 * round(plain.size * scale / 8))
+    return plain if size is None else transform_of(replace(recipe.data, image_size=size))
 
 
 def data_of(recipe: Recipe) -> DataSection:

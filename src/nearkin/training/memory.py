@@ -85,7 +85,7 @@ def check_memory(state: TrainingState) -> None:
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
     images = min(state.evaluated_at_a_time, max((len(part.query) for part in parts), default=0))
     what, remedy = f"scoring {images} images at a time", f"lower training.evaluation_batch_size ({images}; {{fits}}) or"
-    key = "data.image_size" if state.recipe.protocol.test_size is None else "protocol.test_size"
+    key = "data.image_size" if state.scored_transform.size == size else "protocol.test_size"
     _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, state.scored_transform.size, remedy, key=key)
 
 
