@@ -39,7 +39,8 @@ def test_own_photos_with_spaces_and_umlauts(nearkin, photos, tmp_path):
     assert "epoch" not in err, "and the rest is quiet then"
     assert (tmp_path / "run" / "neighbours.png").stat().st_size > 5000
     scores = json.loads((tmp_path / "run" / "scores.json").read_text())
-    assert scores["selection"] == "last epoch; embeddings averaged with those of mirror images"
+    crops = "test crops 1.15 times as large as those of training"
+    assert scores["selection"] == f"last epoch; {crops}, embeddings averaged with those of mirror images"
 
 
 def test_json_output_is_json_alone(nearkin, photos, tmp_path):
@@ -260,7 +261,7 @@ def test_evaluate_and_embed_take_mirror_images_and_larger_crops(nearkin, trained
     assert code == 0, err
     assert "test crops of 40 pixels, embeddings averaged with those of mirror images" in " ".join(out.split())
     code, out, _ = nearkin("evaluate", trained, "--no-flip", "--json")
-    assert (code, json.loads(out).get("conditions")) == (0, None)
+    assert (code, json.loads(out)["conditions"]) == (0, "test crops 1.15 times as large as those of training")
     assert nearkin("embed", trained, photos, "-o", tmp_path / "e.npz", "--flip", "--test-size", "40")[0] == 0
     code, _, err = nearkin("evaluate", trained, "--test-size", "4")
     assert code != 0
@@ -273,6 +274,7 @@ def test_evaluate_and_embed_take_mirror_images_and_larger_crops(nearkin, trained
         photos,
         "encoder.weights=null",
         "data.image_size=32",
+        "protocol.test_scale=1",
         "--flip",
         "--json",
     )

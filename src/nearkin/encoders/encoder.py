@@ -76,11 +76,6 @@ class Encoder(nn.Module):
         self.dim = backbone.out_channels if dim is None else dim
         self.head: nn.Module = nn.Identity()
         if dim is not None:
-            if head_init == "pca" and dim > (channels := backbone.out_channels):
-                raise RecipeError(
-                    f"encoder.head_init=pca has an axis for each of the backbone's {channels} channels and no more, "
-                    f"got encoder.dim={dim}: set that to {channels} or less, or encoder.head_init=default"
-                )
             self.head = _projection(backbone.out_channels, dim, head_init, head_bias)
         self.normalisation: Normalisation = normalisation
         self._keeps_length = False

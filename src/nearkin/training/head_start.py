@@ -23,6 +23,7 @@ def start_head(state: TrainingState) -> None:
 
     A random projection to a few hundred dimensions loses some of what a pretrained backbone knows, and a few photos do
     not teach it back. The weights are as long as those that they replace, so that learning rates mean the same.
+    Dimensions beyond the backbone's channels begin at zero.
     """
     head = state.encoder.head
     if state.recipe.encoder.head_init != "pca" or not isinstance(head, nn.Linear):
@@ -37,9 +38,9 @@ def start_head(state: TrainingState) -> None:
     if not features.isfinite().all():
         raise TrainingError("the backbone's features of the training images are not finite: are its weights damaged?")
     axes = ranks.from_first(lambda: principal_axes(features.cpu().numpy()))
-    directions = torch.from_numpy(
-        axes.directions[:, : head.out_features].T * (head.weight.norm().item() / math.sqrt(head.out_features))
-    )
+    kept = min(head.out_features, head.in_features)
+    directions = torch.zeros(head.weight.shape, dtype=torch.float64)
+    directions[:kept] = torch.from_numpy(axes.directions[:, :kept].T) * (head.weight.norm().item() / math.sqrt(kept))
     head.weight.copy_(directions)
     if head.bias is not None:
         head.bias.copy_(-directions @ torch.from_numpy(axes.mean))
