@@ -240,7 +240,8 @@ def test_trace_equals_a_plain_script():
         away = sum((p - c).square().sum() for p, c in zip(network.parameters(), centre, strict=True))
         gradients = torch.autograd.grad(total / pairs + pull / 2 * away, list(network.parameters()))
         for after, before, gradient in zip(trail[step + 1], trail[step], gradients, strict=True):
-            assert torch.allclose(after - before, -rate * gradient, rtol=1e-3, atol=1e-6)
+            step_taken = -rate * gradient
+            assert (after - before - step_taken).norm() <= 0.01 * step_taken.norm()
     assert state.method.events == script
     assert [event["step"] for event in script] == [0, 4, 8]
     moved = max((a - b).abs().max().item() for a, b in zip(trail[4], trail[0], strict=True))

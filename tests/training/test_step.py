@@ -142,7 +142,7 @@ def test_a_step_in_pieces_keeps_nothing_of_the_step_before(stepped):
     once, thrice = (stepped(*options, steps=steps)[0] for steps in (1, 3))
     for a, b in zip(once.weights, thrice.weights, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-15)
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_images_that_a_method_embeds_itself_get_their_gradient_too(stepped):
