@@ -70,7 +70,8 @@ def takes_one_size(size: int, images: Tensor) -> Iterator[None]:
             raise
         raise RecipeError(
             f"the backbone was made for images of {size} × {size} pixels and cannot take {height} × {width} "
-            f"({' '.join(str(error).split())[:200]}): set data.image_size={size}, and leave out protocol.test_size"
+            f"({' '.join(str(error).split())[:200]}): set data.image_size={size} and "
+            f"protocol.test_scale=1, and leave out protocol.test_size"
         ) from error
 
 

@@ -200,8 +200,8 @@ class ProtocolSection:
     """Side of the crops that are scored, of images scaled in proportion; default: as in training, times
     ``test_scale``. Every table names it."""
     test_scale: float = 1.0
-    """Side of the crops that are scored as a multiple of those of training, to eight pixels: 1.15 makes 256 of 224.
-    Training crops show things larger than they are scored otherwise. ``test_size`` takes precedence."""
+    """Side of the crops that are scored as a multiple of those of training, to the nearest eight pixels: 1.15 makes
+    256 of 224. Every table names it; ``test_size`` takes precedence."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     """Every k of R@k."""
     precision_at: tuple[int, ...] = ()
