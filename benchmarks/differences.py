@@ -3,9 +3,11 @@
     python benchmarks/differences.py results/cub/2026-11-15-compare-batch120.json vcpa:proxy_anchor profs:contrastive
     python benchmarks/differences.py FILE --group "30 epochs, batch 120" proxy_isa:proxy_anchor
     python benchmarks/differences.py results/cub/2026-11-16-reality-check.json --across-groups c2_ccp:c2
+    python benchmarks/differences.py FILE OTHER --group "16 epochs, batch 120" head_init-pca:proxy_anchor
 
-For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``; of folders ``nearkin compare`` says
-the same. Seeds are paired where both rows have the same, and so are groups, such as folds, with ``--across-groups``.
+For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``, several taken as one; of folders ``nearkin
+compare`` says the same. Seeds are paired where both rows have the same, and so are groups, such as folds, with
+``--across-groups``.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ SCORES = ("R@1", "MAP@R")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="a JSON file of runs")
-    parser.add_argument("pairs", nargs="+", metavar="ROW:BASE", help="names of rows")
+    parser.add_argument("given", nargs="+", metavar="FILE|ROW:BASE", help="JSON files of runs, and names of rows")
     parser.add_argument("--group", help="only runs of this group")
     parser.add_argument("--across-groups", action="store_true", help="a run of each group counts as a seed of its own")
     parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
-    arguments = parser.parse_args()
-    runs = json.loads(arguments.file.read_text(encoding="utf-8"))
+    arguments = parser.parse_intermixed_args()
+    files = [name for name in arguments.given if name.endswith(".json")]
+    runs = [run for name in files for run in json.loads(Path(name).read_text(encoding="utf-8"))]
     groups = list(dict.fromkeys(run.get("group") for run in runs))
     rows: dict[str, dict[int, dict[str, float]]] = {}
     for run in runs:
@@ -37,10 +39,10 @@ def main() -> None:
             pair = run["seed"] + 1000 * groups.index(run.get("group")) * arguments.across_groups
             rows.setdefault(run.get("row") or run["run"], {})[pair] = run["last" if arguments.last else "test"]
     held = []
-    for pair in arguments.pairs:
+    for pair in (name for name in arguments.given if name not in files):
         row, _, base = pair.partition(":")
         if row not in rows or base not in rows:
-            raise SystemExit(f"no rows {pair!r}, written ROW:BASE, in {arguments.file}: it has {', '.join(rows)}")
+            raise SystemExit(f"no rows {pair!r}, written ROW:BASE, in {', '.join(files)}: there are {', '.join(rows)}")
         sides = [{name: {seed: each[name] for seed, each in rows[of].items()} for name in SCORES} for of in (row, base)]
         apart = {name: difference_by_seed(sides[0][name], sides[1][name]) for name in SCORES}
         held.append(Held(row, base, {name: each for name, each in apart.items() if each is not None}))

@@ -66,6 +66,10 @@ CLAIMS = (
     ),
     Claim("C-PROFS", PROFS[0], "c_profs", "contrastive", 1.2, PROFS[1]),
     Claim("C-PROFS+HNCM", PROFS[0], "c_profs_hncm", "contrastive", 1.2, PROFS[1]),
+    Claim(
+        *("C-PROFS+HNCM, margin 0.5, 24 epochs", PROFS[0], "c_profs_hncm_05", "contrastive_05", 1.2),
+        group="24 epochs, an evaluation every two",
+    ),
 )
 
 
