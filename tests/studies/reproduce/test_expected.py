@@ -65,11 +65,15 @@ def test_measured_scores_are_in_the_result_files(name):
     for line in (line for line in lines_of("measured.csv") if line["recipe"] == name):
         contents = [json.loads(file.read_text()) for file in sorted(RESULTS.glob(line["results"]))]
         every = [run for content in contents for run in (content if isinstance(content, list) else [content])]
-        runs = [run for run in every if line["row"] in ("", run.get("row"))]
-        assert len(runs) == int(line["seeds"])
+        runs = [run for run in every if line["row"] in ("", run.get("row")) and line["group"] in ("", run.get("group"))]
+        number, of = line["runs"].split()
+        assert (len(runs), len({run["seed"] if "seed" in of else run["group"] for run in runs})) == (int(number),) * 2
         for run in runs:
             assert (run["objective"], run["method"]) == (recipe.objective.name, recipe.method.name)
-            assert (run["protocol"], run["epochs"]) == (recipe.protocol.name, recipe.training.epochs)
+            assert run["protocol"] == recipe.protocol.name
+            as_long = run["steps"] == recipe.training.max_steps or run["epochs"] == recipe.training.epochs
+            ended_by_itself = recipe.training.stop_after is not None
+            assert as_long or ended_by_itself or line["note"], "runs shorter than the recipe's need a note"
         values = [100 * run["test"][line["metric"]] for run in runs]
         assert round(statistics.mean(values), 1) == float(line["value"])
         assert line["spread"] == (f"{statistics.stdev(values):.1f}" if len(values) > 2 else "")

@@ -49,7 +49,7 @@ class ListedRecipe:
     """How it is trained."""
     scores: tuple[ExpectedScore, ...]
     source: str | None
-    """Where the scores are from: ``published``, or ``measured`` with the number of seeds."""
+    """Where the scores are from: ``published``, or ``measured`` with the number of runs and what they lack."""
     row: str | None
     """The command that runs it as a row of its paper's table."""
     run_times: tuple[RunTime, ...]
@@ -72,7 +72,7 @@ def listed_recipes() -> list[ListedRecipe]:
             for line in measured[name]:
                 spread = float(line["spread"]) if line["spread"] else None
                 scores.append(ExpectedScore(line["metric"], float(line["value"]), spread, recipe.encoder.dim or 0))
-            source = f"measured, mean of {measured[name][0]['seeds']} seeds"
+            source = _measured(runs=measured[name][0]["runs"], note=measured[name][0]["note"])
         elif found := _row_of(name, recipe):
             table, published = found
             row = f"nearkin reproduce {table.item.id} --rows {published.name} --data {recipe.data.source}"
@@ -116,6 +116,16 @@ def _in_words(listed: ListedRecipe) -> str:
         texts.setdefault(score.dim, []).append(str(score))
     each = [(f"{dim}-d " if len(texts) > 1 else "") + ", ".join(mine) for dim, mine in texts.items()]
     return f"{'; '.join(each)} ({listed.source})" if listed.source else NOTHING
+
+
+def _measured(*, runs: str, note: str) -> str:
+    """In words.
+
+    >>> _measured(runs="3 seeds", note="30 of its 60 epochs"), _measured(runs="1 seed", note="")
+    ('measured, mean of 3 seeds, 30 of its 60 epochs', 'measured, one run')
+    """
+    number = "one run" if runs.startswith("1 ") else f"mean of {runs}"
+    return ", ".join(filter(None, ("measured", number, note)))
 
 
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, TableRow] | None:
