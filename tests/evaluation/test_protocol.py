@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -45,13 +47,48 @@ def test_a_benchmark_keeps_its_own_split():
     assert protocol.select_by == "R@1"
 
 
+def evaluation(first, ranking):
+    return {"R@1": first, "MAP@R": ranking}
+
+
 def test_of_equal_validation_scores_the_better_ranking_is_chosen_and_papers_take_the_first():
     held_out = Protocol(ProtocolSection(name="validation", test_share=0.3, validation_share=0.3), table())
     on_test = Protocol(ProtocolSection(), table(splits=["train"] * 20 + ["test"] * 20))
-    first, second = {"R@1": 1.0, "MAP@R": 0.5}, {"R@1": 1.0, "MAP@R": 0.6}
-    assert held_out.merit(second) > held_out.merit(first)
-    assert held_out.merit({"R@1": 0.9, "MAP@R": 0.9}) < held_out.merit(first)
-    assert not on_test.merit(second) > on_test.merit(first)
+    first, second = evaluation(1.0, 0.5), evaluation(1.0, 0.6)
+    assert held_out.is_better(second, than=first)
+    assert not held_out.is_better(first, than=second)
+    assert not held_out.is_better(first, than=first)
+    assert not on_test.is_better(second, than=first)
+
+
+@pytest.mark.parametrize(("apart", "by"), [(0.019, "MAP@R"), (0.029, "R@1")])
+def test_few_validation_images_do_not_choose_by_what_they_cannot_tell(apart, by):
+    data = table(classes=100, per_class=10)
+    section = ProtocolSection(name="validation", test_share=0.5, validation_share=0.32)
+    protocol = Protocol(section, data)
+    assert len(protocol.validation.query) == 160  # at 0.9 R@1 has a standard error of 0.024
+    higher, ranks_better = evaluation(0.9 + apart, 0.5), evaluation(0.9, 0.6)
+    chosen = {"R@1": higher, "MAP@R": ranks_better}[by]
+    other = ranks_better if chosen is higher else higher
+    assert protocol.is_better(chosen, than=other)
+    assert not protocol.is_better(other, than=chosen)
+    assert protocol.selection_rule == "best R@1 on the validation classes, within its error MAP@R"
+
+
+def test_a_score_that_a_recipe_names_chooses_by_itself():
+    section = ProtocolSection(name="validation", test_share=0.5, validation_share=0.32, select_by="R@1")
+    protocol = Protocol(section, table(classes=100, per_class=10))
+    assert protocol.is_better(evaluation(0.91, 0.5), than=evaluation(0.9, 0.6))
+    assert protocol.selection_rule == "best R@1 on the validation classes"
+
+
+def test_what_is_not_a_number_gives_way():
+    held_out = Protocol(ProtocolSection(name="validation", test_share=0.3, validation_share=0.3), table())
+    on_test = Protocol(ProtocolSection(), table(splits=["train"] * 20 + ["test"] * 20))
+    for protocol in (held_out, on_test):
+        nothing, something = evaluation(math.nan, math.nan), evaluation(0.1, 0.1)
+        assert protocol.is_better(something, than=nothing)
+        assert not protocol.is_better(nothing, than=something)
 
 
 def test_query_and_gallery():

@@ -191,10 +191,30 @@ class Protocol:
     def select_by(self) -> str:
         return select_by(self.section)
 
-    def merit(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """What an evaluation is chosen by. R@1 of few validation images is soon the same: then MAP@R decides."""
-        second = scores.get("MAP@R", 0.0) if self.selects_on == "validation" else 0.0
-        return scores.get(self.select_by, math.nan), second
+    def is_better(self, scores: Mapping[str, float], than: Mapping[str, float]) -> bool:
+        """Whether an evaluation is preferred to an earlier one.
+
+        R@1 of a few validation images differs between epochs by chance: within its standard error MAP@R decides, which
+        looks at every neighbour, unless the recipe names the score (``docs/choosing.md``). A score that is not a number
+        gives way to any that comes later, and is never preferred to one that is.
+        """
+        new, old = (each.get(self.select_by, math.nan) for each in (scores, than))
+        if math.isnan(new) or math.isnan(old):
+            return math.isnan(old)
+        if self.validation is not None and abs(new - old) <= self._told_apart_from(min(new, old)):
+            return scores.get("MAP@R", 0.0) > than.get("MAP@R", 0.0)
+        return new > old
+
+    def _told_apart_from(self, score: float) -> float:
+        """How far another evaluation must be from one with this score for the validation images to tell."""
+        if not self._within_its_error or self.validation is None:
+            return 0.0
+        return math.sqrt(score * (1 - score) / len(self.validation.query))
+
+    @property
+    def _within_its_error(self) -> bool:
+        """Whether R@1 chooses unasked, and on validation classes: then only beyond its standard error."""
+        return self.validation is not None and self.section.select_by is None and self.select_by == "R@1"
 
     @property
     def selection_rule(self) -> str:
@@ -210,6 +230,7 @@ class Protocol:
             rule = f"best {self.select_by} of the test queries in their gallery"
         else:
             rule = f"best {self.select_by} on the {self.selects_on} classes"
+            rule += ", within its error MAP@R" if self._within_its_error else ""
         followed = self.selects_on == "test" and self.section.monitor_test
         return f"{rule}, which training also followed" if followed else rule
 

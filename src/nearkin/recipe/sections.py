@@ -190,7 +190,8 @@ class ProtocolSection:
     """Decides which classes the protocol ``validation`` holds out; default: as ``split_seed``. In a study each seed
     above 0 holds out others, so that several draws of them choose a row; a number here holds all seeds to one."""
     select_by: str | None = None
-    """Score that chooses the best evaluation; default: R@1, where that is equal MAP@R; MAP@R alone with ``mlrc``."""
+    """Score that chooses the best evaluation; default: R@1, within the error that so few validation images have MAP@R;
+    MAP@R alone with ``mlrc``."""
     monitor_test: bool = False
     """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau``,
     ``training.stop_after`` and CCP's patience, which are refused there otherwise. Every table names it."""

@@ -118,9 +118,7 @@ def evaluate(state: TrainingState, folder: RunFolder, observer: Observer, writer
     if isinstance(state.scheduler, ReduceLROnPlateau) and state.step and scores:
         state.scheduler.step(selected)
     # An untrained network is not a result: only evaluations after the first step compete for the best.
-    # A score that is not a number gives way to whatever comes later, and never replaces one that is.
-    best = (math.nan, math.nan) if state.best is None else state.protocol.merit(state.best)
-    if state.step and (state.best is None or math.isnan(best[0]) or state.protocol.merit(scores) > best):
+    if state.step and (state.best is None or state.protocol.is_better(scores, state.best)):
         state.best = dict(row)
         with state.time.on("checkpoints"):
             checkpoint.save_best(state, folder, writer)

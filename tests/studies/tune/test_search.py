@@ -77,7 +77,7 @@ def test_an_interrupted_search_takes_the_same_course(make_plan, tune, tmp_path, 
 
 
 def test_a_trial_scores_as_its_best_evaluation_over_seeds(make_plan, tune, tmp_path):
-    tuning = tune(make_plan(seeds=2), tmp_path / "search", trials=1)
+    tuning = tune(make_plan(seeds=2, changes=["protocol.select_by=R@1"]), tmp_path / "search", trials=1)
     (trial,) = tuning.trials
     best, epochs = [], []
     for seed in (0, 1):
