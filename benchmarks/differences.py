@@ -31,15 +31,18 @@ def main() -> None:
     parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
     arguments = parser.parse_intermixed_args()
     files = [name for name in arguments.given if name.endswith(".json")]
+    pairs = [name for name in arguments.given if name not in files]
+    if not files or not pairs:
+        parser.error("at least one JSON file of runs and one ROW:BASE are needed")
     runs = [run for name in files for run in json.loads(Path(name).read_text(encoding="utf-8"))]
     groups = list(dict.fromkeys(run.get("group") for run in runs))
     rows: dict[str, dict[int, dict[str, float]]] = {}
     for run in runs:
         if arguments.group in (None, run.get("group")):
-            pair = run["seed"] + 1000 * groups.index(run.get("group")) * arguments.across_groups
-            rows.setdefault(run.get("row") or run["run"], {})[pair] = run["last" if arguments.last else "test"]
+            seed = run["seed"] + 1000 * groups.index(run.get("group")) * arguments.across_groups
+            rows.setdefault(run.get("row") or run["run"], {})[seed] = run["last" if arguments.last else "test"]
     held = []
-    for pair in (name for name in arguments.given if name not in files):
+    for pair in pairs:
         row, _, base = pair.partition(":")
         if row not in rows or base not in rows:
             raise SystemExit(f"no rows {pair!r}, written ROW:BASE, in {', '.join(files)}: there are {', '.join(rows)}")

@@ -201,19 +201,17 @@ class Protocol:
         new, old = (each.get(self.select_by, math.nan) for each in (scores, than))
         if math.isnan(new) or math.isnan(old):
             return math.isnan(old)
-        if self.validation is not None and abs(new - old) <= self._told_apart_from(min(new, old)):
+        if self.validation is None:
+            return new > old
+        lower = min(new, old)
+        error = math.sqrt(lower * (1 - lower) / len(self.validation.query)) if self._looks_beyond_its_error else 0.0
+        if abs(new - old) <= error:
             return scores.get("MAP@R", 0.0) > than.get("MAP@R", 0.0)
         return new > old
 
-    def _told_apart_from(self, score: float) -> float:
-        """How far another evaluation must be from one with this score for the validation images to tell."""
-        if not self._within_its_error or self.validation is None:
-            return 0.0
-        return math.sqrt(score * (1 - score) / len(self.validation.query))
-
     @property
-    def _within_its_error(self) -> bool:
-        """Whether R@1 chooses unasked, and on validation classes: then only beyond its standard error."""
+    def _looks_beyond_its_error(self) -> bool:
+        """Whether R@1 chooses unasked and on validation classes, and so only where it is beyond its standard error."""
         return self.validation is not None and self.section.select_by is None and self.select_by == "R@1"
 
     @property
@@ -230,7 +228,7 @@ class Protocol:
             rule = f"best {self.select_by} of the test queries in their gallery"
         else:
             rule = f"best {self.select_by} on the {self.selects_on} classes"
-            rule += ", within its error MAP@R" if self._within_its_error else ""
+            rule += ", within its error MAP@R" if self._looks_beyond_its_error else ""
         followed = self.selects_on == "test" and self.section.monitor_test
         return f"{rule}, which training also followed" if followed else rule
 
