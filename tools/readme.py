@@ -37,11 +37,11 @@ class Result:
 
 TEST, VALIDATION = "test classes", "validation classes"
 RESULTS = (
-    Result("**CUB-200-2011**, ResNet-50, `cub/best`, crops of 256 px", TEST, "cub/2026-11-16-best.json", {"row": "crop_scale-0.25"}),
-    Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-16-best-test-time.json", {"row": "crop_scale-0.25", "flip": True, "test_size": 352}, "scores"),
-    Result("three runs with smaller crops and other losses, side by side", TEST, "cub/2026-11-16-best-products.json", {"product": "side by side", "of": "as_it_is, vcpa, mpa_ap", "flip": True}, "scores"),
-    Result("`cub/best` at 224 px", TEST, "cub/2026-11-16-best.json", {"row": "crop_scale-0.25-image_size-224"}),
-    Result("Proxy-Anchor, 224 px", TEST, "cub/2026-11-15-conventional.json", {"group": "proxies", "row": "proxy_anchor"}),
+    Result("**CUB-200-2011**, ResNet-50, `cub/best`, 2,048-d, crops of 256 px", TEST, "cub/2026-11-17-best-wide.json", {"row": "dim-2048"}),
+    Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-17-best-wide-test-time.json", {"flip": True, "test_size": 352}, "scores"),
+    Result("three runs of 512-d with smaller crops and other losses, side by side", TEST, "cub/2026-11-16-best-products.json", {"product": "side by side", "of": "as_it_is, vcpa, mpa_ap", "flip": True}, "scores"),
+    Result("`cub/best`, 2,048-d, at 224 px", TEST, "cub/2026-11-17-best-wide.json", {"row": "dim-2048-image_size-224"}),
+    Result("Proxy-Anchor, 512-d, 224 px", TEST, "cub/2026-11-15-conventional.json", {"group": "proxies", "row": "proxy_anchor"}),
     Result("the same: MPA with variational proxies", TEST, "cub/2026-11-15-conventional.json", {"row": "variational_mpa_2"}, base={"group": "proxies", "row": "proxy_anchor"}),
     Result("Proxy-Anchor, 224 px, 10 epochs", VALIDATION, "cub/2026-11-15-compare-batch120.json", {"row": "proxy_anchor"}),
     Result("Proxy-Anchor, reality check, four models of 128-d together", VALIDATION, "cub/2026-11-15-mlrc.json", {"row": "proxy_anchor"}, "concatenated"),

@@ -53,7 +53,9 @@ CLAIMS = (
     Claim("C2-CCP, reality check, pull 2e-4", CCP, "c2_ccp", "c2", 2.7, paired_by="group"),
     Claim("C2-CCP, reality check, pull 0.1", CCP, "c2_ccp_pull_1e-1", "c2", 2.7, paired_by="group"),
     Claim("C1-CCP, reality check, pull 2e-4", CCP, "c1_ccp", "c1", 3.4, paired_by="group"),
+    Claim("C1-CCP, reality check, pull 0.1", CCP, "c1_ccp_pull_1e-1", "c1", 3.4, paired_by="group"),
     Claim("MS-CCP, reality check, pull 2e-4", CCP, "ms_ccp", "ms", 3.9, paired_by="group"),
+    Claim("MS-CCP, reality check, pull 0.1", CCP, "ms_ccp_pull_1e-1", "ms", 3.9, paired_by="group"),
     Claim("VCPA, a tenth of the images", "2026-11-16-vcpa-tenth.json", "vcpa_003", "proxy_anchor", 2.3, "batch 180"),
     Claim("VCPA, divided by all classes", VCPA, "vcpa", "proxy_anchor", 1.4),
     Claim("VCPA, divided by present classes", VCPA, "vcpa_present", "proxy_anchor", 1.4),
@@ -63,6 +65,10 @@ CLAIMS = (
     Claim(
         *("Proxy-ISA, 30 epochs", "2026-11-16-isa.json", "proxy_isa", "proxy_anchor", 1.0),
         group="30 epochs, as the authors train",
+    ),
+    Claim(
+        *("Proxy-ISA, halved every 10", "2026-11-16-isa.json", "proxy_isa", "proxy_anchor", 1.0),
+        group="30 epochs, as the authors train, halved every 10",
     ),
     Claim("C-PROFS", PROFS[0], "c_profs", "contrastive", 1.2, PROFS[1]),
     Claim("C-PROFS+HNCM", PROFS[0], "c_profs_hncm", "contrastive", 1.2, PROFS[1]),
@@ -76,7 +82,7 @@ CLAIMS = (
 def draw(path: Path) -> None:
     gains = [(claim, claim.gain()) for claim in CLAIMS]
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(8.5, 5.2), layout="constrained")
+        figure = Figure(figsize=(8.5, 6), layout="constrained")
         axes = figure.subplots()
         axes.axvline(0, color="#bbbbbb", linewidth=1, zorder=0)
         for place, (claim, gain) in enumerate(gains):
