@@ -4,6 +4,7 @@
     python benchmarks/differences.py FILE --group "30 epochs, batch 120" proxy_isa:proxy_anchor
     python benchmarks/differences.py results/cub/2026-11-16-reality-check.json --across-groups c2_ccp:c2
     python benchmarks/differences.py FILE OTHER --group "16 epochs, batch 120" head_init-pca:proxy_anchor
+    python benchmarks/differences.py FILE OTHER --together dim-2048:dim-512 dim-2048-224:dim-512-224
 
 For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``, several taken as one; of folders ``nearkin
 compare`` says the same. Seeds are paired where both rows have the same, and so are groups, such as folds, with
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from nearkin.evaluation.statistics import difference_by_seed
 from nearkin.report.differences import Held, differences_part, how_to_read
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("given", nargs="+", metavar="FILE|ROW:BASE", help="JSON files of runs, and names of rows")
     parser.add_argument("--group", help="only runs of this group")
     parser.add_argument("--across-groups", action="store_true", help="a run of each group counts as a seed of its own")
+    parser.add_argument("--together", action="store_true", help="all pairs as one, their runs side by side")
     parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
     arguments = parser.parse_intermixed_args()
     files = [name for name in arguments.given if name.endswith(".json")]
@@ -36,16 +39,24 @@ def main() -> None:
         parser.error("at least one JSON file of runs and one ROW:BASE are needed")
     runs = [run for name in files for run in json.loads(Path(name).read_text(encoding="utf-8"))]
     groups = list(dict.fromkeys(run.get("group") for run in runs))
-    rows: dict[str, dict[int, dict[str, float]]] = {}
+    rows: dict[str, dict[Any, dict[str, float]]] = {}
     for run in runs:
         if arguments.group in (None, run.get("group")):
             seed = run["seed"] + 1000 * groups.index(run.get("group")) * arguments.across_groups
             rows.setdefault(run.get("row") or run["run"], {})[seed] = run["last" if arguments.last else "test"]
-    held = []
+    named: list[list[str]] = []
     for pair in pairs:
         row, _, base = pair.partition(":")
         if row not in rows or base not in rows:
             raise SystemExit(f"no rows {pair!r}, written ROW:BASE, in {', '.join(files)}: there are {', '.join(rows)}")
+        named.append([row, base])
+    if arguments.together:
+        both = list(zip(*named, strict=True))  # all rows, all bases
+        named = [[", ".join(side) for side in both]]
+        for name, side in zip(named[0], both, strict=True):
+            rows[name] = {(place, seed): run for place, of in enumerate(side) for seed, run in rows[of].items()}
+    held = []
+    for row, base in named:
         sides = [{name: {seed: each[name] for seed, each in rows[of].items()} for name in SCORES} for of in (row, base)]
         apart = {name: difference_by_seed(sides[0][name], sides[1][name]) for name in SCORES}
         held.append(Held(row, base, {name: each for name, each in apart.items() if each is not None}))

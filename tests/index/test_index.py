@@ -178,6 +178,14 @@ def test_filters_ranges_and_groups(tmp_path, images, model):
     assert found(label="kind zero") == {0, 1, 2, 3, 4}
 
 
+def test_labels_are_those_of_the_items_that_have_one(index):
+    index.add([np.full((8, 8, 3), 9, np.uint8)])
+    index.remove([3])
+    ids, labels = index.labels()
+    assert ids.tolist() == [each for each in range(20) if each != 3], "the image without a label is not among them"
+    assert labels.tolist() == [index.get(each).label for each in ids]
+
+
 def test_more_like_these_and_less_like_those(index):
     vectors = index.vectors(range(20)).astype(np.float64)
 

@@ -207,6 +207,10 @@ class Index:
         taken: NDArray[np.float32] = self._vectors.take(np.asarray(ids, dtype=np.int64))
         return taken
 
+    def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
+        """The items that have a label, ascending, and their labels."""
+        return self._items.labels()
+
     def thumbnail(self, id: int) -> bytes:
         """A small JPEG of an item, without anything that its file says of place or camera."""
         found = self._items.thumbnail(id)

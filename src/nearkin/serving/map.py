@@ -123,7 +123,7 @@ def _there(packed: tuple[bytes, list[str]] | None) -> tuple[bytes, list[str]]:
 
 
 def _packed(layout: Layout, index: Index) -> tuple[bytes, list[str]]:
-    ids, names = index._items.labels()
+    ids, names = index.labels()
     counts = Counter(names.tolist())
     labels = sorted(counts, key=lambda label: (-counts[label], label))
     labels += sorted(set(layout.classes) - set(labels))
