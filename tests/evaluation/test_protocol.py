@@ -61,13 +61,17 @@ def test_of_equal_validation_scores_the_better_ranking_is_chosen_and_papers_take
     assert not on_test.is_better(second, than=first)
 
 
-@pytest.mark.parametrize(("apart", "by"), [(0.019, "MAP@R"), (0.029, "R@1")])
-def test_few_validation_images_do_not_choose_by_what_they_cannot_tell(apart, by):
+# Of 160 images R@1 has a standard error of 0.024 at 0.9 and of 0.0056 at 0.995; where all are right it has none.
+CLOSE = [(0.9, 0.019, "MAP@R"), (0.9, 0.029, "R@1"), (0.995, 0.005, "MAP@R")]
+
+
+@pytest.mark.parametrize(("lower", "apart", "by"), CLOSE)
+def test_few_validation_images_do_not_choose_by_what_they_cannot_tell(lower, apart, by):
     data = table(classes=100, per_class=10)
     section = ProtocolSection(name="validation", test_share=0.5, validation_share=0.32)
     protocol = Protocol(section, data)
-    assert len(protocol.validation.query) == 160  # at 0.9 R@1 has a standard error of 0.024
-    higher, ranks_better = evaluation(0.9 + apart, 0.5), evaluation(0.9, 0.6)
+    assert len(protocol.validation.query) == 160
+    higher, ranks_better = evaluation(lower + apart, 0.5), evaluation(lower, 0.6)
     chosen = {"R@1": higher, "MAP@R": ranks_better}[by]
     other = ranks_better if chosen is higher else higher
     assert protocol.is_better(chosen, than=other)
