@@ -84,7 +84,11 @@ def test_networks_with_frozen_batch_norm_compute_what_they_did_apart(name, modul
         calls.append(norm)
         return norm(convolution(x))
 
-    monkeypatch.setattr(module, "normalised_convolution", apart)
+    def apart_and_activated(x, convolution, norm, shortcut=0.0):
+        return torch.relu(apart(x, convolution, norm) + shortcut)
+
+    monkeypatch.setattr(module, "normalised_convolution", apart, raising=False)
+    monkeypatch.setattr(module, "activated_convolution", apart_and_activated, raising=False)
     torch.testing.assert_close(together, network(images), rtol=1e-8, atol=1e-8)
     assert len(calls) == sum(isinstance(part, nn.BatchNorm2d) for part in network.modules())
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from nearkin.encoders.offset_relu import is_fused, offset_relu
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import RecipeError
 
@@ -25,7 +26,7 @@ class Backbone(nn.Module):
     """
 
     folds_batch_norm = False
-    """Whether its batch-norms go through ``normalised_convolution``."""
+    """Whether its batch-norms go through ``normalised_convolution`` or ``activated_convolution``."""
 
     last_stage: tuple[str, ...] = ()
     """Modules that halve the map for the last time, themselves or within; none where that cannot be changed."""
@@ -90,12 +91,21 @@ def normalised_convolution(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm
     """
     if not _is_frozen(norm):
         return norm(convolution(x))  # type: ignore[no-any-return]
-    known = _FOLDED.get()
-    factor, offset = known[norm] if norm in known else _affines([norm])[norm]
-    if convolution.bias is not None:
-        offset = offset + convolution.bias * factor
-    weight = convolution.weight * factor.view(-1, 1, 1, 1)
-    return convolution._conv_forward(x, weight, offset)  # type: ignore[no-any-return]
+    return convolution._conv_forward(x, *_folded(convolution, norm))  # type: ignore[no-any-return]
+
+
+def activated_convolution(
+    x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: Tensor | None = None
+) -> Tensor:
+    """``relu(norm(convolution(x)) + shortcut)``: :func:`normalised_convolution` and what follows it in most networks.
+
+    While the norm's statistics stand still a GPU adds the offset and the shortcut and applies ReLU in one pass.
+    """
+    if _is_frozen(norm) and is_fused(x):
+        weight, offset = _folded(convolution, norm)
+        return offset_relu(convolution._conv_forward(x, weight, None), offset, shortcut)
+    x = normalised_convolution(x, convolution, norm)
+    return torch.relu_(x if shortcut is None else x.add_(shortcut))
 
 
 @contextmanager
@@ -116,6 +126,15 @@ def _is_frozen(norm: nn.BatchNorm2d) -> bool:
     # An exported graph keeps both layers: what runs it folds them once and for all, not in every call.
     is_fixed = not norm.training and norm.running_var is not None and norm.affine
     return is_fixed and not torch.compiler.is_exporting()
+
+
+def _folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution that does what both do."""
+    known = _FOLDED.get()
+    factor, offset = known[norm] if norm in known else _affines([norm])[norm]
+    if convolution.bias is not None:
+        offset = offset + convolution.bias * factor
+    return convolution.weight * factor.view(-1, 1, 1, 1), offset
 
 
 def _affines(norms: Sequence[nn.BatchNorm2d]) -> dict[nn.Module, Affine]:

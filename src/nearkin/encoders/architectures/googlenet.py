@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nearkin.encoders.backbone import Backbone, initialise_convolutions, normalised_convolution
+from nearkin.encoders.backbone import Backbone, activated_convolution, initialise_convolutions
 from nearkin.encoders.preprocessing import HALF
 
 
@@ -43,7 +43,7 @@ class ConvBlock(nn.Module):
         self.bn = nn.BatchNorm2d(outputs, eps=1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(normalised_convolution(x, self.conv, self.bn), inplace=True)
+        return activated_convolution(x, self.conv, self.bn)
 
 
 class Inception(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from nearkin.encoders.backbone import Backbone, initialise_convolutions, normalised_convolution
+from nearkin.encoders.backbone import Backbone, activated_convolution, initialise_convolutions, normalised_convolution
 from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
 
 MEAN_PIXEL = Preprocessing(mean=(0.48502, 0.45796, 0.40760), std=(1.0, 1.0, 1.0))
@@ -22,13 +22,12 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(width, eps=eps)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width, eps=eps)
-        self.relu = nn.ReLU(inplace=True)
         self.downsample = _projection(inputs, width, stride, eps)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(normalised_convolution(x, self.conv1, self.bn1))
-        return self.relu(normalised_convolution(x, self.conv2, self.bn2).add_(shortcut))  # type: ignore[no-any-return]
+        x = activated_convolution(x, self.conv1, self.bn1)
+        return activated_convolution(x, self.conv2, self.bn2, shortcut)
 
 
 class Bottleneck(nn.Module):
@@ -44,14 +43,13 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width, eps=eps)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs, eps=eps)
-        self.relu = nn.ReLU(inplace=True)
         self.downsample = _projection(inputs, outputs, stride, eps)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(normalised_convolution(x, self.conv1, self.bn1))
-        x = self.relu(normalised_convolution(x, self.conv2, self.bn2))
-        return self.relu(normalised_convolution(x, self.conv3, self.bn3).add_(shortcut))  # type: ignore[no-any-return]
+        x = activated_convolution(x, self.conv1, self.bn1)
+        x = activated_convolution(x, self.conv2, self.bn2)
+        return activated_convolution(x, self.conv3, self.bn3, shortcut)
 
 
 class Projection(nn.Sequential):
@@ -102,7 +100,6 @@ class ResNet(Backbone):
         super().__init__(out_channels=512 * block.expansion, input_size=224, preprocessing=preprocessing)
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64, eps=batch_norm_eps)
-        self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         channels = 64
         for stage, depth in enumerate(depths):
@@ -116,7 +113,7 @@ class ResNet(Backbone):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(normalised_convolution(images, self.conv1, self.bn1)))
+        x = self.maxpool(activated_convolution(images, self.conv1, self.bn1))
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
         return x  # type: ignore[no-any-return]
