@@ -8,7 +8,7 @@
 
 For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``, several taken as one; of folders ``nearkin
 compare`` says the same. Seeds are paired where both rows have the same, and so are groups, such as folds, with
-``--across-groups``.
+``--across-groups``; of runs with the same row, group and seed the last counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCORES = ("R@1", "MAP@R")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("given", nargs="+", metavar="FILE|ROW:BASE", help="JSON files of runs, and names of rows")
-    parser.add_argument("--group", help="only runs of this group")
+    parser.add_argument("--group", action="append", help="only runs of this group; again for another")
     parser.add_argument("--across-groups", action="store_true", help="a run of each group counts as a seed of its own")
     parser.add_argument("--together", action="store_true", help="all pairs as one, their runs side by side")
     parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
@@ -41,7 +41,7 @@ def main() -> None:
     groups = list(dict.fromkeys(run.get("group") for run in runs))
     rows: dict[str, dict[Any, dict[str, float]]] = {}
     for run in runs:
-        if arguments.group in (None, run.get("group")):
+        if arguments.group is None or run.get("group") in arguments.group:
             seed = run["seed"] + 1000 * groups.index(run.get("group")) * arguments.across_groups
             rows.setdefault(run.get("row") or run["run"], {})[seed] = run["last" if arguments.last else "test"]
     named: list[list[str]] = []

@@ -35,7 +35,9 @@ class Result:
     """What runs of both are paired by."""
 
 
-TEST, VALIDATION = "test classes", "validation classes"
+TEST, VALIDATION, LAST = "test classes", "validation classes", "nothing: the last"
+SIXTY = "cub/2026-11-17-sixty-epochs.json"
+ISA, ISA_BASE = ({"group": "ISA, halved every 10", "row": row} for row in ("proxy_isa", "proxy_anchor"))
 RESULTS = (
     Result("**CUB-200-2011**, ResNet-50, `cub/best`, 2,048-d, crops of 256 px", TEST, "cub/2026-11-17-best-wide.json", {"row": "dim-2048"}),
     Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-17-best-wide-test-time.json", {"flip": True, "test_size": 352}, "scores"),
@@ -48,6 +50,12 @@ RESULTS = (
     Result("the same check, mean of four folds: C2", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2"}),
     Result("the same: C2 with CCP", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2_ccp"}, base={"row": "c2"}, by="group"),
     Result("the same: C2 with CCP, pull 0.1", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2_ccp_pull_1e-1"}, base={"row": "c2"}, by="group"),
+    Result("the same check, four models together: C2", VALIDATION, "cub/2026-11-17-mlrc.json", {"row": "c2"}, "concatenated"),
+    Result("the same: C2 with CCP, pull 0.1", VALIDATION, "cub/2026-11-17-mlrc.json", {"row": "c2_ccp_pull_1e-1"}, "concatenated"),
+    Result("**CUB, 60 epochs as ISA's authors train, rate halved every 10**: Proxy-Anchor", TEST, SIXTY, ISA_BASE),
+    Result("the same: Proxy-ISA", TEST, SIXTY, ISA, base=ISA_BASE),
+    Result("the same runs: Proxy-Anchor", LAST, SIXTY, ISA_BASE, "last"),
+    Result("the same runs: Proxy-ISA", LAST, SIXTY, ISA, "last", base=ISA_BASE),
     Result("**CUB, trained as the MPA paper has it**: Proxy-Anchor", TEST, "cub/2026-11-16-mpa.json", {"row": "proxy_anchor"}),
     Result("the same: MPA-DW", TEST, "cub/2026-11-16-mpa.json", {"row": "mpa_dw"}, base={"row": "proxy_anchor"}),
     Result("**CUB, a tenth of the images**: Proxy-Anchor", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "proxy_anchor"}),

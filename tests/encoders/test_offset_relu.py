@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from nearkin.encoders import build_encoder, offset_relu
+from nearkin.encoders import backbone, build_encoder, offset_relu
 from nearkin.encoders.architectures import build_backbone
 
 
@@ -16,6 +18,64 @@ def test_without_a_gpu_it_is_plain_pytorch(has_shortcut):
     expected = torch.relu(x + offset.view(1, -1, 1, 1) + (0 if shortcut is None else shortcut))
     assert not offset_relu.is_fused(x)
     torch.testing.assert_close(offset_relu.offset_relu(x, offset, shortcut), expected)
+
+
+def relu_in_place(x, offset, shortcut):
+    x.copy_(torch.relu(x + offset.view(-1, 1, 1) + (0 if shortcut is None else shortcut)))
+
+
+def relu_gradients(gradient, y):
+    passed = torch.where(y > 0, gradient, torch.zeros_like(gradient))
+    return passed, passed.sum(dim=(0, 2, 3))
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """What the kernels do, in plain PyTorch and wherever channels come last: the rest of the way without a GPU."""
+    kernels = SimpleNamespace(offset_relu_=relu_in_place, gradients=relu_gradients)
+    monkeypatch.setattr(offset_relu, "_kernels", lambda: kernels)
+    used = []
+
+    def is_fused(x):
+        fits = x.is_contiguous(memory_format=torch.channels_last)
+        used.append(fits)
+        return fits
+
+    for module in (offset_relu, backbone):
+        monkeypatch.setattr(module, "is_fused", is_fused)
+    return used
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", ["resnet18", "resnet50_v1", "bn_inception", "googlenet"])
+def test_gradients_find_their_way_through_a_network(name, frozen, stand_ins, monkeypatch):
+    torch.manual_seed(0)
+    encoder = build_encoder(
+        name, dim=8, freeze_batch_norm=True, freeze_scale_and_shift=frozen, channels_last=True, pooling="avg+max"
+    ).double()
+    for module in encoder.backbone.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(module.bias, std=0.1)
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    ours, our_gradients = gradients(encoder, images)
+    assert all(stand_ins)
+    monkeypatch.setattr(backbone, "is_fused", lambda x: False)
+    stand_ins.clear()
+    theirs, their_gradients = gradients(encoder, images)
+    assert not stand_ins
+    torch.testing.assert_close(ours, theirs)
+    assert len(our_gradients) == sum(weight.requires_grad for weight in encoder.parameters())
+    for mine, its in zip(our_gradients, their_gradients, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-7, atol=1e-9)
+
+
+def test_without_gradients_nothing_is_kept_for_them(stand_ins):
+    x = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        y = offset_relu.offset_relu(x, torch.ones(3, requires_grad=True))
+    assert y is x
+    assert y.grad_fn is None
+    assert offset_relu.offset_relu(x, torch.ones(3, requires_grad=True)).grad_fn is not None
 
 
 def gradients(encoder, images, dtype=None):
@@ -66,6 +126,27 @@ def test_in_half_precision_it_is_no_further_from_the_exact_gradient_than_several
         return sum((mine - its).square().sum() for mine, its in zip(given, exact, strict=True)).sqrt()
 
     assert error(fused) <= 1.1 * error(plain)
+
+
+@pytest.mark.gpu
+def test_without_gradients_large_maps_take_one_pass_and_small_ones_several(monkeypatch):
+    torch.manual_seed(0)
+    encoder = build_encoder("resnet18", dim=8, freeze_batch_norm=True, channels_last=True).cuda().eval()
+    images = torch.randn(16, 3, 128, 128, device="cuda")
+    sizes, genuine = [], offset_relu._in_one_pass
+    monkeypatch.setattr(offset_relu, "_in_one_pass", lambda x, *args: sizes.append(x.numel()) or genuine(x, *args))
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        some = encoder(images)
+        assert not sizes
+        monkeypatch.setattr(offset_relu, "LARGE", 16 * 512 * 4 * 4 + 1)  # the last stage is smaller
+        mixed = encoder(images)
+        assert len(sizes) == 13
+        monkeypatch.setattr(offset_relu, "LARGE", 0)
+        sizes.clear()
+        one = encoder(images)
+        assert len(sizes) == 17
+    torch.testing.assert_close(mixed, some, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(one, some, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.gpu

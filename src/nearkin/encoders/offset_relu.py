@@ -16,11 +16,16 @@ from torch.autograd.function import once_differentiable
 
 from nearkin.triton_kernels import load_kernels
 
+LARGE = 1 << 22
+"""Elements of a feature map from which on one pass pays without gradients. A kernel of Triton's takes the host longer
+to launch than two of PyTorch's, which are done with a small map before that; training launches all as one graph."""
+
 
 def is_fused(x: Tensor) -> bool:
-    """Whether :func:`offset_relu` takes feature maps like ``x`` in one pass: on a GPU, channels last, with Triton."""
-    is_layout = x.is_contiguous(memory_format=torch.channels_last) and x.dtype != torch.float64
-    return x.is_cuda and is_layout and _kernels() is not None
+    """Whether feature maps like ``x`` are worth one pass, and can have it: on a GPU, channels last, with Triton."""
+    if not x.is_cuda or x.dtype == torch.float64 or not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    return (torch.is_grad_enabled() or x.numel() >= LARGE) and _kernels() is not None
 
 
 def offset_relu(x: Tensor, offset: Tensor, shortcut: Tensor | None = None) -> Tensor:
@@ -34,21 +39,20 @@ def offset_relu(x: Tensor, offset: Tensor, shortcut: Tensor | None = None) -> Te
     >>> offset_relu(torch.tensor([[[[-1.0]], [[1.0]]]]), torch.tensor([0.5, 0.5])).flatten()
     tensor([0.0000, 1.5000])
     """
-    if is_fused(x):
+    if not is_fused(x):
+        x = x.add_(offset.view(-1, 1, 1))
+        return torch.relu_(x if shortcut is None else x.add_(shortcut))
+    if torch.is_grad_enabled():
         return _OffsetReLU.apply(x, offset, shortcut)  # type: ignore[no-untyped-call, no-any-return]
-    x = x.add_(offset.view(-1, 1, 1))
-    return torch.relu_(x if shortcut is None else x.add_(shortcut))
+    return _in_one_pass(x, offset, shortcut)
 
 
 class _OffsetReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, offset: Tensor, shortcut: Tensor | None) -> Tensor:
-        kernels = _kernels()
-        assert kernels is not None
-        kernels.offset_relu_(x, offset, None if shortcut is None else _channels_last(shortcut))
         ctx.mark_dirty(x)
         ctx.save_for_backward(x, offset)
-        return x
+        return _in_one_pass(x, offset, shortcut)
 
     @staticmethod
     @once_differentiable
@@ -64,6 +68,13 @@ class _OffsetReLU(torch.autograd.Function):
         else:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
         return gradient, for_offset, gradient if ctx.needs_input_grad[2] else None
+
+
+def _in_one_pass(x: Tensor, offset: Tensor, shortcut: Tensor | None) -> Tensor:
+    kernels = _kernels()
+    assert kernels is not None
+    kernels.offset_relu_(x, offset, None if shortcut is None else _channels_last(shortcut))
+    return x
 
 
 def _channels_last(x: Tensor) -> Tensor:
