@@ -21,7 +21,8 @@ def test_without_a_gpu_it_is_plain_pytorch(has_shortcut):
 
 
 def relu_in_place(x, offset, shortcut):
-    x.copy_(torch.relu(x + offset.view(-1, 1, 1) + (0 if shortcut is None else shortcut)))
+    # As a kernel does, behind autograd's back.
+    x.data.copy_(torch.relu(x + offset.view(-1, 1, 1) + (0 if shortcut is None else shortcut)))
 
 
 def relu_gradients(gradient, y):
@@ -76,6 +77,13 @@ def test_without_gradients_nothing_is_kept_for_them(stand_ins):
     assert y is x
     assert y.grad_fn is None
     assert offset_relu.offset_relu(x, torch.ones(3, requires_grad=True)).grad_fn is not None
+
+
+def test_what_another_gradient_needs_is_not_written_over_in_silence(stand_ins):
+    x = torch.zeros(2, 3, 4, 4, requires_grad=True).contiguous(memory_format=torch.channels_last)
+    y = offset_relu.offset_relu(x.exp(), torch.ones(3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 def gradients(encoder, images, dtype=None):
