@@ -202,6 +202,58 @@ def test_training_goes_on_while_a_checkpoint_is_written(state_for, tmp_path, mon
     assert torch.load(folder.last_checkpoint, weights_only=True)["step"] == 8
 
 
+SCORES = (0.1, 0.2, 0.1, 0.5, 0.4, 0.2, 0.6, 0.3)
+"""Before training and after each of seven steps."""
+
+
+def with_scores(state, monkeypatch):
+    scores = iter([{"R@1": share} for share in SCORES])
+    monkeypatch.setattr(state, "score", lambda *_, **__: next(scores))
+    return state
+
+
+def test_a_slow_disk_holds_up_neither_training_nor_what_is_best(state_for, tmp_path, monkeypatch):
+    """An evaluation after each step, while the first checkpoint is being written until the last step."""
+    changes = ("training.epochs=2", "training.max_steps=7", "training.evaluate_every_steps=1", "protocol.select_by=R@1")
+    state = with_scores(state_for(*changes), monkeypatch)
+    folder, observer = RunFolder(tmp_path / "run").begin(state.recipe), HeldUp(monkeypatch, until=7)
+    fit(state, folder, observer)
+    written = [("best-00000001.pt", 1), ("last.pt", 1), ("best-00000006.pt", 6), ("last.pt", 7)]
+    assert observer.steps_of == written, "not that of the third step, which was superseded before its turn"
+    assert [file.name for file in folder.checkpoints.glob("best-*")] == ["best-00000006.pt"]
+    assert len(folder.evaluations()) == 8
+
+
+def test_a_run_goes_on_from_before_the_evaluations_that_were_passed_over(state_for, tmp_path, monkeypatch):
+    changes = ("training.epochs=2", "training.max_steps=7", "training.evaluate_every_steps=1", "protocol.select_by=R@1")
+    whole = with_scores(state_for(*changes), monkeypatch)
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Silent())
+
+    class Killed(HeldUp):
+        def on_step(self, state, loss, images):
+            super().on_step(state, loss, images)
+            if state.step == 5:
+                self.go_on.set()
+                raise SystemExit
+
+    state = with_scores(state_for(*changes), monkeypatch)
+    folder = RunFolder(tmp_path / "run").begin(state.recipe)
+    with monkeypatch.context() as patch:
+        observer = Killed(patch, until=None)
+        with pytest.raises(SystemExit):
+            fit(state, folder, observer)
+    assert [step for name, step in observer.steps_of if name == "last.pt"] == [1]
+    again = state_for(*changes)
+    checkpoint.load_last(again, folder)
+    assert again.step == 1
+    scores = iter([{"R@1": share} for share in SCORES[2:]])
+    monkeypatch.setattr(again, "score", lambda *_, **__: next(scores))
+    fit(again, folder, Silent())
+    assert again.best["step"] == whole.best["step"] == 6
+    for name, value in whole.encoder.state_dict().items():
+        assert torch.equal(value, again.encoder.state_dict()[name]), name
+
+
 def test_an_interrupted_run_ends_when_its_checkpoint_is_written(state_for, tmp_path, monkeypatch):
     state = state_for("training.epochs=2")
     folder, observer = RunFolder(tmp_path / "run").begin(state.recipe), HeldUp(monkeypatch, until=None)
@@ -226,6 +278,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_one_bef
     folder = RunFolder(tmp_path / "run").begin(state.recipe)
     scores = iter([{"R@1": share} for share in (0.1, 0.2, 0.3, 0.4, 0.5)])
     monkeypatch.setattr(state, "score", lambda *_, **__: next(scores))
+    monkeypatch.setattr(BackgroundWriter, "is_busy", False)  # or the second may be passed over
 
     def write(path, content):
         step = torch.load(io.BytesIO(content), weights_only=True)["step"]

@@ -18,9 +18,9 @@ _PLAIN = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)
 class BackgroundWriter:
     """Does what it is given one after another; after a failure nothing more.
 
-    What was given at one step may wait in line together (best weights, then the checkpoint that points at them). Before
-    anything of another step :meth:`make_way` waits, so that copies do not pile up. A failure is raised in the caller's
-    thread, at the next call. Leaving the context waits.
+    Before anything of another step :meth:`make_way` waits, so that copies do not pile up; whoever would rather go on
+    asks whether it :attr:`is_busy`. Best weights are put off until the checkpoint that points at them. A failure is
+    raised in the caller's thread, at the next call. Leaving the context waits.
 
     >>> written = []
     >>> with BackgroundWriter() as writer:
@@ -34,6 +34,7 @@ class BackgroundWriter:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearkin-writer")
         self._pending: list[Future[None]] = []
         self._step: int | None = None
+        self._put_off: Write | None = None
 
     def __enter__(self) -> BackgroundWriter:
         return self
@@ -49,13 +50,25 @@ class BackgroundWriter:
             self.wait()
         self._step = step
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still being written."""
+        return not all(future.done() for future in self._pending)
+
+    def put_off(self, write: Write) -> None:
+        """Have something written just before what is begun next, in the place of what was put off until then."""
+        self._put_off = write
+
     def begin(self, write: Write) -> None:
         """Have something written; the next call, or :meth:`wait`, raises what goes wrong."""
         before = self._pending[-1] if self._pending else None
+        first, self._put_off = self._put_off, None
 
         def after() -> None:
             if before is not None:
                 before.result()
+            if first is not None:
+                first()
             write()
 
         self._pending.append(self._pool.submit(after))

@@ -81,9 +81,12 @@ def save_last(state: TrainingState, folder: RunFolder, writer: BackgroundWriter 
 
 
 def save_best(state: TrainingState, folder: RunFolder, writer: BackgroundWriter | None = None) -> None:
-    """Write the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own."""
+    """Keep the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own.
+
+    A ``writer`` writes them with the next ``last.pt``: before it nothing would look for them.
+    """
     weights = {"encoder": state.scored_encoder.state_dict()}
-    _write(best_file(folder, state.step), state, folder, ("objective",), weights, writer)
+    _write(best_file(folder, state.step), state, folder, ("objective",), weights, writer, put_off=True)
 
 
 def load_last(state: TrainingState, folder: RunFolder) -> None:
@@ -205,13 +208,15 @@ def _write(
     others: Mapping[str, Any],
     writer: BackgroundWriter | None,
     afterwards: Callable[[Collection[str]], None] = lambda needed: None,
+    *,
+    put_off: bool = False,
 ) -> None:
     """Write a checkpoint, and slices of classes before it; then do ``afterwards``, which is told what slices it needs.
 
     The first rank writes the checkpoint, by the ``writer`` if there is one; slices are written by all ranks at once,
     which wait for each other.
     """
-    if writer is not None:
+    if writer is not None and (ranks.world() > 1 or not put_off):
         writer.make_way(state.step)
         ranks.wait_for_all()  # the first may be dropping what the checkpoint before has superseded
     content = {"format": FORMAT, "run": _run_of(state, folder), "step": state.step, **others}
@@ -233,6 +238,8 @@ def _write(
 
         if writer is None:
             write()
+        elif put_off:
+            writer.put_off(write)
         else:
             writer.begin(write)
     if writer is None:

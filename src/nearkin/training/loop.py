@@ -84,9 +84,12 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
                     health.settle()
                 if due:
                     state.ended = evaluate(state, folder, observer, writer)
-                with state.time.on("checkpoints"):
-                    checkpoint.save_last(state, folder, writer)
-                written, saved = time.monotonic(), state.step
+                is_end = stopping or state.ended or state.step == state.total_steps
+                # Where evaluations follow each other faster than the disk writes, training does not wait for it.
+                if is_end or overdue or ranks.world() > 1 or not writer.is_busy:
+                    with state.time.on("checkpoints"):
+                        checkpoint.save_last(state, folder, writer)
+                    written, saved = time.monotonic(), state.step
             if stopping and state.step < state.total_steps and not state.ended:
                 _finish(state, writer)
                 raise InterruptedRunError(
