@@ -8,7 +8,7 @@
 
 For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``, several taken as one; of folders ``nearkin
 compare`` says the same. Seeds are paired where both rows have the same, and so are groups, such as folds, with
-``--across-groups``; of runs with the same row, group and seed the last counts.
+``--across-groups``. Of runs with the same row and seed the last counts, or with ``--across-files`` one of each file.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("given", nargs="+", metavar="FILE|ROW:BASE", help="JSON files of runs, and names of rows")
     parser.add_argument("--group", action="append", help="only runs of this group; again for another")
     parser.add_argument("--across-groups", action="store_true", help="a run of each group counts as a seed of its own")
+    parser.add_argument("--across-files", action="store_true", help="and so does a run of each file")
     parser.add_argument("--together", action="store_true", help="all pairs as one, their runs side by side")
     parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
     arguments = parser.parse_intermixed_args()
@@ -37,12 +38,13 @@ def main() -> None:
     pairs = [name for name in arguments.given if name not in files]
     if not files or not pairs:
         parser.error("at least one JSON file of runs and one ROW:BASE are needed")
-    runs = [run for name in files for run in json.loads(Path(name).read_text(encoding="utf-8"))]
-    groups = list(dict.fromkeys(run.get("group") for run in runs))
+    runs = [(place, run) for place, name in enumerate(files) for run in json.loads(Path(name).read_text("utf-8"))]
+    groups = list(dict.fromkeys(run.get("group") for _, run in runs))
     rows: dict[str, dict[Any, dict[str, float]]] = {}
-    for run in runs:
+    for place, run in runs:
         if arguments.group is None or run.get("group") in arguments.group:
-            seed = run["seed"] + 1000 * groups.index(run.get("group")) * arguments.across_groups
+            group = groups.index(run.get("group")) * arguments.across_groups
+            seed = (place * arguments.across_files, group, run["seed"])
             rows.setdefault(run.get("row") or run["run"], {})[seed] = run["last" if arguments.last else "test"]
     named: list[list[str]] = []
     for pair in pairs:

@@ -26,7 +26,7 @@ class Result:
 
     what: str
     chosen: str
-    file: str
+    file: str | tuple[str, ...]
     where: dict[str, Any]
     score: str = "test"
     base: dict[str, Any] = field(default_factory=dict)
@@ -37,6 +37,7 @@ class Result:
 
 TEST, VALIDATION, LAST = "test classes", "validation classes", "nothing: the last"
 SIXTY = "cub/2026-11-17-sixty-epochs.json"
+FOLDS = ("cub/2026-11-16-reality-check.json", "cub/2026-11-17-reality-check.json")
 ISA, ISA_BASE = ({"group": "ISA, halved every 10", "row": row} for row in ("proxy_isa", "proxy_anchor"))
 RESULTS = (
     Result("**CUB-200-2011**, ResNet-50, `cub/best`, 2,048-d, crops of 256 px", TEST, "cub/2026-11-17-best-wide.json", {"row": "dim-2048"}),
@@ -49,11 +50,12 @@ RESULTS = (
     Result("Proxy-Anchor, reality check, four models of 128-d together", VALIDATION, "cub/2026-11-15-mlrc.json", {"row": "proxy_anchor"}, "concatenated"),
     Result("the same check, mean of four folds: C2", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2"}),
     Result("the same: C2 with CCP", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2_ccp"}, base={"row": "c2"}, by="group"),
-    Result("the same: C2 with CCP, pull 0.1", VALIDATION, "cub/2026-11-16-reality-check.json", {"row": "c2_ccp_pull_1e-1"}, base={"row": "c2"}, by="group"),
-    Result("the same check, four models together: C2", VALIDATION, "cub/2026-11-17-mlrc.json", {"row": "c2"}, "concatenated"),
+    Result("C2, these folds and others with a seed each", VALIDATION, FOLDS, {"row": "c2"}),
+    Result("the same: C2 with CCP, pull 0.1", VALIDATION, FOLDS, {"row": "c2_ccp_pull_1e-1"}, base={"row": "c2"}, by="group"),
+    Result("the four with a seed each together: C2", VALIDATION, "cub/2026-11-17-mlrc.json", {"row": "c2"}, "concatenated"),
     Result("the same: C2 with CCP, pull 0.1", VALIDATION, "cub/2026-11-17-mlrc.json", {"row": "c2_ccp_pull_1e-1"}, "concatenated"),
     Result("**CUB, 60 epochs as ISA's authors train, rate halved every 10**: Proxy-Anchor", TEST, SIXTY, ISA_BASE),
-    Result("the same: Proxy-ISA", TEST, SIXTY, ISA, base=ISA_BASE),
+    Result("the same: Proxy-ISA", TEST, SIXTY, ISA),
     Result("the same runs: Proxy-Anchor", LAST, SIXTY, ISA_BASE, "last"),
     Result("the same runs: Proxy-ISA", LAST, SIXTY, ISA, "last", base=ISA_BASE),
     Result("**CUB, trained as the MPA paper has it**: Proxy-Anchor", TEST, "cub/2026-11-16-mpa.json", {"row": "proxy_anchor"}),
@@ -68,11 +70,13 @@ def read(name: str) -> Any:
     return json.loads((ROOT / name).read_text(encoding="utf-8"))
 
 
-def runs(file: str, where: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs in a file of ``results/`` that have these values."""
-    found = [run for run in read(f"results/{file}") if all(run.get(key) == value for key, value in where.items())]
+def runs(files: str | tuple[str, ...], where: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs in files of ``results/`` that have these values; each says which file it is of."""
+    files = (files,) if isinstance(files, str) else files
+    every = [{**run, "file": file} for file in files for run in read(f"results/{file}")]
+    found = [run for run in every if all(run.get(key) == value for key, value in where.items())]
     if not found:
-        raise SystemExit(f"results/{file} has no run with {where}")
+        raise SystemExit(f"results/{', results/'.join(files)}: no run with {where}")
     return found
 
 
@@ -99,7 +103,8 @@ def results() -> str:
         precision = spread([value(run[row.score]["MAP@R"]) for run in chosen])
         if row.base:
             ours, theirs = (
-                {run[row.by]: run[row.score]["R@1"] for run in side} for side in (chosen, runs(row.file, row.base))
+                {(run["file"], run[row.by]): run[row.score]["R@1"] for run in side}
+                for side in (chosen, runs(row.file, row.base))
             )
             apart = difference_by_seed(ours, theirs)
             assert apart is not None
@@ -110,7 +115,7 @@ def results() -> str:
         # Scores of the same runs at test time do not repeat what those ran on.
         hardware = chosen[0].get("hardware", "NVIDIA H200").replace("NVIDIA ", "one ")
         hardware = re.sub(r"^CPU, .*?(\d+) cores.*", r"\1 CPU cores", hardware)
-        when = re.findall(r"\d{4}-\d\d-\d\d", row.file)[0]
+        when = max(re.findall(r"\d{4}-\d\d-\d\d", str(row.file)))
         lines.append(f"| {row.what} | {row.chosen} | {len(chosen)} | {hardware}, {when} | {recall} | {precision} |")
     return "\n".join(lines)
 
