@@ -34,8 +34,10 @@ def test_forward_is_offset_shortcut_and_relu(shape, has_shortcut):
     assert x.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("programs", [2048, 3])  # with few of them each goes on in several steps
 @pytest.mark.parametrize("shape", SHAPES)
-def test_backward_passes_on_what_relu_let_through_and_its_sums(shape):
+def test_backward_passes_on_what_relu_let_through_and_its_sums(shape, programs, monkeypatch):
+    monkeypatch.setattr(kernels, "_PROGRAMS", programs)
     gradient, y = feature_map(shape, 0), feature_map(shape, 1).relu()
     result, sums = kernels.gradients(gradient, y)
     expected = torch.where(y > 0, gradient, torch.zeros_like(gradient))
