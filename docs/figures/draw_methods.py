@@ -400,10 +400,10 @@ DRAW: dict[str, Callable[[Path], None]] = {
 
 def main(names: list[str], folder: Path = FOLDER) -> None:
     """Draw these pictures, or all."""
-    torch.set_num_threads(1)
     for name in names or DRAW:
         DRAW[name](folder / f"method-{name}.png")
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main(sys.argv[1:])
