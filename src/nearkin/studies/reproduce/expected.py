@@ -25,7 +25,17 @@ class ExpectedScore:
     """Dimensions that it is measured with: those of all models put together, where a paper does that."""
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.value:g}" + ("" if self.spread is None else f" ± {self.spread:g}")
+        """
+        >>> str(ExpectedScore("R@1", 67.4, 0.0, 512)), str(ExpectedScore("P@1", 59.56, None, 128))
+        ('R@1 67.4 ± 0.0', 'P@1 59.56')
+        """
+        spread = "" if self.spread is None else f" ± {_with_digits(self.spread)}"
+        return f"{self.metric} {_with_digits(self.value)}{spread}"
+
+
+def _with_digits(value: float) -> str:
+    """As many as it has, one at least."""
+    return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def listed_recipes() -> list[ListedRecipe]:
     """Every recipe that comes with nearkin.
 
     >>> [str(score) for score in next(each for each in listed_recipes() if each.name == "vcpa/vcpa").scores]
-    ['R@1 69.9', 'R@2 79', 'R@4 86.9', 'R@8 92.2']
+    ['R@1 69.9', 'R@2 79.0', 'R@4 86.9', 'R@8 92.2']
     """
     times, measured = _by_recipe("run_times.csv"), _by_recipe("measured.csv")
     listed = []
