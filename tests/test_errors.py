@@ -18,6 +18,7 @@ def test_scripts_can_tell_mistakes_apart_by_the_exit_code():
         "TrainingError": 5,
         "BusyError": 6,
         "LostRankError": 7,
+        "LackOfMemoryError": 8,
         "InterruptedRunError": 130,
     }
 

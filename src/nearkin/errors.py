@@ -2,8 +2,8 @@
 
 The command line prints the message of a :class:`NearkinError` without a traceback and exits with its code, so
 scripts can tell a typing mistake (2) from bad data or a full disk (3), a missing extra (4), a run that diverged (5), a
-folder that another process writes to (6), one process of several that was lost (7) and a run that was interrupted and
-can be resumed (130).
+folder that another process writes to (6), one process of several that was lost (7), memory that is full (8) and a run
+that was interrupted and can be resumed (130).
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ class LostRankError(NearkinError):
     """One of several processes of a run that has ended, or cannot be reached."""
 
     exit_code = 7
+
+
+class LackOfMemoryError(NearkinError):
+    """Memory, of a GPU or of the machine, that is full in the middle of the work."""
+
+    exit_code = 8
 
 
 class MissingExtraError(NearkinError, ImportError):

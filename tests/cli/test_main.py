@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+import torch
 
 from nearkin import cli, ranks
 from nearkin.errors import DataError
@@ -40,7 +41,12 @@ def test_a_command_that_needs_torch_says_so_without_it(stopped):
 
 
 def test_what_nobody_can_put_right_is_shown_as_it_is(stopped):
-    for error in (ModuleNotFoundError("no", name="nowhere"), OSError(errno.EBADF, "bad"), ZeroDivisionError("zero")):
+    for error in (
+        ModuleNotFoundError("no", name="nowhere"),
+        OSError(errno.EBADF, "bad"),
+        ZeroDivisionError("zero"),
+        RuntimeError("no"),
+    ):
         with pytest.raises(type(error)) as raised:
             stopped(error)
         assert raised.value is error
@@ -50,6 +56,12 @@ def test_a_disk_that_is_full_is_one_line(stopped):
     code, out, err = stopped(OSError(errno.ENOSPC, "No space left on device"))
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert err.startswith("error: ")
+
+
+def test_memory_that_is_full_is_one_line(stopped):
+    code, out, err = stopped(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 392.00 MiB."))
+    assert (code, out, err.count("\n")) == (8, "", 1)
+    assert err.startswith("error: the GPU's memory is full")
 
 
 def test_brackets_of_an_error_or_a_notice_are_no_colours(nearkin, stopped, monkeypatch):

@@ -108,6 +108,22 @@ def test_what_cannot_be_run_is_recorded_and_the_rest_goes_on(make_row, tmp_path,
     assert run_rows(rows[:1], tmp_path / "study", [0])[0].status == "finished"
 
 
+def test_a_run_that_finds_the_memory_full_is_recorded_and_an_error_of_another_kind_is_shown(
+    make_row, tmp_path, monkeypatch
+):
+    trouble = {"large": torch.OutOfMemoryError("CUDA out of memory."), "odd": RuntimeError("a bug")}
+
+    def run(_, folder, *__, **___):
+        raise trouble[folder.path.parent.name]
+
+    monkeypatch.setattr(study, "run", run)
+    (large,) = run_rows([make_row("large")], tmp_path / "study", [0])
+    assert (large.status, large.exit_code) == ("failed", 8)
+    assert large.reason.startswith("the GPU's memory is full")
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_rows([make_row("odd")], tmp_path / "study", [0])
+
+
 def test_another_recipe_is_an_error_that_names_the_key_and_overwrite_runs_only_what_changed(make_row, tmp_path):
     run_rows([make_row("a"), make_row("b")], tmp_path / "study", [0])
     before = (tmp_path / "study" / "a" / "seed-0" / "scores.json").stat().st_mtime_ns

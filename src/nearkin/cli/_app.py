@@ -71,7 +71,7 @@ app = typer.Typer(
     "them searchable: [bold]nearkin search INDEX IMAGE[/bold], or [bold]nearkin serve INDEX[/bold] in the browser.",
     epilog="Exit codes: 0 done, 2 mistake on the command line or in a recipe, 3 data missing or unreadable or no place "
     "to write, 4 an extra is not installed, 5 training diverged, 6 another process writes to the folder, 7 "
-    "one process of several was lost, 130 interrupted (continue with --resume).",
+    "one process of several was lost, 8 memory is full, 130 interrupted (continue with --resume).",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

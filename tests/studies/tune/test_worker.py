@@ -30,7 +30,7 @@ def begun(make_plan, tmp_path):
 
 def test_the_trial_is_trained_to_its_end(begun, make_plan, tune, tmp_path):
     command = [sys.executable, "-m", "nearkin.studies.tune.worker", str(begun), "0"]
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # the last bits, and with them R@1, depend on their number
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # the last bits depend on it, and with them R@1
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
     assert done.returncode == 0, done.stderr
     assert "epoch" in done.stdout, "what is said of its evaluations"
