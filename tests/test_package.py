@@ -15,7 +15,7 @@ SOURCE = Path(nearkin.__file__).parent
 
 LEVELS = (
     ("errors", "suggest", "numerics", "inputs", "catalogue", "notices", "ranks", "triton_kernels"),
-    ("recipe", "disk", "training.allocator", "training.device", "training.run_time"),
+    ("recipe", "disk", "lack_of_memory", "training.allocator", "training.device", "training.run_time"),
     ("data", "samplers", "encoders", "proxies"),
     (
         *("recipe.identity", "losses", "evaluation", "training.embedding", "training.graphs", "training.optimisation"),
