@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
 from nearkin.errors import BusyError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.recipe import Recipe
@@ -197,6 +198,38 @@ def test_runs_that_other_processes_are_at_are_left_to_them(make_row, tmp_path, m
     assert (late.status, late.exit_code, late.reason) == ("unfinished", 6, "it is written by process 7")
     assert (fine.status, fine.side_by_side) == ("finished", 2)
     assert not (tmp_path / "late" / "seed-0" / "study.json").exists(), "the other process will say how it ended"
+
+
+FULL_AT_FIRST = """
+import pathlib, signal, sys, os
+folder = pathlib.Path(sys.argv[6])
+tries = folder / "tries"
+tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+if len(tries.read_text()) < {"fine": 1, "large": 2, "killed": 3, "huge": 99}[folder.parent.name]:
+    if folder.parent.name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("error: the GPU's memory is full")
+    sys.exit(8)
+(folder / "scores.json").write_text("{}")
+"""
+
+
+def test_runs_that_find_memory_full_are_run_again_with_half_as_many_at_a_time(make_row, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(starter, "PYTHON", (sys.executable, "-c", FULL_AT_FIRST))
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.02)
+    rows = [make_row(name) for name in ("fine", "large", "killed", "huge")]
+    fine, large, killed, huge = run_rows(rows, tmp_path, [0], jobs=4, console=Console(width=200))
+    assert [(each.status, each.side_by_side) for each in (fine, large, killed)] == [
+        ("finished", 4),
+        ("finished", 2),
+        ("finished", 1),
+    ]
+    assert (huge.status, huge.exit_code, huge.reason) == ("failed", 8, "the GPU's memory is full")
+    tries = {row.name: len((tmp_path / row.name / "seed-0" / "tries").read_text()) for row in rows}
+    assert tries == {"fine": 1, "large": 2, "killed": 3, "huge": 3}, "alone is the last try"
+    said = capsys.readouterr().out
+    assert "memory was full 4 at a time: 3 again, 2 at a time" in said
+    assert "memory was full 2 at a time: 2 again, 1 at a time" in said
 
 
 def test_each_seed_of_a_study_holds_out_validation_classes_of_its_own(tmp_path):

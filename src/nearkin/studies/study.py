@@ -21,7 +21,7 @@ from rich.console import Console
 
 from nearkin.data.cache import OpenedImages
 from nearkin.disk import make_folder, write_atomically
-from nearkin.errors import BusyError, DataError, InterruptedRunError, NearkinError, RecipeError
+from nearkin.errors import BusyError, DataError, InterruptedRunError, LackOfMemoryError, NearkinError, RecipeError
 from nearkin.evaluation.scores import score_named
 from nearkin.lack_of_memory import lack_of_memory
 from nearkin.recipe import Recipe
@@ -40,6 +40,9 @@ from nearkin.suggest import did_you_mean
 from nearkin.training.build import data_of
 from nearkin.training.observers import ConsoleObserver
 from nearkin.training.state import Observer
+
+NO_ROOM = (LackOfMemoryError.exit_code, -9)
+"""How a run ends for which memory was full: by itself, or killed by the system where it is the machine's."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +283,8 @@ def _run_here(planned: PlannedRun, console: Console) -> None:
 def _run_elsewhere(
     waiting: Sequence[PlannedRun], changed: set[Path], jobs: int, busy: dict[Path, Outcome], console: Console
 ) -> None:
-    """Each in a process of its own, ``jobs`` at a time."""
+    """Each in a process of its own, ``jobs`` at a time; those that find memory full, later with half as many."""
+    full: list[PlannedRun] = []
 
     def made_ready() -> Iterator[Job]:
         for planned in waiting:
@@ -297,10 +301,16 @@ def _run_elsewhere(
     def ended(planned: PlannedRun, code: int, said: str) -> None:
         if code == BusyError.exit_code:
             busy[planned.folder.path] = _left_to_other(planned, said, console)
+        elif jobs > 1 and code in NO_ROOM and not planned.folder.is_finished:
+            full.append(planned)
+            console.print(f"{planned.label}: there is no room for it now", highlight=False)
         else:
             _record(planned, said, code, side_by_side=jobs, console=console)
 
     run_side_by_side(made_ready(), at_once=jobs, total=len(waiting), console=console)
+    if full:
+        console.print(f"[bold]memory was full {jobs} at a time[/bold]: {len(full)} again, {jobs // 2} at a time")
+        _run_elsewhere(full, set(), jobs // 2, busy, console)
 
 
 def _record(planned: PlannedRun, reason: str, code: int, *, side_by_side: int, console: Console) -> None:
