@@ -32,9 +32,17 @@ def module(path):
     return made
 
 
-@pytest.fixture(scope="module")
-def methods():
-    return module(DOCS / "figures" / "draw_methods.py")
+@pytest.fixture
+def picture(monkeypatch):
+    """The file of ``method_pictures`` that draws one, or without a name the script that draws all."""
+    monkeypatch.syspath_prepend(DOCS / "figures")
+
+    def find(name=None):
+        if name is None:
+            return module(DOCS / "figures" / "draw_methods.py")
+        return importlib.import_module(f"method_pictures.{name}")
+
+    return find
 
 
 def entries(page):
@@ -166,70 +174,76 @@ def test_the_diagram_of_the_architecture_has_a_place_for_every_station(tmp_path)
     assert (tmp_path / "flow.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", ["ccp", "isa", "profs", "vcpa", "mpa"])
-def test_the_pictures_of_the_methods_are_drawn(methods, tmp_path, name):
-    assert f"(figures/method-{name}.png)" in PAGES[f"method_{name}"]
+@pytest.mark.parametrize("name", ["ccp", "isa", "isa-penalties", "profs", "vcpa", "mpa"])
+def test_the_pictures_of_the_methods_are_drawn(picture, tmp_path, name):
+    assert f"(figures/method-{name}.png)" in PAGES[f"method_{name.partition('-')[0]}"]
     assert (DOCS / "figures" / f"method-{name}.png").exists()
-    methods.main([name], tmp_path)
+    picture().main([name], tmp_path)
     assert (tmp_path / f"method-{name}.png").stat().st_size > 10_000
 
 
-def test_the_picture_of_ccp_shows_what_its_page_says(methods):
-    _, _, (first, second) = methods.ccp_problems()
+def test_the_picture_of_ccp_shows_what_its_page_says(picture):
+    ccp = picture("ccp")
+    _, _, (first, second) = ccp.chain_of_problems()
     assert torch.pdist(first.ended).max() < 0.3 < torch.pdist(first.began).min()
     assert first.radius_ended > first.radius_began > second.radius_began
 
 
-def test_the_picture_of_isa_shows_what_its_page_says(methods):
-    low, high = methods.isa_band(5, 0.6)
+def test_the_picture_of_isa_shows_what_its_page_says(picture):
+    isa = picture("isa")
+    low, high = isa.band_of(5, 0.6)
     inside, above, below = (high + low) / 2, high + 0.1, low - 0.1
-    positive, negative = methods.isa_weights(5, 0.6, torch.tensor([inside, above, below]))
+    positive, negative = isa.weights_of(5, 0.6, torch.tensor([inside, above, below]))
     assert positive[0] > positive[1] == positive[2]
     assert negative[0] == negative[1] == 1 > negative[2]
-    late, _ = methods.isa_weights(400, 0.6, torch.tensor([0.0, 0.5]))
-    early, _ = methods.isa_weights(50, 0.6, torch.tensor([0.0, 0.5]))
+    late, _ = isa.weights_of(400, 0.6, torch.tensor([0.0, 0.5]))
+    early, _ = isa.weights_of(50, 0.6, torch.tensor([0.0, 0.5]))
     assert (late < early).all()
-    widths = [high - low for low, high in (methods.isa_band(n, 0.6) for n in (1, 10, 100, 400))]
+    widths = [high - low for low, high in (isa.band_of(n, 0.6) for n in (1, 10, 100, 400))]
     assert widths == sorted(widths, reverse=True)
-    assert methods.isa_band(50, 0.2) < methods.isa_band(50, 0.9)
+    assert isa.band_of(50, 0.2) < isa.band_of(50, 0.9)
 
 
-def test_the_picture_of_isas_penalties_shows_what_its_page_says(methods):
+def test_the_picture_of_isas_penalties_shows_what_its_page_says(picture):
+    isa_penalties = picture("isa_penalties")
     near, far = torch.tensor([0.0]), torch.tensor([0.5])
-    plain, early, late = (methods.isa_pull(seen, torch.cat([near, far])).tolist() for seen in (None, 50, 700))
+    plain, early, late = (isa_penalties.pull_on(seen, torch.cat([near, far])).tolist() for seen in (None, 50, 700))
     assert plain[1] < early[1] + 1e-3 < 0.01 < 1 < late[1]
     assert late[0] == pytest.approx(plain[0], rel=0.05)
-    plain, early, late = (methods.isa_push(seen, torch.tensor([-0.1, 0.3])).tolist() for seen in (None, 50, 700))
+    plain, early, late = (isa_penalties.push_on(seen, torch.tensor([-0.1, 0.3])).tolist() for seen in (None, 50, 700))
     assert max(early[0], late[0]) < plain[0] / 2
     assert min(early[1], late[1]) > plain[1]
 
 
-def test_the_picture_of_profs_shows_what_its_page_says(methods):
-    drawn = methods.profs_batches()
+def test_the_picture_of_profs_shows_what_its_page_says(picture):
+    profs = picture("profs")
+    drawn = profs.batches_drawn()
     for step, rows in enumerate(drawn.rows):
         held = drawn.representatives[step // drawn.steps_per_projection]
         assert set(rows[:3]) <= set(held)
         assert not set(rows[3:]) & set(held)
     assert all((a != b).all() for a, b in zip(drawn.representatives, drawn.representatives[1:], strict=False))
-    every, kept = methods.profs_pairs()
+    every, kept = profs.pairs_left()
     assert (kept[4:] == 0).all()
     assert ((kept == every) | (kept == 0)).all()
     assert ((kept[:4] == 1).sum(1) == (kept[:4] == -1).sum(1)).all()
 
 
-def test_the_picture_of_vcpa_shows_what_its_page_says(methods):
-    drawn = methods.vcpa_gaussians()
+def test_the_picture_of_vcpa_shows_what_its_page_says(picture):
+    vcpa = picture("vcpa")
+    drawn = vcpa.gaussians()
     assert (drawn.mu[0] == 0).all()
     assert (drawn.sigma[0] == 1).all()
     assert (drawn.uncertainty[4:12, 2] > drawn.uncertainty[4:12, :2].amax(1)).all()
     assert (drawn.uncertainty[-1] < drawn.uncertainty[0] / 2).all()
     last = torch.nn.functional.normalize(drawn.mu[-1], dim=1)
-    nearest = (last @ methods.at_angles(torch.tensor([80.0, 200.0, 320.0])).T).argmax(1)
+    nearest = (last @ vcpa.at_angles(torch.tensor([80.0, 200.0, 320.0])).T).argmax(1)
     assert nearest.tolist() == [0, 1, 2]
 
 
-def test_the_picture_of_mpa_shows_what_its_page_says(methods):
-    one, two = methods.mpa_fitted(1), methods.mpa_fitted(2)
+def test_the_picture_of_mpa_shows_what_its_page_says(picture):
+    mpa = picture("mpa")
+    one, two = mpa.fitted_with(1), mpa.fitted_with(2)
     own = one.labels == 0
     alone = (one.embeddings[own] @ one.proxies[0].T).amax(1)
     assert (alone < -0.6).sum() == 9  # the half of the class that has no proxy of its own
