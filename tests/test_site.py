@@ -258,3 +258,11 @@ def test_the_picture_of_claims_and_its_page_have_what_the_runs_say():
     assert told == "; ".join(f"{title}: {gain}" for title, gain in gains.items()), "python docs/figures/draw_claims.py"
     missing = [title for title, gain in gains.items() if gain not in PAGES["choosing"]]
     assert not missing, f"docs/choosing.md does not have the gain of {missing}"
+
+
+def test_the_picture_of_long_training_has_what_the_runs_say():
+    drawn = module(DOCS / "figures" / "draw_long_training.py")
+    with Image.open(DOCS / "figures" / "long-training.png") as picture:
+        assert picture.text["Description"] == drawn.told(), "python docs/figures/draw_long_training.py"
+    assert "(figures/long-training.png)" in PAGES["results"]
+    assert "ISA, rate halved every 10: Proxy-ISA" in drawn.told()
