@@ -8,13 +8,15 @@
 
 For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``, several taken as one; of folders ``nearkin
 compare`` says the same. Seeds are paired where both rows have the same, and so are groups, such as folds, with
-``--across-groups``. Of runs with the same row and seed the last counts, or with ``--across-files`` one of each file.
+``--across-groups``. Of runs with the same row and seed the last counts, or with ``--across-files`` one of each file;
+where such runs are rather one than several, ``--by-seed`` averages them first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--group", action="append", help="only runs of this group; again for another")
     parser.add_argument("--across-groups", action="store_true", help="a run of each group counts as a seed of its own")
     parser.add_argument("--across-files", action="store_true", help="and so does a run of each file")
+    parser.add_argument("--by-seed", action="store_true", help="those of one seed are averaged first")
     parser.add_argument("--together", action="store_true", help="all pairs as one, their runs side by side")
     parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
     arguments = parser.parse_intermixed_args()
@@ -46,6 +49,8 @@ def main() -> None:
             group = groups.index(run.get("group")) * arguments.across_groups
             seed = (place * arguments.across_files, group, run["seed"])
             rows.setdefault(run.get("row") or run["run"], {})[seed] = run["last" if arguments.last else "test"]
+    if arguments.by_seed:
+        rows = {name: averaged_by_seed(each) for name, each in rows.items()}
     named: list[list[str]] = []
     for pair in pairs:
         row, _, base = pair.partition(":")
@@ -65,6 +70,16 @@ def main() -> None:
     part = differences_part(held)
     print(markdown_table([part.columns, *(line.cells for line in part.lines)], is_number=part.is_number))
     print(how_to_read(held) or "One run a row has no interval.")
+
+
+def averaged_by_seed(runs: dict[Any, dict[str, float]]) -> dict[Any, dict[str, float]]:
+    by_seed: dict[int, list[dict[str, float]]] = {}
+    for (_, _, seed), scores in runs.items():
+        by_seed.setdefault(seed, []).append(scores)
+    return {
+        seed: {name: statistics.fmean(each[name] for each in several) for name in SCORES}
+        for seed, several in by_seed.items()
+    }
 
 
 if __name__ == "__main__":

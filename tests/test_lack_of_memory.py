@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.lack_of_memory import lack_of_memory
+from nearkin.errors import LackOfMemoryError
+from nearkin.lack_of_memory import lack_of_memory, memory_watched
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 392.00 MiB.")
 
@@ -59,6 +60,14 @@ def test_of_the_machine_it_says_how_much_was_asked_for(ask):
     assert said.startswith("this machine's memory is full (")
     assert "alloc" in said.split(")")[0]
     assert "\n" not in said
+
+
+def test_what_is_watched_keeps_the_error_it_was_and_lets_others_pass():
+    with pytest.raises(LackOfMemoryError) as raised, memory_watched():
+        raise FULL
+    assert raised.value.__cause__ is FULL
+    with pytest.raises(RuntimeError, match="a bug"), memory_watched():
+        raise RuntimeError("a bug")
 
 
 def test_other_errors_are_none_of_its_business():

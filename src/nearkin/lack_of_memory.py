@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 from nearkin.errors import LackOfMemoryError
 
@@ -19,6 +21,17 @@ LESS = (
     "training.evaluation_batch_size) or smaller ones (data.image_size)"
 )
 KEPT = "What was saved is kept: --resume goes on from there, and of a study the same command"
+
+
+@contextlib.contextmanager
+def memory_watched() -> Iterator[None]:
+    """Memory that is full within becomes an error that says what to do."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if (full := lack_of_memory(error)) is None:
+            raise
+        raise full from error
 
 
 def lack_of_memory(error: BaseException) -> LackOfMemoryError | None:

@@ -109,15 +109,15 @@ def test_what_cannot_be_run_is_recorded_and_the_rest_goes_on(make_row, tmp_path,
     assert run_rows(rows[:1], tmp_path / "study", [0])[0].status == "finished"
 
 
-def test_a_run_that_finds_the_memory_full_is_recorded_and_an_error_of_another_kind_is_shown(
+def test_a_run_that_finds_memory_full_is_recorded_and_an_error_of_another_kind_is_shown(
     make_row, tmp_path, monkeypatch
 ):
     trouble = {"large": torch.OutOfMemoryError("CUDA out of memory."), "odd": RuntimeError("a bug")}
 
-    def run(_, folder, *__, **___):
+    def fit(_, folder, __):
         raise trouble[folder.path.parent.name]
 
-    monkeypatch.setattr(study, "run", run)
+    monkeypatch.setattr("nearkin.runs.run.fit", fit)
     (large,) = run_rows([make_row("large")], tmp_path / "study", [0])
     assert (large.status, large.exit_code) == ("failed", 8)
     assert large.reason.startswith("the GPU's memory is full")

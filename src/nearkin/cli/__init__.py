@@ -30,7 +30,7 @@ from nearkin.cli.listing import backbones, datasets, keys, losses, methods, plot
 from nearkin.cli.cache import cache  # isort: skip
 from nearkin.disk import REFUSED, output_error
 from nearkin.errors import NearkinError, lacks_torch
-from nearkin.lack_of_memory import lack_of_memory
+from nearkin.lack_of_memory import memory_watched
 from nearkin.notices import notices_told_to
 
 __all__ = [
@@ -69,7 +69,7 @@ __all__ = [
 def main() -> None:
     """Run the command line; errors a person can put right are printed without a traceback."""
     try:
-        with _one_of_several(), notices_told_to(_say):
+        with _one_of_several(), notices_told_to(_say), memory_watched():
             app()
     except NearkinError as error:
         _fail(error)
@@ -87,10 +87,6 @@ def main() -> None:
         if error.errno not in REFUSED:
             raise
         _fail(output_error(error))
-    except (RuntimeError, MemoryError) as error:
-        if (full := lack_of_memory(error)) is None:
-            raise
-        _fail(full)
 
 
 def _say(text: str) -> None:

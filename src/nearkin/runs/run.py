@@ -16,6 +16,7 @@ from nearkin.data.cache import OpenedImages
 from nearkin.disk import check_room, remove_leftovers
 from nearkin.errors import RecipeError
 from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.lack_of_memory import memory_watched
 from nearkin.notices import notice
 from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe
@@ -65,13 +66,14 @@ def run(
         BusyError: while another process writes to the folder.
         InterruptedRunError: after Ctrl-C or SIGTERM; ``resume`` goes on.
         LostRankError: where one of several processes has ended.
+        LackOfMemoryError: where memory is full in the middle of it; ``resume`` goes on.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     recipe = located(recipe)
     admit(recipe)
     if folder.path.exists() and not folder.path.is_dir():
         raise RecipeError(f"{folder.path} is a file: give a folder for the run with -o")
-    with ranks.joined(), contextlib.ExitStack() as held:
+    with ranks.joined(), memory_watched(), contextlib.ExitStack() as held:
         again = ranks.from_first(lambda: ranks.was_restarted() and folder.is_begun)
         resume, overwrite = resume or again, overwrite and not again
 

@@ -23,7 +23,6 @@ from nearkin.data.cache import OpenedImages
 from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import BusyError, DataError, InterruptedRunError, LackOfMemoryError, NearkinError, RecipeError
 from nearkin.evaluation.scores import score_named
-from nearkin.lack_of_memory import lack_of_memory
 from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.report.differences import COMPARED
@@ -273,10 +272,6 @@ def _run_here(planned: PlannedRun, console: Console) -> None:
         reason, code = str(error), error.exit_code
     except ValueError as error:  # a loss refuses embeddings that are not finite
         reason, code = f"{type(error).__name__}: {error}", 1
-    except (RuntimeError, MemoryError) as error:
-        if (full := lack_of_memory(error)) is None:
-            raise
-        reason, code = str(full), full.exit_code
     _record(planned, reason, code, side_by_side=1, console=console)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from rich.console import Console
 
 from nearkin.errors import BusyError, DataError, InterruptedRunError, RecipeError, TrainingError
@@ -92,16 +91,6 @@ def test_a_trial_that_breaks_does_not_end_the_search(make_plan, tune, tmp_path, 
     assert [trial.reason for trial in tuning.trials[1:3]] == ["the loss became nan", "embeddings must be finite"]
     assert tuning.trials[1].score == pytest.approx(0.6 * 3 / 6), "the best it had reached"
     assert not list(tmp_path.glob("search/trials/*/*/checkpoints/*.pt"))
-
-
-def test_a_trial_that_finds_the_memory_full_is_a_failed_one_and_a_bug_is_shown(make_plan, tune, tmp_path, stand_in):
-    plan = make_plan(RATES, sampler="grid", pruner="none")
-    stand_in.trouble = {0.6: torch.OutOfMemoryError("CUDA out of memory."), 0.7: RuntimeError("a bug")}
-    with pytest.raises(RuntimeError, match="a bug"):
-        tune(plan, tmp_path / "search", trials=3)
-    trial = read_tuning(tmp_path / "search").trials[1]
-    assert trial.status == "failed"
-    assert trial.reason.startswith("the GPU's memory is full")
 
 
 def test_what_is_missing_stops_the_search_and_is_tried_again(make_plan, tune, tmp_path, stand_in):

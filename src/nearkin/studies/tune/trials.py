@@ -16,7 +16,6 @@ from rich.console import Console
 from nearkin.data.packs import sole_writer
 from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, TrainingError, require
 from nearkin.evaluation.protocol import select_by
-from nearkin.lack_of_memory import lack_of_memory
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
@@ -204,10 +203,6 @@ def _train(plan: Plan, folder: Path, study: Any, number: int, console: Console) 
         _end(study, number, runs, state="PRUNED", diverged=True, reason=str(error))
     except (NearkinError, ValueError) as error:
         _end(study, number, runs, state="FAIL", reason=str(error))
-    except (RuntimeError, MemoryError) as error:
-        if (full := lack_of_memory(error)) is None:
-            raise
-        _end(study, number, runs, state="FAIL", reason=str(full))
     else:
         name = select_by(plan.recipe.protocol)
         best = [float(each.chosen.get(name, math.nan)) for each in scores]
