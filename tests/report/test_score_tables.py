@@ -191,3 +191,11 @@ def test_a_finer_map_and_mirror_images_are_named_in_every_line(write_run):
     for record in records_of(run):
         assert record["encoder"] == "small, 128-d, last stride 1, weights averaged"
         assert record["selection"].endswith("averaged with those of mirror images")
+
+
+def test_a_training_that_followed_the_test_classes_is_named_in_every_line(write_run):
+    chosen = "best R@1 on the test classes, which training also followed"
+    run = write_run("r", {"R@1": 0.6}, overrides=["protocol.monitor_test=true"], selection=chosen)
+    best, last = records_of(run)
+    assert best["selection"] == chosen
+    assert last["selection"] == "last epoch of a training that followed the test classes"

@@ -170,7 +170,9 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     if not on_test:
         return [entry]
     last = {name: value for name, value in statistics_of([s.last for s in scores]).items() if name in entry.scores}
-    lasting = conditions | {"selection": as_tested("last epoch", group.recipe.protocol)}
+    section = group.recipe.protocol
+    rule = "last epoch of a training that followed the test classes" if section.monitor_test else "last epoch"
+    lasting = conditions | {"selection": as_tested(rule, section)}
     both = [entry, replace(entry, what="last epoch", scores=last, conditions=lasting, published_as="")]
     return [each for each in both if each.scores]
 
