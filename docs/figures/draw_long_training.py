@@ -60,17 +60,17 @@ PANELS = (
         *("PROFS, triplet loss", PROFS, "60 epochs, an evaluation every three"),
         (("triplet", "hard pairs"), ("t_profs", "PROFS")),
     ),
-    Panel(
-        *("CCP, conventional", CCP, "3000 steps, test classes monitored"),
-        (("c2", "C2"), ("c2_ccp", "C2-CCP")),
+    *(
+        Panel(f"CCP with {loss}", CCP, "3000 steps, test classes monitored", ((row, loss), (f"{row}_ccp", f"{loss}-CCP")))
+        for row, loss in (("c2", "C2"), ("ms", "MS"), ("c1", "C1"))
     ),
 )
 
 
 def draw(path: Path) -> None:
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(11.5, 5.6), layout="constrained")
-        places = figure.subplots(2, 4, sharex=True, sharey=True)
+        figure = Figure(figsize=(13, 5.6), layout="constrained")
+        places = figure.subplots(2, 5, sharex=True, sharey=True)
         for axes, panel in zip(places.flat, PANELS, strict=True):
             draw_panel(axes, panel)
         figure.supxlabel("epoch", fontsize=10)
