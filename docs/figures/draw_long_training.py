@@ -22,6 +22,7 @@ RESULTS = FOLDER.parents[1] / "results" / "cub"
 COLOURS = ("#777777", "#0072b2", "#d55e00")
 
 LONG, PROFS, CCP = "2026-11-17-sixty-epochs.json", "2026-11-16-profs.json", "2026-11-16-ccp-conventional.json"
+CONVENTIONAL = "3000 steps, test classes monitored"
 
 
 class Panel(NamedTuple):
@@ -61,8 +62,8 @@ PANELS = (
         (("triplet", "hard pairs"), ("t_profs", "PROFS")),
     ),
     *(
-        Panel(f"CCP with {loss}", CCP, "3000 steps, test classes monitored", ((row, loss), (f"{row}_ccp", f"{loss}-CCP")))
-        for row, loss in (("c2", "C2"), ("ms", "MS"), ("c1", "C1"))
+        Panel(f"CCP with {loss}", CCP, CONVENTIONAL, ((loss.lower(), loss), (f"{loss.lower()}_ccp", f"{loss}-CCP")))
+        for loss in ("C2", "MS", "C1")
     ),
 )
 
