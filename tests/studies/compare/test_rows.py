@@ -284,3 +284,29 @@ def test_ccp_on_cub_trains_on_what_stands_in_for_it(name, photos, tmp_path):
     assert followed == (recipe.protocol.name == "conventional" and "ccp" in name), "tables name it"
     events = json.loads((folder.path / "events.json").read_text()) if "ccp" in name else [{"step": 1}]
     assert events[0]["step"] == 1
+
+
+def test_every_method_stands_on_all_levers_of_the_best_recipe():
+    overrides = ["protocol.name=conventional"]
+    base = base_recipe("cub", shared_recipe("cub", rows_from="cub-best"), overrides)
+    rows = {
+        each.name: each for each in comparison_rows(base, rows=read_rows(named_rows("cub-best")), overrides=overrides)
+    }
+    best = Recipe.load("cub/best")
+    assert rows["proxy_anchor"].recipe.objective == best.objective
+    for row in rows.values():
+        admit(row.recipe)
+        encoder, training = row.recipe.encoder, row.recipe.training
+        assert (encoder.last_stride, encoder.dim) == (best.encoder.last_stride, best.encoder.dim) == (1, 2048)
+        assert row.recipe.data == best.data
+        assert training.weight_average == best.training.weight_average
+        assert training.pull_to_start == best.training.pull_to_start
+    trained = {(row.recipe.objective.name, row.recipe.method.name) for row in rows.values()}
+    assert {
+        ("proxy_isa", "plain"),
+        ("mpa", "plain"),
+        ("vcpa", "plain"),
+        ("proxy_anchor", "ccp"),
+        ("contrastive", "ccp"),
+    } < trained
+    assert ("proxy_anchor", "profs") in trained
