@@ -122,7 +122,7 @@ class Reached(Exception):
 
 WORK = (
     *("runs.run.run", "runs.final.train_final", "runs.evaluate.evaluate_run", "runs.backbone_score.evaluate_backbone"),
-    *("runs.embed_files.embed_files", "exports.export.export", "runs.model.load", "index.Index.open"),
+    *("runs.embed_files.embed_files", "exports.export.export", "runs.model.load", "index.Index.open", "runs.soup.soup"),
 )
 
 
@@ -268,6 +268,7 @@ CHEAP = (
     "export",
     "embed",
     "evaluate",
+    "soup",
     "plot",
     "report",
     "table",

@@ -104,12 +104,15 @@ class OpenedRun:
         self.look = look or Look()
         self.folder = RunFolder.existing(path)
         self.recipe: Recipe = self.folder.recipe()
+        self.soup = self.folder.soup()
+        """None for a run that was trained."""
         place, method = self.folder.path.expanduser().resolve(), self.recipe.method.name
         row = place.parent.name if re.fullmatch(r"seed-\d+", place.name) else None
         self.name = place.name if row is None else f"{row}-{place.name}"
         """The folder's name, behind that of its row where it is a run of a study, where all are called alike."""
-        self.parts = self.recipe.objective.name + ("" if method == "plain" else f" with {method}")
-        """The loss and, unless it is plain training, the method."""
+        alone = self.recipe.objective.name + ("" if method == "plain" else f" with {method}")
+        self.parts = alone if self.soup is None else self.soup.title
+        """The loss and, unless it is plain training, the method; of a soup those of its runs."""
         self.title = self.parts if row in (None, self.parts) else f"{row} ({self.parts})"
         """Loss and method, behind the name of the row of a study where that is another."""
         self.label = self.title
@@ -119,11 +122,18 @@ class OpenedRun:
         self._images_store: dict[object, OpenedImages] = {} if images_store is None else images_store
         self._progress = progress
 
+    def decided_by(self, besides: Sequence[str]) -> str:
+        """A hash that runs share whose recipes differ in ``besides`` alone; of soups that are of such runs."""
+        if self.soup is None:
+            return fingerprint(self.recipe, besides=besides)
+        return " ".join(["soup", self.soup.checkpoint, *sorted(part.recipe for part in self.soup.parts)])
+
     @cached_property
     def evaluations(self) -> list[dict[str, float | None]]:
         rows = self.folder.evaluations()
         if not rows:
-            raise CannotDrawError(f"{self.folder.path} has no evaluation yet")
+            why = "has no evaluation yet" if self.soup is None else "is a soup: its runs have the curves"
+            raise CannotDrawError(f"{self.folder.path} {why}")
         return rows
 
     @cached_property
@@ -213,6 +223,8 @@ class OpenedRun:
     def proxies(self) -> Proxies | None:
         """The loss's proxies, or those of a method such as CCP; None where neither has any."""
         encoder = self.trained.encoder
+        if self.soup is not None:
+            return None
         if self.bank is not None:
             vectors: Tensor = self.bank.vectors
         elif (own := self._method_state.get("bank")) is not None:
@@ -227,7 +239,8 @@ class OpenedRun:
     @cached_property
     def at_proxies(self) -> OpenedRun:
         """This run, or the same at its last checkpoint where only that one has proxies: CCP's own are kept there."""
-        if self.bank is not None or self._last["method"].get("bank") is None or self.step == self._last["step"]:
+        nowhere_else = self.soup is not None or self.bank is not None
+        if nowhere_else or self._last["method"].get("bank") is None or self.step == self._last["step"]:
             return self
         look = replace(self.look, checkpoint="last")
         last = OpenedRun(self.folder.path, look, images_store=self._images_store, progress=self._progress)
@@ -302,6 +315,8 @@ class OpenedRun:
 
     @cached_property
     def _last(self) -> Checkpoint:
+        if self.soup is not None:
+            raise CannotDrawError(f"{self.folder.path} is a soup, without proxies")
         if not self.folder.last_checkpoint.exists():
             raise CannotDrawError(f"{self.folder.last_checkpoint} is missing, and with it the proxies")
         return read_checkpoint(self.folder.last_checkpoint)
@@ -339,7 +354,7 @@ def open_runs(
     families: dict[str, int] = {}
     titles, names = [run.title for run in runs], [run.name for run in runs]
     for run in runs:
-        decides = fingerprint(run.recipe, besides=["training.seed", "protocol.validation_seed"])
+        decides = run.decided_by(["training.seed", "protocol.validation_seed"])
         run.family = families.setdefault(decides, len(families))
         own = run.name if names.count(run.name) == 1 else run.folder.path
         label = run.title if titles.count(run.title) == 1 else f"{run.title} ({own})"

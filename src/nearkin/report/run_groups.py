@@ -11,7 +11,7 @@ from typing import Any
 
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
-from nearkin.recipe.identity import deciding, fingerprint
+from nearkin.recipe.identity import deciding
 from nearkin.report.opened_run import Look, OpenedRun, open_runs, source_of
 from nearkin.runs.data import Progress, say_if_images_differ
 from nearkin.runs.ensemble_scores import EnsembleScores
@@ -104,7 +104,7 @@ def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progre
     for of_data in by_source.values():
         families: dict[str, list[OpenedRun]] = {}
         for run in open_runs(of_data, look, progress=progress):
-            members = families.setdefault(fingerprint(run.recipe, besides=_free(run.recipe)), [])
+            members = families.setdefault(run.decided_by(_free(run.recipe)), [])
             twin = next((other for other in members if _drawn_by(other.recipe) == _drawn_by(run.recipe)), None)
             if twin is None:
                 members.append(run)
@@ -168,7 +168,7 @@ def _titles(groups: Sequence[Sequence[OpenedRun]], given: Sequence[str | None]) 
     titles = []
     for run, name in zip(firsts, names, strict=True):
         alike = [other.recipe for other, others in zip(firsts, names, strict=True) if others == name]
-        differing = _differing(run.recipe, alike)
+        differing = _differing(run.recipe, alike) if run.soup is None else []  # a soup has no recipe of its own
         own = ", ".join(differing) if 0 < len(differing) <= _MOST_NAMED else run.folder.path.resolve().name
         titles.append(name if len(alike) == 1 else f"{name} ({own})")
     return [

@@ -15,6 +15,7 @@ from nearkin.published.values import SAME_SCORE
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.runs.ensemble_scores import EnsembleScores
+from nearkin.runs.scores import Scores
 from nearkin.suggest import did_you_mean
 
 CONDITIONS = ("data", "encoder", "protocol", "selection", "seeds", "hardware")
@@ -155,7 +156,7 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     on_test = scores[0].chosen_on_test
     entry = Entry(
         title=f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.title,
-        what="best evaluation" if on_test else "last epoch" if selection.startswith("last epoch") else "chosen epoch",
+        what=_which(scores[0], selection),
         scores=statistics_of([each.test for each in scores]),
         runs=len(scores),
         conditions=conditions,
@@ -164,7 +165,7 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
         published_as="conventional" if on_test else "",
         test_classes=_same([each.test_classes for each in held]),
     )
-    if protocol == "mlrc":
+    if protocol == "mlrc" and not scores[0].soup_of:
         models = replace(entry, what=f"mean of {len(scores)} models")
         return [models] if group.ensemble is None else _ensemble_entries(models, group.ensemble)
     if not on_test:
@@ -175,6 +176,14 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     lasting = conditions | {"selection": as_tested(rule, section)}
     both = [entry, replace(entry, what="last epoch", scores=last, conditions=lasting, published_as="")]
     return [each for each in both if each.scores]
+
+
+def _which(scores: Scores, selection: str) -> str:
+    if scores.soup_of:
+        return "mean of weights"
+    if scores.chosen_on_test:
+        return "best evaluation"
+    return "last epoch" if selection.startswith("last epoch") else "chosen epoch"
 
 
 def _ensemble_entries(entry: Entry, ensemble: EnsembleScores) -> list[Entry]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from nearkin.encoders import Encoder
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.recipe import EncoderSection
 from nearkin.runs.scores import Record, known_fields
@@ -76,14 +77,7 @@ class Environment(Record):
         """Of a run that is about to begin here."""
         table, protocol, recipe = state.table, state.protocol, state.recipe
         return cls(
-            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            python=platform.python_version(),
-            platform=f"{platform.system()} {platform.machine()}",
-            hardware=describe_hardware(state.device),
-            cuda=torch.version.cuda,
-            packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
-            git=_git_state(),
+            **_here(state.device),
             recipe=recipe.fingerprint(),
             seed=recipe.training.seed,
             precision=precision_on(state.device, recipe.training.precision),
@@ -114,6 +108,11 @@ class Environment(Record):
             resolved_recipe=recipe.as_mapping(),
         )
 
+    def again(self, device: torch.device, encoder: Encoder) -> Environment:
+        """Of what is made of the run here and now: the same data, recipe and start, and nothing but an encoder."""
+        parameters = {"encoder": sum(p.numel() for p in encoder.parameters())}
+        return dataclasses.replace(self, **_here(device), parameters=parameters)
+
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Environment:
         data = DataRecord(**known_fields(DataRecord, record.get("data") or {}))
@@ -121,6 +120,20 @@ class Environment(Record):
 
     def as_record(self) -> dict[str, Any]:
         return super().as_record() | {"data": dataclasses.asdict(self.data)}
+
+
+def _here(device: torch.device) -> dict[str, Any]:
+    """What does not depend on a run, but on where and when it is begun, and by what."""
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "hardware": describe_hardware(device),
+        "cuda": torch.version.cuda,
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "git": _git_state(),
+    }
 
 
 def weights_hash(section: EncoderSection) -> str | None:

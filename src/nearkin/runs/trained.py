@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,14 @@ class TrainedRun:
         rows: NDArray[np.int64] | None = None,
         *,
         batch_size: int | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
 
         One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
         file would be (:class:`~nearkin.data.given.GivenImages`). Or what ``open_data`` has
         opened, of which ``rows`` may choose some. Without ``batch_size`` as many at a time as in evaluation.
+        ``progress`` is told after each batch how many are done.
         """
         with float32_products(self.recipe.training.precision):
             return embed_images(
@@ -59,6 +61,7 @@ class TrainedRun:
                 workers=self.recipe.data.workers,
                 device=self.device,
                 dtype=self.dtype,
+                progress=progress,
                 flip=self.recipe.protocol.flip,
             )
 

@@ -68,9 +68,7 @@ def build_state(
         synchronise_batch_norm(encoder)
     optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
     default = _sampler(training, labels)
-    transform, micro_batch = transform_of(recipe.data), training.micro_batch
-    if transform.erase:
-        transform = replace(transform, fill=encoder.preprocessing.mean_pixel)
+    transform, micro_batch = training_transform_of(recipe.data, encoder), training.micro_batch
     if micro_batch is None and ":" not in recipe.encoder.backbone:  # a network from elsewhere may look at whole batches
         batch = len(share_of(min(training.batch_size, len(labels)), of=0))
         micro_batch = fitting_piece(encoder, batch, transform.size, device, dtype)
@@ -207,6 +205,12 @@ def transform_of(section: DataSection) -> Transform:
     if section.random_erasing:
         overrides["erase"] = section.random_erasing
     return transform_from(section.transform, **overrides)
+
+
+def training_transform_of(section: DataSection, encoder: Encoder) -> Transform:
+    """The transform that makes the crops of training, which may be erased in the colour that says nothing."""
+    transform = transform_of(section)
+    return replace(transform, fill=encoder.preprocessing.mean_pixel) if transform.erase else transform
 
 
 def scored_transform_of(recipe: Recipe) -> Transform:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from nearkin import ranks
 from nearkin.disk import write_atomically
+from nearkin.encoders import Encoder
 from nearkin.errors import DataError, NearkinError
 from nearkin.notices import notice
 from nearkin.proxies.bank import banks_in
@@ -162,10 +163,14 @@ def is_encoder_whole(folder: RunFolder) -> bool:
 
 def save_encoder(state: TrainingState, folder: RunFolder) -> None:
     """Write the encoder alone, as safetensors: what embedding and search load."""
-    if not ranks.is_first():
-        return
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state.scored_encoder.state_dict().items()}
-    known = json.dumps(_run_of(state, folder))
+    if ranks.is_first():
+        write_encoder(state.scored_encoder, state.recipe, folder)
+
+
+def write_encoder(encoder: Encoder, recipe: Recipe, folder: RunFolder) -> None:
+    """Write an encoder as that of the run of ``recipe`` in ``folder``, which has its split already."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
+    known = json.dumps(_run_of(recipe, folder))
     write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
 
 
@@ -183,6 +188,11 @@ def _exported(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 
 def _from_checkpoint(folder: RunFolder, which: str) -> dict[str, torch.Tensor]:
+    if folder.is_soup:
+        raise DataError(
+            f"{folder.path} is a soup: its weights are a mean, in {folder.encoder_file.name} alone, and it has no "
+            f"checkpoints. Leave out --checkpoint, or make it anew with nearkin soup"
+        )
     if not folder.last_checkpoint.exists():
         raise DataError(
             f"{folder.path} has no checkpoint yet: train it with: "
@@ -219,7 +229,7 @@ def _write(
     if writer is not None and (ranks.world() > 1 or not put_off):
         writer.make_way(state.step)
         ranks.wait_for_all()  # the first may be dropping what the checkpoint before has superseded
-    content = {"format": FORMAT, "run": _run_of(state, folder), "step": state.step, **others}
+    content = {"format": FORMAT, "run": _run_of(state.recipe, folder), "step": state.step, **others}
     content |= {name: getattr(state, name).state_dict() for name in parts}
     needed: list[str] = []
     banks = banks_in(state.objective, state.learned)
@@ -271,14 +281,14 @@ def _advice(path: Path) -> str:
     return f"{folder.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed; or {anew}"
 
 
-def _run_of(state: TrainingState, folder: RunFolder) -> dict[str, Any]:
+def _run_of(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
     """What tells a run's checkpoints from those of another, wherever its data lie."""
-    recipe = state.recipe.as_mapping()
+    known = recipe.as_mapping()
     for key in (*LOCATIONS, "data.root"):
         section, name = key.split(".")
-        del recipe[section][name]
+        del known[section][name]
     split = folder.stored_split
-    return {"recipe": recipe, "split": None if split is None else split.content_hash}
+    return {"recipe": known, "split": None if split is None else split.content_hash}
 
 
 def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
