@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import pkgutil
 import re
 import shlex
 import shutil
@@ -17,6 +20,7 @@ from tests.test_docs import PAGES, ROOT, every_command
 from torch.distributed.run import get_args_parser
 from typer.main import get_command
 
+import nearkin
 from nearkin import losses, methods
 from nearkin.cli import app
 from nearkin.errors import NearkinError
@@ -126,8 +130,17 @@ WORK = (
 )
 
 
+@pytest.fixture(scope="module")
+def whole_package():
+    """Every module, before a function is replaced: one that is imported only then would keep what it finds."""
+    for module in pkgutil.walk_packages(nearkin.__path__, "nearkin."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ModuleNotFoundError):  # what needs an extra, or a GPU's compiler
+                importlib.import_module(module.name)
+
+
 @pytest.fixture
-def understood(monkeypatch, tmp_path):
+def understood(whole_package, monkeypatch, tmp_path):
     """Whether a command line gets to its work, or is done without any."""
 
     def reached(*_, **__):
