@@ -88,8 +88,8 @@ def agree(study: Study, *, jobs: int, overwrite: bool, yes: bool) -> None:
     assert plan.seconds is not None, "a plan without a time is not long"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise RecipeError(
-            f"this would take about {in_words(plan.seconds)}, more than {ASK_BEYOND // 60} minutes, and nobody can be "
-            f"asked here: add --yes to begin, or run less of it (fewer rows, seeds or epochs)"
+            f"this would take about {in_words(plan.seconds)}, and beyond {ASK_BEYOND // 60} minutes it asks first, but "
+            f"nobody can be asked here: add --yes to begin, or run less of it (fewer rows, seeds or epochs)"
         )
     if not typer.confirm("Begin?", err=True):
         console.print("Nothing was run.")
