@@ -260,6 +260,9 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         (["method.patience=0"], "method.patience must be at least 1"),
         (["method.warmup_steps=-1"], "method.warmup_steps must be at least 0, got -1"),
         (["method.steps_per_problem=0"], "method.steps_per_problem must be at least 1"),
+        (["method.problem_share=0"], "method.problem_share must be above 0 and at most 1, got 0"),
+        (["method.warmup_share=1"], "method.warmup_share must be at least 0 and below 1, got 1"),
+        (["method.best_proxies=true", "method.problem_share=0.2"], "leave out method.problem_share"),
         (["method.raw_proxies=true", "objective.name=proxy_anchor"], "raw_proxies needs a pair loss"),
         (["method.raw_proxies=true", "method.anchors=samples"], "there are none"),
         (["method.best_proxies=true", "method.anchors=samples"], "there are none"),
@@ -384,6 +387,25 @@ def test_a_warm_up_trains_with_the_loss_by_itself_and_then_begins_the_first_prob
     assert not torch.equal(state.method.bank.vectors, proxies)
 
 
+def test_shares_of_the_run_are_steps_whatever_its_length(tiny, tmp_path):
+    """By hand: three tenths of 20 steps are 6, a fifth 4; an early stop takes the first of the same steps."""
+    given = ("method.warmup_share=0.3", "method.problem_share=0.2", "method.proxies_per_class=2", "method.pool_size=3")
+    began = {}
+    for steps in (20, 10):
+        state = tiny("method.name=ccp", *given, f"training.max_steps={steps}", "training.epochs=50")
+        fit(state, RunFolder(tmp_path / str(steps)).begin(state.recipe), Silent())
+        began[steps] = [event["step"] for event in state.method.events]
+    assert began == {20: [6, 10, 14, 18], 10: [3, 5, 7, 9]}
+    stopped = 12 / state.sampler.batches_per_epoch
+    given = ("method.name=ccp", *given, "training.max_steps=20", "training.epochs=50")
+    state = tiny(*given, f"training.stop_at_epoch={stopped}")
+    fit(state, RunFolder(tmp_path / "stopped").begin(state.recipe), Silent())
+    assert (state.step, [event["step"] for event in state.method.events]) == (12, [6, 10])
+    state = tiny(*given, "method.warmup_steps=2", "method.steps_per_problem=9")
+    fit(state, RunFolder(tmp_path / "steps").begin(state.recipe), Silent())
+    assert [event["step"] for event in state.method.events] == [2, 11, 20], "steps that are given count"
+
+
 def test_in_a_warm_up_scores_end_no_problem(tiny, tmp_path, scripted):
     # An evaluation every two steps: those at 2 and 4 are within the warm-up, and the third after it is a worse one.
     scripted([0.0, 0.0, 0.9, 0.1, 0.5, 0.6, 0.5, 0.1])
@@ -404,8 +426,12 @@ def test_proxies_that_a_loss_owns_have_been_trained_when_the_warm_up_ends(tiny, 
     assert held[0] is not None, "what they cover is not to be covered again"
 
 
-def test_interrupted_in_a_warm_up_it_goes_on_bit_for_bit(tiny, tmp_path):
-    overrides = ["method.name=ccp", "method.warmup_steps=4", "method.steps_per_problem=3", "method.pool_size=3"]
+@pytest.mark.parametrize(
+    "given",
+    [["method.warmup_steps=4", "method.steps_per_problem=3"], ["method.warmup_share=0.45", "method.problem_share=0.3"]],
+)
+def test_interrupted_in_a_warm_up_it_goes_on_bit_for_bit(tiny, tmp_path, given):
+    overrides = ["method.name=ccp", *given, "method.pool_size=3"]
     overrides += ["method.proxies_per_class=2", "training.max_steps=9"]
     whole, resumed = whole_and_resumed(tiny, overrides, tmp_path, stop_at=3)
     assert equal(weights(whole), weights(resumed))

@@ -28,7 +28,8 @@ __all__ = ["Ccp"]
 
 _KEPT = ["events", "problem", "problem_began", "problem_best", "without_improvement"]
 """Attributes that a resumed run takes over as they are."""
-_NO_SCORES = "CCP ends its sub-problems by the scores of validation classes, and {}: set method.steps_per_problem"
+_INSTEAD = "set method.steps_per_problem or method.problem_share"
+_NO_SCORES = f"CCP ends its sub-problems by the scores of validation classes, and {{}}: {_INSTEAD}"
 
 
 class Ccp(Method):
@@ -57,11 +58,14 @@ class Ccp(Method):
         patience: evaluations without improvement after which a sub-problem has converged.
         min_improvement: what counts as an improvement of the score that the protocol selects by.
         steps_per_problem: end every sub-problem after this many steps instead of by its scores.
+        problem_share: the same as a share of the whole run, where no number of steps is given.
         stop_after: evaluations on validation classes without a new best after which the whole training ends; where
             ``training.stop_after`` is set, that counts instead.
         warmup_steps: steps of the loss by itself before the first sub-problem. Embeddings of a network that has learned
             nothing yet nearly coincide, and so would proxies that start from them: each loss whose push outweighs its
-            pull then chases the whole batch away from all of them. Pretrained networks, as in the paper, need none.
+            pull then chases the whole batch away from all of them. With a pretrained network, as in the paper, short
+            runs gain by it too.
+        warmup_share: the same as a share of the whole run, where no number of steps is given.
         anchors: ``"proxies"``, or ``"samples"`` for the MNIST study, where the chosen images themselves are embedded
             in every step.
         as_released: what the authors' code adds to the loss: no pull in the first sub-problem, and a tenth of the loss
@@ -83,14 +87,20 @@ class Ccp(Method):
         patience: int = 3,
         min_improvement: float = 1e-5,
         steps_per_problem: int | None = None,
+        problem_share: float | None = None,
         stop_after: int = 60,
         warmup_steps: int = 0,
+        warmup_share: float = 0.0,
         anchors: Literal["proxies", "samples"] = "proxies",
         as_released: bool = False,
     ) -> None:
         check_at_least(1, proxies_per_class=proxies_per_class, pool_size=pool_size, patience=patience)
         check_at_least(1, stop_after=stop_after, steps_per_problem=steps_per_problem)
         check_at_least(0, warmup_steps=warmup_steps, pull=pull)
+        if not 0 <= warmup_share < 1:
+            raise ValueError(f"warmup_share must be at least 0 and below 1, got {warmup_share}")
+        if problem_share is not None and not 0 < problem_share <= 1:
+            raise ValueError(f"problem_share must be above 0 and at most 1, got {problem_share}")
         self.proxies_per_class = proxies_per_class
         self.pool_size = pool_size
         self.pool = pool
@@ -100,8 +110,10 @@ class Ccp(Method):
         self.patience = patience
         self.min_improvement = min_improvement
         self.steps_per_problem = steps_per_problem
+        self.problem_share = problem_share
         self.stop_after = stop_after
         self.warmup_steps = warmup_steps
+        self.warmup_share = warmup_share
         self.anchors = anchors
         self.as_released = as_released
         self.events: list[Event] = []
@@ -141,13 +153,12 @@ class Ccp(Method):
                 raise RecipeError(f"method.{option} is about proxies, and with method.anchors=samples there are none")
         if kind == "proxy" and options.get("raw_proxies"):
             raise RecipeError(f"method.raw_proxies needs a pair loss; {name} has proxies with a length of their own")
-        if options.get("best_proxies") and options.get("steps_per_problem") is not None:
-            raise RecipeError(
-                "method.best_proxies needs sub-problems that end by scores: leave out method.steps_per_problem"
-            )
+        given = [option for option in ("steps_per_problem", "problem_share") if options.get(option) is not None]
+        if options.get("best_proxies") and given:
+            raise RecipeError(f"method.best_proxies needs sub-problems that end by scores: leave out method.{given[0]}")
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
-        if options.get("steps_per_problem") is None:
+        if not given:
             if recipe.protocol.name == "everything":
                 raise RecipeError(_NO_SCORES.format("where every class trains there are none"))
             patience, plateau = options.get("patience", 3), recipe.training.schedule_every
@@ -158,7 +169,9 @@ class Ccp(Method):
                     f"rate would never fall: raise method.patience above that, or set training.schedule=constant"
                 )
             refuse_test_scores(
-                recipe.protocol, "CCP would end its sub-problems", instead="set method.steps_per_problem"
+                recipe.protocol,
+                "CCP would end its sub-problems",
+                instead=_INSTEAD,
             )
 
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
@@ -170,9 +183,9 @@ class Ccp(Method):
         return self.bank
 
     def start(self, state: TrainingState) -> None:
-        if self.steps_per_problem is None and state.protocol.selection_set() is None:
+        if self._ends_by_scores and state.protocol.selection_set() is None:
             raise RecipeError(_NO_SCORES.format("these data leave none to hold out"))
-        if self.warmup_steps == 0:
+        if self._warmup(state) == 0:
             self._begin_problem(state, first=True)
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
@@ -198,16 +211,16 @@ class Ccp(Method):
 
     def after_step(self, state: TrainingState) -> None:
         if self.problem == 0:
-            if state.step >= self.warmup_steps:
+            if state.step >= self._warmup(state):
                 # A loss that owns proxies has trained them in the meantime.
                 self._begin_problem(state, first=self._feeds_references)
-        elif self.steps_per_problem is not None and state.step - self.problem_began >= self.steps_per_problem:
+        elif not self._ends_by_scores and state.step - self.problem_began >= self._problem_steps(state):
             self._best_weights = None  # without scores the last weights are the solution
             self._begin_problem(state)
 
     def after_evaluation(self, state: TrainingState, scores: dict[str, float]) -> bool:
         score = scores.get(state.protocol.select_by, math.nan)
-        if self.steps_per_problem is None and self.problem > 0:
+        if self._ends_by_scores and self.problem > 0:
             # A score that is not a number compares as no improvement.
             if score > self.problem_best + self.min_improvement or self._best_weights is None:
                 self.problem_best = score if not math.isnan(score) else -math.inf
@@ -220,6 +233,17 @@ class Ccp(Method):
             if self.without_improvement >= self.patience:
                 self._begin_problem(state)
         return False
+
+    @property
+    def _ends_by_scores(self) -> bool:
+        """Whether evaluations say when a sub-problem has converged, and not a number of steps."""
+        return self.steps_per_problem is None and self.problem_share is None
+
+    def _problem_steps(self, state: TrainingState) -> int:
+        return self.steps_per_problem or max(1, round((self.problem_share or 0) * state.planned_steps))
+
+    def _warmup(self, state: TrainingState) -> int:
+        return self.warmup_steps or round(self.warmup_share * state.planned_steps)
 
     def _begin_problem(self, state: TrainingState, *, first: bool = False) -> None:
         self._reference.remember(self._best_weights if self._best_weights is not None else state.weights)

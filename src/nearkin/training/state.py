@@ -133,12 +133,18 @@ class TrainingState:
         return GraphedEncoder(self.encoder, self.device, self.dtype) if graphs else self.encoder
 
     @property
-    def total_steps(self) -> int:
+    def planned_steps(self) -> int:
+        """Steps of the whole run, of which ``training.stop_at_epoch`` takes the first."""
         training = self.recipe.training
         planned = training.epochs * self.sampler.batches_per_epoch
-        if training.stop_at_epoch is not None:
-            planned = min(planned, max(1, round(training.stop_at_epoch * self.sampler.batches_per_epoch)))
         return planned if training.max_steps is None else min(planned, training.max_steps)
+
+    @property
+    def total_steps(self) -> int:
+        training = self.recipe.training
+        if training.stop_at_epoch is None:
+            return self.planned_steps
+        return min(self.planned_steps, max(1, round(training.stop_at_epoch * self.sampler.batches_per_epoch)))
 
     @property
     def epoch(self) -> float:
