@@ -42,7 +42,7 @@ ISA, ISA_BASE = ({"group": "ISA, halved every 10", "row": row} for row in ("prox
 RESULTS = (
     Result("**CUB-200-2011**, ResNet-50, `cub/best`, 2,048-d, crops of 256 px", TEST, "cub/2026-11-17-best-wide.json", {"row": "dim-2048"}),
     Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-17-best-wide-test-time.json", {"flip": True, "test_size": 352}, "scores"),
-    Result("three runs of 512-d with smaller crops and other losses, side by side", TEST, "cub/2026-11-16-best-products.json", {"product": "side by side", "of": "as_it_is, vcpa, mpa_ap", "flip": True}, "scores"),
+    Result("three seeds of it side by side, tested likewise", TEST, "cub/2026-11-17-best-products.json", {"of": "proxy_anchor, seeds 0, 1 and 2", "flip": True}, "scores"),
     Result("`cub/best`, 2,048-d, at 224 px", TEST, "cub/2026-11-17-best-wide.json", {"row": "dim-2048-image_size-224"}),
     Result("Proxy-Anchor, 512-d, 224 px", TEST, "cub/2026-11-15-conventional.json", {"group": "proxies", "row": "proxy_anchor"}),
     Result("the same: MPA with variational proxies", TEST, "cub/2026-11-15-conventional.json", {"row": "variational_mpa_2"}, base={"group": "proxies", "row": "proxy_anchor"}),
@@ -60,6 +60,8 @@ RESULTS = (
     Result("the same runs: Proxy-ISA", LAST, SIXTY, ISA, "last", base=ISA_BASE),
     Result("**CUB, trained as the MPA paper has it**: Proxy-Anchor", TEST, "cub/2026-11-16-mpa.json", {"row": "proxy_anchor"}),
     Result("the same: MPA-DW", TEST, "cub/2026-11-16-mpa.json", {"row": "mpa_dw"}, base={"row": "proxy_anchor"}),
+    Result("60 epochs of that: Proxy-Anchor", LAST, SIXTY, {"group": "MPA", "row": "proxy_anchor"}, "last"),
+    Result("the same: MPA", LAST, SIXTY, {"group": "MPA", "row": "mpa"}, "last", base={"group": "MPA", "row": "proxy_anchor"}),
     Result("**CUB, a tenth of the images**: Proxy-Anchor", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "proxy_anchor"}),
     Result("the same: VCPA", TEST, "cub/2026-11-16-vcpa-tenth.json", {"group": "batch 180", "row": "vcpa_003"}, base={"group": "batch 180", "row": "proxy_anchor"}),
     Result("**Glyphs**, small network from scratch, `make demo`", VALIDATION, "glyphs/2026-11-16-demo.json", {"row": "demo"}),

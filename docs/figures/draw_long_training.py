@@ -48,7 +48,7 @@ PANELS = (
     Panel("Proxy-Anchor, official", LONG, "Proxy-Anchor, official", (("proxy_anchor", "Proxy-Anchor"),)),
     Panel("ISA, rate halved every 5", LONG, "ISA, halved every 5", ISA_ROWS),
     Panel("ISA, rate halved every 10", LONG, "ISA, halved every 10", ISA_ROWS),
-    Panel("MPA, one seed", LONG, "MPA", (("proxy_anchor", "Proxy-Anchor"), ("mpa", "MPA"))),
+    Panel("MPA", LONG, "MPA", (("proxy_anchor", "Proxy-Anchor"), ("mpa", "MPA"), ("mpa_dw", "MPA-DW"))),
     Panel(
         *("VCPA, one seed", LONG, "VCPA"),
         (("proxy_anchor", "Proxy-Anchor"), ("vcpa", "VCPA"), ("vcpa_present", "by present classes")),
