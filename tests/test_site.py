@@ -266,3 +266,11 @@ def test_the_picture_of_long_training_has_what_the_runs_say():
         assert picture.text["Description"] == drawn.told(), "python docs/figures/draw_long_training.py"
     assert "(figures/long-training.png)" in PAGES["results"]
     assert "ISA, rate halved every 10: Proxy-ISA" in drawn.told()
+
+
+def test_the_picture_of_products_has_what_the_runs_say():
+    drawn = module(DOCS / "figures" / "draw_products.py")
+    with Image.open(DOCS / "figures" / "products.png") as picture:
+        assert picture.text["Description"] == drawn.told(), "python docs/figures/draw_products.py"
+    assert "(figures/products.png)" in PAGES["results"]
+    assert drawn.told().count(";") == len(drawn.PARTS) - 1
