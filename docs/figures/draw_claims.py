@@ -125,7 +125,7 @@ def draw(path: Path) -> None:
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
         # What is drawn is written into the file, for the test that says when the runs have changed.
         told = "; ".join(f"{claim.title}: {in_words(gain)}" for claim, gain in gains)
-        figure.savefig(path, dpi=150, metadata={"Software": None, "Description": told})
+        figure.savefig(path, dpi=135, metadata={"Software": None, "Description": told})
 
 
 def in_words(gain: Difference) -> str:
