@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -273,4 +274,9 @@ def test_the_picture_of_products_has_what_the_runs_say():
     with Image.open(DOCS / "figures" / "products.png") as picture:
         assert picture.text["Description"] == drawn.told(), "python docs/figures/draw_products.py"
     assert "(figures/products.png)" in PAGES["results"]
-    assert drawn.told().count(";") == len(drawn.PARTS) - 1
+    in_words = module(DOCS / "figures" / "draw_claims.py").in_words
+    for part in drawn.PARTS:
+        for score, flip in product(("R@1", "MAP@R"), (False, True)):
+            gain = drawn.gain(part, score, flip=flip)
+            said = in_words(gain) if isinstance(gain, drawn.Difference) else f"{100 * gain:+.1f}"
+            assert said in PAGES["results"], f"docs/results.md does not have the {score} of {part.title}"
