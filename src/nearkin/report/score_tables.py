@@ -10,8 +10,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import as_tested, select_by
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
-from nearkin.published.matching import PublishedLine, published_beside
-from nearkin.published.values import SAME_SCORE
+from nearkin.report.published import SAME_SCORE, PublishedLine, published_lines
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.runs.ensemble_scores import EnsembleScores
@@ -212,7 +211,7 @@ def _with_published(entries: Sequence[Entry], groups: Sequence[RunGroup], names:
         own = [entry for entry in entries if entry.group == place]
         found += own
         for entry in own:
-            for line in published_beside(group.recipe, entry.published_as) if entry.published_as else ():
+            for line in published_lines(group.recipe, entry.published_as) if entry.published_as else ():
                 scores = {name: value for name, value in line.scores.items() if name in names}
                 if scores:
                     given = {"data": entry.conditions["data"], "encoder": line.encoder, "protocol": line.protocol}

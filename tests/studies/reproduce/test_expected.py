@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nearkin.published.values import look_up
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
+from nearkin.report.published import look_up
 from nearkin.studies.reproduce.expected import ExpectedScore, listed_recipes
 from nearkin.studies.reproduce.papers import papers
 

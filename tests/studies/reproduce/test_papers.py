@@ -9,8 +9,8 @@ import pytest
 
 from nearkin import methods
 from nearkin.errors import RecipeError
-from nearkin.published.values import look_up
 from nearkin.recipe import Recipe, shipped_recipes
+from nearkin.report.published import look_up
 from nearkin.studies.reproduce.papers import (
     chosen_rows,
     find_item,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from nearkin.evaluation.statistics import Statistic
-from nearkin.published.values import SAME_SCORE, Published
 from nearkin.recipe import Recipe
+from nearkin.report.published import SAME_SCORE, Published
 from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.scores import Scores
 from nearkin.studies.reproduce.papers import PaperTable

@@ -13,10 +13,10 @@ from typing import Any
 from nearkin.data.benchmarks import benchmarks
 from nearkin.data.source import data_root
 from nearkin.errors import DataError, mistakes_in
-from nearkin.published.values import DATA_NAMES, Published, look_up
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, flat, short_hash
 from nearkin.recipe.layers import layered
+from nearkin.report.published import DATA_NAMES, Published, look_up
 from nearkin.runs.default_folders import found_again, holds_seeds_of
 from nearkin.studies.compare.rows import base_recipe
 from nearkin.studies.reproduce.papers import PaperTable, TableRow, data_changes, rows_on, text_of

@@ -1,13 +1,77 @@
-"""Published values that belong beside a run: only where method, data, protocol and score are surely the same."""
+"""What the papers report, with protocol, backbone and dimension; and which of these values a run compares with."""
 
 from __future__ import annotations
 
+import csv
+import functools
+import importlib.resources
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from nearkin.evaluation.statistics import Statistic
-from nearkin.published.values import DATA_NAMES, SAME_SCORE, Published, look_up
 from nearkin.recipe import Recipe
+
+__all__ = ["DATA_NAMES", "SAME_SCORE", "Published", "PublishedLine", "look_up", "published_lines", "published_names"]
+
+DATA_NAMES = {"cars": "cars196"}
+"""Benchmarks that the list of published values calls otherwise."""
+SAME_SCORE = {"P@1": "R@1"}
+"""Two names of one score."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One value as a paper prints it: scores in per cent, times and steps in the unit that ``metric`` names."""
+
+    paper: str
+    """``CCP``, ``ISA``, ``PROFS``, ``VCPA`` or ``MPA``."""
+    table: str
+    """As the paper numbers it (``VI``, ``4``), ``fig2 …`` for a figure, ``text`` for a value in the running text."""
+    method: str
+    backbone: str
+    dim: int
+    protocol: str
+    """``conventional``, ``in-distribution``, ``mlrc``, or ``mlrc-mean`` and ``mlrc-ensemble`` where both are given."""
+    dataset: str
+    metric: str
+    value: float
+    spread: float | None
+    """As the paper gives it, where it does: a standard error (VCPA) or a confidence interval (ISA)."""
+
+    @property
+    def text(self) -> str:
+        """With the digits that papers print: one, or two where it has two.
+
+        >>> [each.text for each in look_up(paper="MPA", table="7", method="MPA K=8")][:2]
+        ['69.1', '67.4']
+        """
+        digits = 1 if round(self.value, 1) == self.value else 2
+        return f"{self.value:.{digits}f}" + ("" if self.spread is None else f" ± {self.spread:g}")
+
+
+def look_up(**wanted: str | int) -> list[Published]:
+    """The values whose fields are as given; without any, all of ``published.csv``, which comes with the package.
+
+    >>> [(each.metric, each.value) for each in look_up(paper="MPA", table="7", method="MPA K=8")][:2]
+    [('R@1', 69.1), ('nDCG@2', 67.4)]
+    """
+    known = {field.name for field in fields(Published)}
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"published values have no field {name!r}; they have {', '.join(sorted(known))}")
+    return [each for each in _every() if all(getattr(each, name) == value for name, value in wanted.items())]
+
+
+@functools.cache
+def _every() -> tuple[Published, ...]:
+    text = (importlib.resources.files("nearkin.report") / "published.csv").read_text(encoding="utf-8")
+    lines: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
+    for line in lines:
+        line |= {"dim": int(line["dim"]), "value": float(line["value"])}
+        line["spread"] = float(line["spread"]) if line["spread"] else None
+    return tuple(Published(**line) for line in lines)
+
 
 _PLAIN = {
     "proxy_anchor": "ProxyAnchor",
@@ -60,7 +124,7 @@ class PublishedLine:
         return f"published: {self.paper}, {place} ({self.encoder})"
 
 
-def published_beside(recipe: Recipe, protocol: str) -> list[PublishedLine]:
+def published_lines(recipe: Recipe, protocol: str) -> list[PublishedLine]:
     """Published lines for a run's method on its data, those with its own backbone first.
 
     Nothing is returned where it is not certain that the same thing was measured: other data, fewer images or other
