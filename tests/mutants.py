@@ -22,9 +22,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.test_mirror import ELSEWHERE, MODULES, SOURCE, TESTS, own_test
-
+TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
+SOURCE = ROOT / "src" / "nearkin"
+MODULES = {
+    str(path.relative_to(SOURCE).with_suffix("")): path
+    for path in sorted(SOURCE.rglob("*.py"))
+    if path.stem not in ("__init__", "__main__")
+}
 WARM = (
     "torch",
     "pytest",
@@ -197,10 +202,12 @@ class Trial:
 
 
 def files_for(module: str) -> tuple[list[Path], list[Path]]:
-    """The files that test a module, and those that test its package."""
-    first = [TESTS / each for each in ELSEWHERE.get(module, ())] or [own_test(module)]
+    """The file of the module's own name, where there is one, and all that test its package."""
+    folder, _, name = module.rpartition("/")
     package = module.partition("/")[0]
-    return first, [TESTS / each for each in [package, *CONTRACTS.get(package, ())]]
+    wider = [TESTS / each for each in [package, *CONTRACTS.get(package, ())] if (TESTS / each).exists()]
+    own = TESTS / folder / f"test_{name}.py"
+    return [own] if own.is_file() else wider, wider
 
 
 def try_module(

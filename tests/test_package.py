@@ -146,11 +146,6 @@ def test_import_costs_little_beside_torch():
     assert drags == "False"
 
 
-def test_files_are_short_enough_to_read():
-    long = {str(path.relative_to(SOURCE)): n for path in modules() if (n := len(path.read_text().splitlines())) > 400}
-    assert not long
-
-
 def test_what_one_package_gives_another_has_a_type():
     """No function that another package imports hands out a mapping of which a reader would have to guess the keys."""
     loose = {}

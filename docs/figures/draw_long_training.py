@@ -77,7 +77,7 @@ def draw(path: Path) -> None:
         figure.supxlabel("epoch", fontsize=10)
         figure.supylabel("R@1 on the test classes", fontsize=10)
         # What is drawn is written into the file, for the test that says when the runs have changed.
-        figure.savefig(path, dpi=130, metadata={"Software": None, "Description": told()})
+        figure.savefig(path, dpi=130, metadata={"Software": None, "Description": description()})
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
@@ -91,14 +91,14 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     axes.legend(frameon=False, fontsize=8, loc="lower center")
 
 
-def told() -> str:
+def description() -> str:
     """Best and last of each mean curve, in words."""
-    said = []
+    lines = []
     for panel in PANELS:
         for row, name in panel.rows:
             mean = panel.curves(row)[1].mean(0)
-            said.append(f"{panel.title}: {name} {mean.max():.2f}, {mean[-1]:.2f}")
-    return "; ".join(said)
+            lines.append(f"{panel.title}: {name} {mean.max():.2f}, {mean[-1]:.2f}")
+    return "; ".join(lines)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python docs/figures/draw_methods.py            # all of them, into this folder
     python docs/figures/draw_methods.py vcpa mpa
 
-Each has a file in ``method_pictures``: a function that computes what it shows, which the tests look at, and one that
+Each has a file in ``method_pictures``: a function that computes what it shows, and one that
 draws it.
 """
 

@@ -77,7 +77,7 @@ def draw(path: Path) -> None:
         left.plot([], [], "s", color="black", fillstyle="none", label="mirror images, 352 px (circles: 256 px)")
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
         # What is drawn is written into the file, for the test that says when the runs have changed.
-        figure.savefig(path, dpi=150, metadata={"Software": None, "Description": told()})
+        figure.savefig(path, dpi=150, metadata={"Software": None, "Description": description()})
 
 
 def draw_score(axes: Axes, score: str) -> None:
@@ -94,14 +94,14 @@ def draw_score(axes: Axes, score: str) -> None:
     axes.set_xlabel(f"{score} above Proxy-Anchor, in points")
 
 
-def told() -> str:
+def description() -> str:
     """Every gain, in points."""
-    said = []
+    lines = []
     for part in PARTS:
         gains = [gain(part, score, flip=flip) for flip in (False, True) for score in ("R@1", "MAP@R")]
         values = [found.value if isinstance(found, Difference) else found for found in gains]
-        said.append(f"{part.title}: {', '.join(f'{100 * value:+.2f}' for value in values)}")
-    return "; ".join(said)
+        lines.append(f"{part.title}: {', '.join(f'{100 * value:+.2f}' for value in values)}")
+    return "; ".join(lines)
 
 
 if __name__ == "__main__":
