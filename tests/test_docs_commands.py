@@ -126,7 +126,7 @@ class Reached(Exception):
 
 WORK = (
     *("runs.run.run", "runs.final.train_final", "runs.evaluate.evaluate_run", "runs.backbone_score.evaluate_backbone"),
-    *("runs.embed_files.embed_files", "exports.export.export", "runs.model.load", "index.Index.open", "runs.soup.soup"),
+    *("runs.embed_files.embed_files", "exports.export.export", "runs.model.load", "index.Index.open"),
 )
 
 
@@ -281,7 +281,6 @@ CHEAP = (
     "export",
     "embed",
     "evaluate",
-    "soup",
     "plot",
     "report",
     "table",

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from nearkin.runs.model import Model as Model
     from nearkin.runs.model import load as load
     from nearkin.runs.run import run as run
-    from nearkin.runs.soup import soup as soup
     from nearkin.runs.trained import load_run as load_run
     from nearkin.studies.compare import compare as compare
     from nearkin.studies.mlrc import mlrc as mlrc
@@ -75,7 +74,6 @@ _HOMES = {
     "reproduce": "studies.reproduce",
     "retrieval_scores": "evaluation",
     "run": "runs.run",
-    "soup": "runs.soup",
     "train_final": "runs.final",
     "tune": "studies.tune",
 }

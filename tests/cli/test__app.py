@@ -43,7 +43,7 @@ def test_every_command_stands_under_a_heading_of_what_a_person_wants():
         name: command.rich_help_panel for name, command in get_command(app).commands.items() if not command.hidden
     }
     assert set(panels.values()) == {ENCODER, SEARCH, COMPARE, LOOK_UP}
-    encoder = {"train", "evaluate", "embed", "soup", "export"}
+    encoder = {"train", "evaluate", "embed", "export"}
     assert {name for name, panel in panels.items() if panel == ENCODER} == encoder
     assert panels["index"] == panels["serve"] == SEARCH
 

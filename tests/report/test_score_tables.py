@@ -13,8 +13,6 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.report.formats import csv_text, latex, markdown
 from nearkin.report.run_groups import gather_runs
 from nearkin.report.score_tables import score_table
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.scores import Soup, SoupPart
 
 CUB = (
     "data.source=cub",
@@ -201,15 +199,3 @@ def test_a_training_that_followed_the_test_classes_is_named_in_every_line(write_
     best, last = records_of(run)
     assert best["selection"] == chosen
     assert last["selection"] == "last epoch of a training that followed the test classes"
-
-
-@pytest.mark.parametrize("protocol", ["conventional", "mlrc"])
-def test_a_soup_is_called_a_mean_of_weights_and_has_no_last_epoch(write_run, protocol):
-    changes = [f"protocol.name={protocol}", *(["protocol.fold=0"] if protocol == "mlrc" else [])]
-    trained = write_run("r", {"R@1": 0.6}, overrides=changes)
-    soup = write_run("s", {"R@1": 0.7}, overrides=changes, soup_of=["r", "q"], last=None)
-    parts = [SoupPart("r", "proxy_anchor", "plain", 0, "x"), SoupPart("q", "vcpa", "plain", 0, "y")]
-    RunFolder(soup).write_soup(Soup("best", parts))
-    figures = [(record["title"], record["figures"]) for record in records_of(trained, soup)]
-    assert figures[-1] == ("soup of proxy_anchor, vcpa", "mean of weights")
-    assert [title for title, _ in figures].count("soup of proxy_anchor, vcpa") == 1

@@ -11,7 +11,7 @@ import pytest
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.runs.scores import Conditions, Cost, Evaluated, FinalOf, Scores, Soup, SoupPart
+from nearkin.runs.scores import Conditions, Cost, Evaluated, FinalOf, Scores
 from nearkin.training.state import Silent
 
 BEFORE = json.loads((Path(__file__).parents[1] / "assets" / "records" / "scores.json").read_text())
@@ -78,34 +78,6 @@ def test_files_of_other_versions_are_read():
 )
 def test_whether_the_epoch_was_chosen_on_the_test_classes(protocol, selection, chosen_on_test):
     assert Scores(Conditions(protocol=protocol, selection=selection)).chosen_on_test is chosen_on_test
-
-
-def test_no_epoch_of_a_soup_was_chosen():
-    held = Conditions(protocol="conventional", selection="each run at its best R@1 on the test classes")
-    soup = Scores(held, soup_of=["runs/a", "runs/b"])
-    assert not soup.chosen_on_test
-    assert Scores(held).chosen_on_test
-    assert soup["soup_of"] == ["runs/a", "runs/b"]
-    assert Scores.from_record(json.loads(json.dumps(dict(soup)))) == soup
-    assert "soup_of" not in Scores(held)
-
-
-def test_a_soup_is_read_as_it_was_written_and_with_what_later_versions_add():
-    parts = [
-        SoupPart("runs/a", "vcpa", "plain", 0, "x", {"R@1": 0.5}),
-        SoupPart("runs/b", "contrastive", "ccp", 2, "y"),
-    ]
-    soup = Soup("last", parts, ["they began otherwise"], "frozen", {"R@1": 0.25})
-    record = json.loads(json.dumps(dict(soup)))
-    assert Soup.from_record(record) == soup
-    later = {**record, "since": "tomorrow", "parts": [{**part, "weight": 1} for part in record["parts"]]}
-    read = Soup.from_record(later)
-    assert read == soup
-    assert list(read.parts) == parts
-    assert (read.title, read.weights) == (
-        "soup of vcpa, contrastive with ccp",
-        "mean of the weights of 2 runs (seeds 0, 2)",
-    )
 
 
 def test_an_evaluation_is_of_a_run_or_of_a_backbone():

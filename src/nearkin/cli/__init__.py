@@ -14,7 +14,6 @@ from rich.console import Console
 from nearkin.cli._app import app, error_line, escape
 
 from nearkin.cli.training import embed, evaluate, train  # isort: skip
-from nearkin.cli.soup import soup  # isort: skip
 from nearkin.cli.export import export  # isort: skip
 from nearkin.cli.index import index  # isort: skip
 from nearkin.cli.search import classify, search  # isort: skip
@@ -60,7 +59,6 @@ __all__ = [
     "scores",
     "search",
     "serve",
-    "soup",
     "study",
     "table",
     "train",

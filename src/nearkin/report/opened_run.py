@@ -104,15 +104,12 @@ class OpenedRun:
         self.look = look or Look()
         self.folder = RunFolder.existing(path)
         self.recipe: Recipe = self.folder.recipe()
-        self.soup = self.folder.soup()
-        """None for a run that was trained."""
         place, method = self.folder.path.expanduser().resolve(), self.recipe.method.name
         row = place.parent.name if re.fullmatch(r"seed-\d+", place.name) else None
         self.name = place.name if row is None else f"{row}-{place.name}"
         """The folder's name, behind that of its row where it is a run of a study, where all are called alike."""
-        alone = self.recipe.objective.name + ("" if method == "plain" else f" with {method}")
-        self.parts = alone if self.soup is None else self.soup.title
-        """The loss and, unless it is plain training, the method; of a soup those of its runs."""
+        self.parts = self.recipe.objective.name + ("" if method == "plain" else f" with {method}")
+        """The loss and, unless it is plain training, the method."""
         self.title = self.parts if row in (None, self.parts) else f"{row} ({self.parts})"
         """Loss and method, behind the name of the row of a study where that is another."""
         self.label = self.title
@@ -123,17 +120,14 @@ class OpenedRun:
         self._progress = progress
 
     def decided_by(self, besides: Sequence[str]) -> str:
-        """A hash that runs share whose recipes differ in ``besides`` alone; of soups that are of such runs."""
-        if self.soup is None:
-            return fingerprint(self.recipe, besides=besides)
-        return " ".join(["soup", self.soup.checkpoint, *sorted(part.recipe for part in self.soup.parts)])
+        """A hash that runs share whose recipes differ in ``besides`` alone."""
+        return fingerprint(self.recipe, besides=besides)
 
     @cached_property
     def evaluations(self) -> list[dict[str, float | None]]:
         rows = self.folder.evaluations()
         if not rows:
-            why = "has no evaluation yet" if self.soup is None else "is a soup: its runs have the curves"
-            raise CannotDrawError(f"{self.folder.path} {why}")
+            raise CannotDrawError(f"{self.folder.path} has no evaluation yet")
         return rows
 
     @cached_property
@@ -223,8 +217,6 @@ class OpenedRun:
     def proxies(self) -> Proxies | None:
         """The loss's proxies, or those of a method such as CCP; None where neither has any."""
         encoder = self.trained.encoder
-        if self.soup is not None:
-            return None
         if self.bank is not None:
             vectors: Tensor = self.bank.vectors
         elif (own := self._method_state.get("bank")) is not None:
@@ -239,8 +231,7 @@ class OpenedRun:
     @cached_property
     def at_proxies(self) -> OpenedRun:
         """This run, or the same at its last checkpoint where only that one has proxies: CCP's own are kept there."""
-        nowhere_else = self.soup is not None or self.bank is not None
-        if nowhere_else or self._last["method"].get("bank") is None or self.step == self._last["step"]:
+        if self.bank is not None or self._last["method"].get("bank") is None or self.step == self._last["step"]:
             return self
         look = replace(self.look, checkpoint="last")
         last = OpenedRun(self.folder.path, look, images_store=self._images_store, progress=self._progress)
@@ -315,8 +306,6 @@ class OpenedRun:
 
     @cached_property
     def _last(self) -> Checkpoint:
-        if self.soup is not None:
-            raise CannotDrawError(f"{self.folder.path} is a soup, without proxies")
         if not self.folder.last_checkpoint.exists():
             raise CannotDrawError(f"{self.folder.last_checkpoint} is missing, and with it the proxies")
         return read_checkpoint(self.folder.last_checkpoint)

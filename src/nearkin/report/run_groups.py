@@ -168,7 +168,7 @@ def _titles(groups: Sequence[Sequence[OpenedRun]], given: Sequence[str | None]) 
     titles = []
     for run, name in zip(firsts, names, strict=True):
         alike = [other.recipe for other, others in zip(firsts, names, strict=True) if others == name]
-        differing = _differing(run.recipe, alike) if run.soup is None else []  # a soup has no recipe of its own
+        differing = _differing(run.recipe, alike)
         own = ", ".join(differing) if 0 < len(differing) <= _MOST_NAMED else run.folder.path.resolve().name
         titles.append(name if len(alike) == 1 else f"{name} ({own})")
     return [

@@ -164,7 +164,7 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
         published_as="conventional" if on_test else "",
         test_classes=_same([each.test_classes for each in held]),
     )
-    if protocol == "mlrc" and not scores[0].soup_of:
+    if protocol == "mlrc":
         models = replace(entry, what=f"mean of {len(scores)} models")
         return [models] if group.ensemble is None else _ensemble_entries(models, group.ensemble)
     if not on_test:
@@ -178,8 +178,6 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
 
 
 def _which(scores: Scores, selection: str) -> str:
-    if scores.soup_of:
-        return "mean of weights"
     if scores.chosen_on_test:
         return "best evaluation"
     return "last epoch" if selection.startswith("last epoch") else "chosen epoch"

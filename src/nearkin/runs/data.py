@@ -85,12 +85,7 @@ def open_own_data(folder: RunFolder, section: DataSection, *, progress: Progress
     except DataError as error:
         if is_benchmark(section.source) or Path(section.source).expanduser().exists():
             raise
-        if folder.is_soup:
-            advice = (
-                f"If the images of {folder.path} have moved, tell the runs that it is a soup of (nearkin train "
-                f"--resume data.source=FOLDER), and make it anew with nearkin soup"
-            )
-        elif folder.split_file.exists():
+        if folder.split_file.exists():
             advice = (
                 f"If the images of {folder.path} have moved, say where to: {folder.resume_command} data.source=FOLDER"
             )

@@ -40,11 +40,6 @@ def train_final(
     ``path``. The folder, by default that of the run with ``-final`` appended, also gets a ``MODEL_CARD.md``.
     """
     chosen = RunFolder.existing(path)
-    if (soup := chosen.soup()) is not None:
-        raise RecipeError(
-            f"{path} is a soup, which was not trained: make a final model of each of its runs "
-            f"({', '.join(part.run for part in soup.parts)}), and a soup of those"
-        )
     scores = chosen.scores()
     recipe = final_recipe(chosen.recipe(), scores, chosen.evaluations())
     if data_root is not None:

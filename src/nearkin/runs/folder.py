@@ -20,12 +20,11 @@ from nearkin.ranks import is_first
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences, located
 from nearkin.runs.environment import Environment
-from nearkin.runs.scores import Scores, Soup
+from nearkin.runs.scores import Scores
 from nearkin.training.state import Evaluation, Event
 
 WRITTEN = (
     "scores.json",
-    "soup.json",
     "environment.json",
     "split.csv",
     "evaluations.csv",
@@ -70,7 +69,6 @@ class RunFolder:
         self.evaluations_file = self.path / "evaluations.csv"
         self.events_file = self.path / "events.json"
         self.scores_file = self.path / "scores.json"
-        self.soup_file = self.path / "soup.json"
         self.encoder_file = self.path / "encoder.safetensors"
         self.card_file = self.path / "MODEL_CARD.md"
         self.checkpoints = self.path / "checkpoints"
@@ -98,11 +96,6 @@ class RunFolder:
     @property
     def is_finished(self) -> bool:
         return self.scores_file.exists()
-
-    @property
-    def is_soup(self) -> bool:
-        """Whether it was not trained, but holds the mean of the weights of other runs."""
-        return self.soup_file.exists()
 
     def begin(self, recipe: Recipe) -> RunFolder:
         """Make the folder of a run that is about to train."""
@@ -230,13 +223,6 @@ class RunFolder:
             )
         return self._read(self.scores_file, lambda text: Scores.from_record(_whole(json.loads(text), dict)), Scores())
 
-    def write_soup(self, soup: Soup) -> None:
-        _write(self.soup_file, json.dumps(dict(soup), indent=2, ensure_ascii=False).encode())
-
-    def soup(self) -> Soup | None:
-        """What it is the mean of; None for a run that was trained."""
-        return self._read(self.soup_file, lambda text: _soup(_whole(json.loads(text), dict)), None)
-
     @property
     def resume_command(self) -> str:
         return f"nearkin train {self.recipe_file} -o {self.path} --resume"
@@ -304,13 +290,6 @@ def _whole(content: Any, kind: type[T]) -> T:
     if not isinstance(content, kind):
         raise ValueError(f"a {kind.__name__} is expected, got {type(content).__name__}")
     return content
-
-
-def _soup(record: Mapping[str, Any]) -> Soup:
-    try:
-        return Soup.from_record(record)
-    except KeyError as error:
-        raise ValueError(f"it has no {error}") from error
 
 
 def _evaluations(text: str) -> list[dict[str, float | None]]:

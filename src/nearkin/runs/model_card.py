@@ -8,7 +8,7 @@ from importlib import metadata
 from nearkin.recipe import Recipe
 from nearkin.runs.environment import Environment
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.scores import FinalOf, Scores, Soup
+from nearkin.runs.scores import FinalOf, Scores
 
 
 def model_card(
@@ -24,7 +24,6 @@ def model_card(
         exported: lines on how to use the file that it was written to, in place of those on the run folder.
     """
     final = scores.final_of is not None or recipe.protocol.name == "everything"
-    soup = folder.soup()
     data, encoder, held = environment.data, recipe.encoder, scores.conditions
     lost = len(data.unreadable)
     dim = encoder.dim or "all the backbone's"
@@ -50,10 +49,8 @@ def model_card(
         "",
         f"- backbone `{encoder.backbone}`, weights at the start: {environment.weights or 'random numbers'}",
         f"- loss `{recipe.objective.name}`, method `{recipe.method.name}`, {scores.epochs:g} epochs of a schedule "
-        f"of {recipe.training.epochs}, seed {held.seed}, {held.hardware}"
-        if soup is None
-        else f"- {_averaged(soup)}",
-        f"- everything else{'' if soup is None else ' of the first of these'} "
+        f"of {recipe.training.epochs}, seed {held.seed}, {held.hardware}",
+        "- everything else "
         + (
             "at the end of this page"
             if exported
@@ -89,12 +86,6 @@ def _use(folder: RunFolder) -> list[str]:
         f"encoder = load_run({str(folder.path)!r}).encoder  # uint8 [B, H, W, 3] → [B, dim]",
         "```",
     ]
-
-
-def _averaged(soup: Soup) -> str:
-    """Which runs it is the mean of, and what became of batch-norm."""
-    runs = ", ".join(f"`{part.run}` ({part.name}, seed {part.seed})" for part in soup.parts)
-    return f"the mean of the {soup.checkpoint} weights of {runs}; batch-norm: {soup.batch_norm}"
 
 
 def _note(scores: Scores) -> str:

@@ -185,12 +185,6 @@ def _admit_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite:
                 f"there is no run in {folder.path} to continue: name its folder with -o, or begin it without --resume"
             )
         return []
-    if folder.is_soup and not overwrite:
-        raise RecipeError(
-            f"{folder.path} is a soup, the mean of the weights of other runs: there is no training to continue. Train "
-            f"those and make it anew with nearkin soup, begin a run in its place with --overwrite, or give another "
-            f"folder with -o"
-        )
     if resume:
         return folder.check_same_recipe(recipe, may_move=True)
     if not overwrite:

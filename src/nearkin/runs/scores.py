@@ -1,13 +1,9 @@
-"""What a finished run reports: its scores, what they hold for, and what they cost. ``scores.json`` in types.
-
-And ``soup.json``: of a run that is the mean of others, which they are.
-"""
+"""What a finished run reports: its scores, what they hold for, and what they cost. ``scores.json`` in types."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -46,7 +42,7 @@ class Conditions:
     training_conditions: str | None = None
     """What was done to the training images, such as a tenth of them used."""
     weights: str | None = None
-    """What the scored weights are, where they are an average of those that trained, over steps or runs."""
+    """What the scored weights are, where they are an average of those that trained."""
     seed: int = 0
     hardware: str = ""
     recipe: str = ""
@@ -101,8 +97,6 @@ class Scores(Record):
     lost_images: Mapping[str, int] = field(default_factory=dict)
     """By split, images that were gone when the run was continued."""
     final_of: FinalOf | None = None
-    soup_of: Sequence[str] = ()
-    """The runs whose mean the weights are (:class:`Soup`); none for a run that was trained."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Scores:
@@ -124,82 +118,19 @@ class Scores(Record):
             "note": self.final_of.note,
             "scores": self.final_of.scores.as_record(),
         }
-        optional = ("lost_images", "final_of", "soup_of")
+        optional = ("lost_images", "final_of")
         return {key: value for key, value in record.items() if value or key not in optional}
 
     @property
     def chosen_on_test(self) -> bool:
-        """Whether the reported epoch is the one with the best test scores, beside which tables put the last.
-
-        A soup has no epochs, and no paper's figure is of it; ``selection`` says by what those of its parts were chosen.
-        """
-        of_an_epoch = not self.soup_of and not self.conditions.selection.startswith("last epoch")
-        return self.conditions.protocol in SELECTED_ON_TEST and of_an_epoch
+        """Whether the reported epoch is the one with the best test scores, beside which tables put the last."""
+        last_epoch = self.conditions.selection.startswith("last epoch")
+        return self.conditions.protocol in SELECTED_ON_TEST and not last_epoch
 
     @property
     def chosen(self) -> Evaluation:
         """The chosen evaluation, empty where there is none."""
         return self.best or {}
-
-
-@dataclass(frozen=True)
-class SoupPart:
-    """One of the runs whose weights a soup is the mean of."""
-
-    run: str
-    objective: str
-    method: str
-    seed: int
-    recipe: str
-    """The hash of its recipe, the seed aside."""
-    test: Mapping[str, float] | None = None
-    """Its scores on the soup's test classes, embedded as for the soup; None without test classes."""
-
-    @property
-    def name(self) -> str:
-        """Loss and, unless it is plain training, method."""
-        return self.objective if self.method == "plain" else f"{self.objective} with {self.method}"
-
-
-@dataclass(frozen=True, eq=False)
-class Soup(Record):
-    """What a soup is the mean of, and what came of it. Also a mapping with the keys of ``soup.json``.
-
-    >>> parts = [SoupPart("a", "vcpa", "plain", 0, "1"), SoupPart("b", "vcpa", "plain", 1, "1")]
-    >>> soup = Soup("best", [*parts, SoupPart("c", "contrastive", "ccp", 0, "2")])
-    >>> soup.title, soup.weights
-    ('soup of 2 × vcpa, contrastive with ccp', 'mean of the weights of 3 runs (seeds 0, 1)')
-    """
-
-    checkpoint: str
-    """``best`` or ``last``: which weights of each part."""
-    parts: Sequence[SoupPart]
-    different_starts: Sequence[str] = ()
-    """Sentences that say which parts began otherwise than the first; without any all began alike."""
-    batch_norm: str = ""
-    """What became of batch-norm's statistics."""
-    test: Mapping[str, float] | None = None
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Soup:
-        parts = [SoupPart(**known_fields(SoupPart, each)) for each in record["parts"]]
-        return cls(**{**known_fields(cls, record), "parts": parts})
-
-    def as_record(self) -> dict[str, Any]:
-        return super().as_record() | {"parts": [dataclasses.asdict(part) for part in self.parts]}
-
-    @property
-    def title(self) -> str:
-        """What it is called in the place of its loss and method."""
-        counts = Counter(part.name for part in self.parts)
-        return f"soup of {', '.join(name if n == 1 else f'{n} × {name}' for name, n in counts.items())}"
-
-    @property
-    def weights(self) -> str:
-        """What its weights are, in every table of its scores."""
-        seeds = sorted({part.seed for part in self.parts})
-        several = f" (seeds {', '.join(map(str, seeds))})" if len(seeds) > 1 else ""
-        return f"mean of the weights of {len(self.parts)} runs{several}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,8 +70,6 @@ class AtTestTime:
     def conditions(self, axes: Axes | None) -> str | None:
         """In words, all that is unusual; every table of scores shows it."""
         said = [as_tested("", self.runs[0].recipe.protocol)]
-        if self.runs[0].folder.is_soup:
-            said.insert(0, "mean of the weights of several runs")
         if len(self.runs) > 1:
             said.append(f"embeddings side by side with those of {', '.join(map(_name, self.runs[1:]))}")
         if axes is not None and (whitening := self.whitening(axes)) is not None:

@@ -188,11 +188,6 @@ def _exported(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 
 def _from_checkpoint(folder: RunFolder, which: str) -> dict[str, torch.Tensor]:
-    if folder.is_soup:
-        raise DataError(
-            f"{folder.path} is a soup: its weights are a mean, in {folder.encoder_file.name} alone, and it has no "
-            f"checkpoints. Leave out --checkpoint, or make it anew with nearkin soup"
-        )
     if not folder.last_checkpoint.exists():
         raise DataError(
             f"{folder.path} has no checkpoint yet: train it with: "

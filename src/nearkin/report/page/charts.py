@@ -115,7 +115,7 @@ def uncertainty_section(groups: Sequence[RunGroup], payload: Payload) -> str:
     return "".join(
         f"<h3>{escape(group.title)}</h3>{_uncertainty(group.runs[0], payload)}"
         for group in groups
-        if group.recipe.objective.name == "vcpa" and group.runs[0].soup is None
+        if group.recipe.objective.name == "vcpa"
     )
 
 

@@ -82,7 +82,7 @@ def cost_section(groups: Sequence[RunGroup]) -> str:
     """Time, images per second and memory."""
     lines = []
     for group in groups:
-        if not group.scores or group.runs[0].soup is not None:  # a soup costs what its runs did
+        if not group.scores:
             continue
         minutes = sum(each.seconds for each in group.scores) >= 600 * len(group.scores)
         unit = (1 / 60, "min") if minutes else (1, "s")
@@ -116,21 +116,16 @@ def reproduce_section(groups: Sequence[RunGroup]) -> str:
         for run in group.runs:
             folder = run.folder
             beside = folder.path.with_name(f"{folder.path.resolve().name}-again")
-            made = ["train", str(folder.recipe_file)]
-            if run.soup is not None:
-                made = ["soup", *(part.run for part in run.soup.parts), "--checkpoint", run.soup.checkpoint]
-            commands.append(shlex.join(["nearkin", *made, "-o", str(beside)]))
-        of = "of the runs that it is the mean of" if group.runs[0].soup else "with the recipe that the run left"
-        body = f"<p>Again, {of}:</p>{code(chr(10).join(commands))}"
+            commands.append(shlex.join(["nearkin", "train", str(folder.recipe_file), "-o", str(beside)]))
+        body = f"<p>Again, with the recipe that the run left:</p>{code(chr(10).join(commands))}"
         environments = [_environment(run.folder) for run in group.runs]
         started = list(dict.fromkeys(each.command for each in environments if each.command))
         if started:
             body += f"<p>As it was started:</p>{code(chr(10).join(started))}"
         seeds = ", ".join(str(run.recipe.training.seed) for run in group.runs)
         hashes = ", ".join(each.recipe for each in environments if each.recipe)
-        recipe = "Recipe of the first of these runs," if group.runs[0].soup else "Recipe"
         body += details(
-            f"{recipe} {hashes}; {'seeds' if len(group.runs) > 1 else 'seed'} {seeds}",
+            f"Recipe {hashes}; {'seeds' if len(group.runs) > 1 else 'seed'} {seeds}",
             code(group.recipe.to_yaml().rstrip()),
         )
         for run, each in zip(group.runs, environments, strict=True):
