@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from nearkin.evaluation.measurement import measure
-from nearkin.evaluation.transductive import Rerank, measure_changed
+from nearkin.evaluation.reranking import Rerank, measure_reranked
 
 SCORES = ["R@1", "MAP@R"]
 
@@ -41,7 +41,7 @@ def measured(side: str, items: int, dim: int, each: int, k: int, threads: int) -
     if side == "plain":
         scores = measure(SCORES, vectors, labels)
     else:
-        scores = measure_changed(SCORES, vectors, labels, change=Rerank(k))
+        scores = measure_reranked(SCORES, vectors, labels, rerank=Rerank(k))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     told = {name: scores[name] for name in SCORES}

@@ -1,15 +1,14 @@
 """What can be done with trained encoders without training: the scores of each switch beside the plain ones.
 
     python benchmarks/test_time.py --runs runs/a runs/b runs/c            # runs of one recipe with several seeds
-    python benchmarks/test_time.py --npz a.npz b.npz --json out.json      # embeddings: train, test, test_labels
+    python benchmarks/test_time.py --npz a.npz b.npz --json out.json      # embeddings: test, test_labels
 
 Shown are the mean over the runs, the mean difference to the plain score and its range over the runs. The settings were
 fixed after a look at 42 of them on validation classes of Glyphs, not by test scores
 (results/2026-11-16-test-time-glyphs-validation-sweep.txt).
-Whitening is learned from training images alone. Expansion and re-ranking look at all
-test images at once (transductive), and their scores compare with no others. The row "side by side" is all runs as one,
-beside the mean of the single ones. Mirror images need runs, as embeddings in a file are what they are. Nothing is
-written unless --json says where.
+Re-ranking looks at all test images at once (transductive), and its scores compare with no others. The row "--with" is
+all runs as one, next to the mean of the single ones. Mirror images need runs, as embeddings in a file are what they
+are. Nothing is written unless --json says where.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from numpy.typing import NDArray
 import nearkin
 from nearkin.evaluation.ensemble import concatenate_embeddings
 from nearkin.evaluation.measurement import measure
-from nearkin.evaluation.transductive import Change, Expand, Rerank, measure_changed
-from nearkin.evaluation.whitening import principal_axes
+from nearkin.evaluation.reranking import Rerank, measure_reranked
 from nearkin.runs.data import open_run_data
 from nearkin.runs.trained import load_run
 
@@ -42,10 +40,9 @@ SCORES = ("R@1", "R@8", "MAP@R")
 
 @dataclass(frozen=True)
 class Embedded:
-    """Embeddings of a run's training images and test images."""
+    """Embeddings of a run's test images."""
 
     name: str
-    train: NDArray[np.float32]
     test: NDArray[np.float32]
     labels: NDArray[np.int64]
 
@@ -56,54 +53,31 @@ def of_run(path: str, flip: bool, device: str | None) -> Embedded:
     assert data.protocol.test is not None, f"{path} has no test classes"
     assert data.protocol.test.gallery is None, f"{path} is tested with a gallery, which this script does not know"
     rows = data.protocol.test.query
-    train, test = (run.embed(data.images.images, each).cpu().numpy() for each in (data.protocol.train_rows, rows))
-    return Embedded(path, train, test, data.images.table.labels[rows])
+    return Embedded(path, run.embed(data.images.images, rows).cpu().numpy(), data.images.table.labels[rows])
 
 
 def of_file(path: str) -> Embedded:
     with np.load(path, allow_pickle=False) as held:
-        train, test = (held[part].astype(np.float32) for part in ("train", "test"))
-        return Embedded(Path(path).stem, train, test, held["test_labels"].astype(np.int64))
+        return Embedded(Path(path).stem, held["test"].astype(np.float32), held["test_labels"].astype(np.int64))
 
 
-def whitened(dim: int | None, shrinkage: float) -> Callable[[Embedded], dict[str, float]]:
-    def scores(each: Embedded) -> dict[str, float]:
-        whitening = principal_axes(each.train).whitening(dim, shrinkage=shrinkage)
-        return measure(SCORES, whitening(each.test), each.labels)
-
-    return scores
-
-
-def changed(change: Change) -> Callable[[Embedded], dict[str, float]]:
-    return lambda each: measure_changed(SCORES, each.test, each.labels, change=change)
+def reranked(k: int) -> Callable[[Embedded], dict[str, float]]:
+    return lambda each: measure_reranked(SCORES, each.test, each.labels, rerank=Rerank(k1=k))
 
 
 def plain(each: Embedded) -> dict[str, float]:
     return measure(SCORES, each.test, each.labels)
 
 
-def settings(dim: int) -> dict[str, Callable[[Embedded], dict[str, float]]]:
-    return {
-        "--whiten": whitened(None, 0.0),
-        "--whiten --shrinkage 0.5": whitened(None, 0.5),
-        f"--whiten-dim {dim // 4}": whitened(dim // 4, 0.0),
-        **{f"--expand {k} (transductive)": changed(Expand(k)) for k in (2, 5, 10)},
-        **{f"--rerank {k} (transductive)": changed(Rerank(k1=k)) for k in (5, 10, 20)},
-    }
-
-
-def side_by_side(several: Sequence[Embedded]) -> Embedded:
-    train, test = (
-        concatenate_embeddings([torch.from_numpy(getattr(each, part)) for each in several]).numpy()
-        for part in ("train", "test")
-    )
-    return Embedded("side by side", train, test, several[0].labels)
+def concatenated(several: Sequence[Embedded]) -> Embedded:
+    test = concatenate_embeddings([torch.from_numpy(each.test) for each in several]).numpy()
+    return Embedded("concatenated", test, several[0].labels)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", default=[], help="run folders, of one recipe with several seeds")
-    parser.add_argument("--npz", nargs="+", default=[], help="files with train, test and test_labels")
+    parser.add_argument("--npz", nargs="+", default=[], help="files with test and test_labels")
     parser.add_argument("--device", help="auto, cpu or cuda; default auto")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures there")
     arguments = parser.parse_args()
@@ -114,13 +88,13 @@ def main() -> None:
     seconds: dict[str, float] = {}
     if arguments.runs:
         found["--flip"] = [plain(of_run(path, True, arguments.device)) for path in arguments.runs]
-    for name, score in settings(several[0].test.shape[1]).items():
-        began = time.process_time()
-        found[name] = [score(each) for each in several]
+    for k in (5, 10, 20):
+        began, name = time.process_time(), f"--rerank {k} (transductive)"
+        found[name] = [reranked(k)(each) for each in several]
         seconds[name] = (time.process_time() - began) / len(several)
     same = len({each.labels.tobytes() for each in several}) == 1
     if len(several) > 1 and same:
-        found[f"--with: {len(several)} side by side"] = [plain(side_by_side(several))]
+        found[f"--with: {len(several)} as one"] = [plain(concatenated(several))]
     setting = {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -128,7 +102,7 @@ def main() -> None:
         "torch": torch.__version__,
         "nearkin": nearkin.__version__,
         "embeddings": [each.name for each in several],
-        "images": {"train": len(several[0].train), "test": len(several[0].test)},
+        "images": len(several[0].test),
         "dim": several[0].test.shape[1],
     }
     print("; ".join(f"{key} {value}" for key, value in setting.items()))

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from nearkin.errors import RecipeError
 from nearkin.evaluation import reranking
-from nearkin.evaluation.reranking import reranked_distances
+from nearkin.evaluation.measurement import measure
+from nearkin.evaluation.reranking import Rerank, measure_reranked, reranked_distances
+from nearkin.evaluation.retrieval import ranking_scores
 
 
 def by_definition(x, k1, k2, weight):
@@ -93,8 +96,74 @@ def test_copies_and_single_images_are_no_trouble():
     assert np.isfinite(all_of(np.zeros((3, 4)))).all()
 
 
-def test_what_cannot_be_is_refused():
+def test_wrong_settings_of_distances_are_refused():
     with pytest.raises(ValueError, match="weight must be between 0 and 1, got 2"):
         next(reranked_distances(np.eye(3), weight=2))
     with pytest.raises(ValueError, match="k1 must be an integer"):
         next(reranked_distances(np.eye(3), k1=0))
+
+
+NAMES = ["R@1", "R@2", "P@R", "MAP@R"]
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 5)
+    return rng.normal(size=(12, 6))[labels] + rng.normal(size=(60, 6)), labels * 7 - 3
+
+
+@pytest.mark.parametrize("rerank", [Rerank(), Rerank(k1=4, k2=2)], ids=str)
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_scores_are_those_of_the_reranked_ranking(data, rerank, with_gallery):
+    x, labels = data
+    queries = np.arange(0, 60, 3) if with_gallery else np.arange(60)
+    found_in = np.setdiff1d(np.arange(60), queries) if with_gallery else queries
+    given = (x[found_in], labels[found_in]) if with_gallery else ()
+    distances = all_of(x[queries], *given[:1], k1=rerank.k1, k2=rerank.k2)
+    hits, num_true = [], []
+    for place, (query, row) in enumerate(zip(queries, distances, strict=True)):
+        order = [g for g in np.argsort(row.round(12), kind="stable") if with_gallery or g != place]
+        hits.append(labels[found_in][order] == labels[query])
+        num_true.append(hits[-1].sum())
+    expected = ranking_scores(np.array(hits), np.array(num_true), recall_at=(1, 2))
+    assert measure_reranked(NAMES, x[queries], labels[queries], *given, rerank=rerank) == pytest.approx(expected)
+
+
+def test_a_query_without_match_is_not_counted(data):
+    x, labels = data
+    labels = np.where(np.arange(60) == 0, 999, labels)
+    assert measure_reranked(["R@1"], x, labels, rerank=Rerank())["queries_without_match"] == 1
+
+
+def test_what_is_no_ranking_stays_as_it_is(data):
+    x, labels = data
+    plain, changed = measure(["R@1", "NMI"], x, labels), measure_reranked(["R@1", "NMI"], x, labels, rerank=Rerank())
+    assert plain["NMI"] == changed["NMI"]
+    assert measure_reranked(["NMI"], x, labels, rerank=Rerank()) == {"NMI": plain["NMI"]}
+
+
+def test_what_it_did_is_said_as_transductive():
+    assert "k1 20, k2 6, weight 0.3 (transductive)" in str(Rerank())
+
+
+def test_what_cannot_be_is_refused(data):
+    for wrong in (lambda: Rerank(k1=0), lambda: Rerank(weight=1.5)):
+        with pytest.raises(RecipeError, match="got"):
+            wrong()
+    with pytest.raises(RecipeError, match="by angle"):
+        measure_reranked(["R@1"], *data, rerank=Rerank(), distance="euclidean")
+
+
+@pytest.mark.gpu
+def test_scores_are_the_same_on_a_gpu(data):
+    rerank = Rerank(k1=4, k2=2)
+    x, labels = data
+    there = torch.from_numpy(x).cuda()
+    assert measure_reranked(NAMES, there, labels, rerank=rerank) == pytest.approx(
+        measure_reranked(NAMES, x, labels, rerank=rerank), nan_ok=True
+    )
+    given = (there[:30], labels[:30], there[30:], labels[30:])
+    assert measure_reranked(NAMES, *given, rerank=rerank) == pytest.approx(
+        measure_reranked(NAMES, x[:30], labels[:30], x[30:], labels[30:], rerank=rerank), nan_ok=True
+    )

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.query_expansion import expand_queries
 from nearkin.evaluation.reranking import reranked_distances
 from nearkin.index import Index, refining
 
@@ -22,21 +21,6 @@ def ids(hits):
     return [hit.id for hit in hits]
 
 
-def test_an_expanded_query_orders_hits_and_leaves_their_scores(index):
-    everything = index.ids()
-    vectors = index.vectors(everything).astype(np.float64)
-    query = np.random.default_rng(0).normal(size=6)
-    query /= np.linalg.norm(query)
-    expected = np.argsort(-(vectors @ expand_queries(query[None], vectors, k=4)[0].numpy()), kind="stable")
-    hits = index.search(query, k=20, expand=4)
-    assert ids(hits) == everything[expected].tolist()
-    plain = {hit.id: hit for hit in index.search(query, k=20)}
-    assert ids(hits) != list(plain)
-    for hit in hits:
-        assert hit.score == pytest.approx(plain[hit.id].score)
-        assert hit.confidence == pytest.approx(plain[hit.id].confidence)
-
-
 def test_hits_are_ordered_by_common_neighbours(index):
     vectors = index.vectors(index.ids())
     query = vectors[3] + 0.3 * np.random.default_rng(1).normal(size=6)
@@ -50,8 +34,8 @@ def test_hits_are_ordered_by_common_neighbours(index):
     assert {hit.id: hit.score for hit in hits} == pytest.approx({hit.id: hit.score for hit in plain})
 
 
-@pytest.mark.parametrize("how", [{"expand": 3}, {"rerank": 5}], ids=["expand", "rerank"])
-def test_pages_filters_groups_and_several_queries_go_with_it(index, how, monkeypatch):
+def test_pages_filters_groups_and_several_queries_go_with_it(index, monkeypatch):
+    how = {"rerank": 5}
     monkeypatch.setattr(refining, "CANDIDATES", 12)
     everything = index.search(4, k=100, **how)
     assert len(everything) == 19
@@ -75,30 +59,26 @@ def test_beyond_the_candidates_the_plain_order_goes_on(index, monkeypatch):
 
 def test_an_empty_index_and_a_single_item_are_no_trouble(model, tmp_path, images):
     empty = Index.create(tmp_path / "empty", model)
-    for how in ({"expand": 3}, {"rerank": 5}):
-        assert empty.search(np.ones(6), **how) == []
+    assert empty.search(np.ones(6), rerank=5) == []
     empty.add(sorted(images.rglob("*.png"))[0])
-    for how in ({"expand": 3}, {"rerank": 5}):
-        assert len(empty.search(np.ones(6), **how)) == 1
+    assert len(empty.search(np.ones(6), rerank=5)) == 1
 
 
 def test_what_cannot_be_is_refused(index):
-    with pytest.raises(RecipeError, match="expand must be a whole number of neighbours of at least 1, got 0"):
-        index.search(1, expand=0)
-    with pytest.raises(RecipeError, match="one of expand and rerank"):
-        index.search(1, expand=1, rerank=1)
+    with pytest.raises(RecipeError, match="got 0"):
+        index.search(1, rerank=0)
 
 
 def test_an_index_refuses_the_same_run_with_other_options_and_loads_its_own(trained, photos, tmp_path):
     import nearkin
 
-    plain, flipped = nearkin.load(trained, device="cpu"), nearkin.load(trained, device="cpu", flip=True, whiten=3)
+    plain, flipped = nearkin.load(trained, device="cpu"), nearkin.load(trained, device="cpu", flip=True, test_size=40)
     made = Index.create(tmp_path / "flipped", flipped)
     made.add(photos)
-    with pytest.raises(DataError, match=r"another encoder .*flip True, whiten 3\)"):
+    with pytest.raises(DataError, match=r"another encoder .*flip True, test_size 40\)"):
         Index.open(tmp_path / "flipped", plain)
     opened = Index.open(tmp_path / "flipped")
     image = sorted(photos.rglob("*.png"))[0]
     assert opened.search(image, k=1)[0].score == pytest.approx(1, abs=1e-5)
     assert opened.model.identity == flipped.identity
-    assert opened.status().model_options == {"flip": True, "whiten": 3}
+    assert opened.status().model_options == {"flip": True, "test_size": 40}

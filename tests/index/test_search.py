@@ -38,7 +38,7 @@ def test_what_is_excluded_of_one_query_is_not_of_another(make):
     queries = np.eye(6)[:2]
     orders = [in_order(vectors, query) for query in queries]
     excluded = [set(orders[0][:3]), set()]
-    found = list(searched.hits(queries, excluded, 5, None, expand=None, rerank=None))
+    found = list(searched.hits(queries, excluded, 5, None, rerank=None))
     assert [hit.id for hit in found[0]][:5] == orders[0][3:8]
     assert [hit.id for hit in found[1]][:5] == orders[1][:5]
 
@@ -46,11 +46,11 @@ def test_what_is_excluded_of_one_query_is_not_of_another(make):
 @pytest.mark.parametrize("wanted", [1, 2, 3])
 def test_a_group_behind_many_hits_of_another_is_found(make, wanted):
     searched, vectors = make(["near"] * 100 + ["far", "farther"])
-    (found,) = searched.hits(np.eye(6)[:1], [set()], wanted, "label", expand=None, rerank=None)
+    (found,) = searched.hits(np.eye(6)[:1], [set()], wanted, "label", rerank=None)
     assert len({hit.label for hit in found}) >= wanted
     assert [hit.id for hit in found] == in_order(vectors, np.eye(6)[0])[: len(found)]
 
 
 def test_nothing_where_no_row_is_allowed(make):
     searched, _ = make(["near"] * 4, np.empty(0, dtype=np.int64))
-    assert list(searched.hits(np.eye(6)[:2], [set(), set()], 3, None, expand=None, rerank=None)) == [[], []]
+    assert list(searched.hits(np.eye(6)[:2], [set(), set()], 3, None, rerank=None)) == [[], []]

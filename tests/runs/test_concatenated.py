@@ -78,5 +78,3 @@ def test_files_without_torch_go_together_too(trained, tmp_path, photos):
     np.testing.assert_allclose(both.encode(image), np.tile(alone.encode(image), 2) / 2**0.5, atol=1e-6)
     with pytest.raises(RecipeError, match="flip cannot be changed in a file"):
         nearkin.load(tmp_path / "a.onnx", flip=True)
-    with pytest.raises(RecipeError, match="is a file: give the run"):
-        nearkin.load(tmp_path / "a.onnx", whiten=True)

@@ -19,7 +19,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from nearkin.cli._app import SEARCH, Device, Json, Runtime, Verbose, app, escape, progress_console
-from nearkin.cli._test_time import Flip, Shrinkage, TestSize, Whiten, WhitenDim, With, whitening_of
+from nearkin.cli._test_time import Flip, TestSize, With
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -95,9 +95,6 @@ def index(
     flip: Flip = None,
     test_size: TestSize = None,
     also: With = None,
-    whiten: Whiten = False,
-    whiten_dim: WhitenDim = None,
-    shrinkage: Shrinkage = 0.0,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -137,8 +134,6 @@ def index(
         device=device,
         flip=flip,
         test_size=test_size,
-        whiten=whitening_of(whiten, whiten_dim, shrinkage),
-        shrinkage=shrinkage,
         runtime=runtime,
     )
     there = (output / "items.sqlite").is_file()

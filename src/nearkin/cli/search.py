@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearkin.cli._app import SEARCH, Device, Json, app, escape
-from nearkin.cli._test_time import Expand, Rerank
+from nearkin.cli._test_time import Rerank
 from nearkin.cli.index import Folder, Where, say
 from nearkin.errors import RecipeError
 
@@ -49,7 +49,6 @@ def search(
     sheet: Annotated[
         Path | None, typer.Option("--sheet", metavar="PNG", help="Also draw what was found into this file.")
     ] = None,
-    expand: Expand = None,
     rerank: Rerank = None,
     run: Run = None,
     device: Device = None,
@@ -84,7 +83,6 @@ def search(
         "min_confidence": min_confidence,
         "offset": offset,
         "crop": shares,
-        "expand": expand,
         "rerank": rerank,
     }
     if images:

@@ -25,16 +25,10 @@ from nearkin.cli._app import (
 )
 from nearkin.cli._recipe import changes_from, recipe_from
 from nearkin.cli._test_time import (
-    Alpha,
-    Expand,
     Flip,
     Rerank,
-    Shrinkage,
     TestSize,
-    Whiten,
-    WhitenDim,
     With,
-    whitening_of,
 )
 from nearkin.errors import RecipeError
 
@@ -179,11 +173,6 @@ def evaluate(
     flip: Flip = None,
     test_size: TestSize = None,
     also: With = None,
-    whiten: Whiten = False,
-    whiten_dim: WhitenDim = None,
-    shrinkage: Shrinkage = 0.0,
-    expand: Expand = None,
-    alpha: Alpha = 3.0,
     rerank: Rerank = None,
     kinds: Kinds = None,
     data_root: DataRoot = None,
@@ -205,25 +194,19 @@ def evaluate(
     Own data given with --data that has no test split of its own is scored whole: every image looks for its like
     among all the others.
 
-    What is done at test time (--flip, --test-size, --with, --whiten, --expand, --rerank) is said below the scores.
-    --expand and --rerank are transductive: they look at all test images at once, as papers with them do, so that their
-    scores do not compare with those without.
+    What is done at test time (--flip, --test-size, --with, --rerank) is named below the scores.
+    --rerank is transductive: it looks at all test images at once, as papers with it do, so that its scores do not
+    compare with those without.
     """
-    from nearkin.evaluation import transductive
+    from nearkin.evaluation.reranking import Rerank as Reranking
     from nearkin.report.run_table import LEGEND, metric_table
     from nearkin.runs.backbone_score import evaluate_backbone
     from nearkin.runs.evaluate import evaluate_run
     from nearkin.training.observers import ConsoleObserver
 
     given = arguments or []
-    change: transductive.Change | None = None if expand is None else transductive.Expand(expand, alpha)
-    if rerank is not None:
-        if change is not None:
-            raise RecipeError("give one of --expand and --rerank, not both")
-        change = transductive.Rerank(k1=rerank)
-    whitening = whitening_of(whiten, whiten_dim, shrinkage)
-    if backbone is not None and (change is not None or also or whitening is not False):
-        raise RecipeError("--with, --whiten, --expand and --rerank go with a run, not with --backbone")
+    if backbone is not None and (rerank is not None or also):
+        raise RecipeError("--with and --rerank go with a run, not with --backbone")
     if backbone is None:
         if weights is not None:
             raise RecipeError("--weights goes with --backbone: a run has weights of its own")
@@ -252,9 +235,7 @@ def evaluate(
                 flip=flip,
                 test_size=test_size,
                 also=also or (),
-                whiten=whitening,
-                shrinkage=shrinkage,
-                change=change,
+                rerank=None if rerank is None else Reranking(k1=rerank),
                 progress=observer.decoding,
                 announce=announce,
             )

@@ -14,9 +14,9 @@ from torch import Tensor
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.measurement import measure
+from nearkin.evaluation.reranking import Rerank, measure_reranked
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
-from nearkin.evaluation.transductive import Change, measure_changed
 from nearkin.recipe.sections import ProtocolSection
 
 Embed = Callable[[NDArray[np.int64]], Tensor]
@@ -242,11 +242,11 @@ class Protocol:
         *,
         distance: Literal["cosine", "euclidean"],
         final: bool = False,
-        change: Change | None = None,
+        rerank: Rerank | None = None,
     ) -> dict[str, float]:
         """What the recipe asks for of a part; when ``final``, also what takes long, and the covering radius.
 
-        ``change`` is done to every ranking before it is scored.
+        ``rerank`` orders every ranking again before it is scored.
         """
         references = part.query if part.gallery is None else part.gallery
         if not _has_a_match(self.table.labels, part):
@@ -259,8 +259,8 @@ class Protocol:
         labels = self.table.labels
         queries = embed(part.query), labels[part.query]
         gallery = () if part.gallery is None else (embed(part.gallery), labels[part.gallery])
-        if change is not None:
-            return measure_changed(names, *queries, *gallery, change=change, distance=distance)
+        if rerank is not None:
+            return measure_reranked(names, *queries, *gallery, rerank=rerank, distance=distance)
         return measure(names, *queries, *gallery, distance=distance, by_all=True)
 
     def _true_labels(self) -> NDArray[np.int64]:

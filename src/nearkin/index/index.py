@@ -20,7 +20,7 @@ from nearkin.index.encoder import check_same_encoder, own_encoder
 from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items, vectors_folder
 from nearkin.index.queries import Arrays, OneQuery, Queries, are_several, combined, query_vectors
-from nearkin.index.refining import check_refinement
+from nearkin.index.refining import check_rerank
 from nearkin.index.results import Classified, Hit, Status, classified, page
 from nearkin.index.search import Searched, SearchOptions
 from nearkin.index.segments import Segments
@@ -239,7 +239,6 @@ class Index:
         min_confidence: float | None = None,
         offset: int = 0,
         crop: Sequence[float] | None = None,
-        expand: int | None = None,
         rerank: int | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
@@ -256,13 +255,12 @@ class Index:
             min_confidence: leave out hits of which it is less likely that they are of the query's kind.
             offset: how many hits to pass over, for the next page.
             crop: search for this part of the image alone: x, y, width and height as shares of it.
-            expand: order hits by the query moved towards its nearest so many (αQE); scores stay the query's own.
             rerank: order the nearest 200 by their k-reciprocal neighbours, k₁ this number; scores stay, too.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
                 raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        check_refinement(expand, rerank, self.distance)
+        check_rerank(rerank, self.distance)
         self._refresh()
         self._check_there([*like, *unlike])
         asked = query_vectors(query, self.dim, lambda: self.model, self.vectors, crop)
@@ -279,7 +277,7 @@ class Index:
         searched = Searched(self._vectors, self._engine, self._items, self.calibration, self.distance, allowed)
         found = [
             page(hits, group_by, min_confidence, offset, k)
-            for hits in searched.hits(vectors, excluded, offset + k, group_by, expand=expand, rerank=rerank)
+            for hits in searched.hits(vectors, excluded, offset + k, group_by, rerank=rerank)
         ]
         return found[0] if asked.is_one else found
 

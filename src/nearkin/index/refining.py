@@ -1,4 +1,4 @@
-"""Hits in another order than by distance to the query: by an expanded query, or by common neighbours.
+"""Hits in another order than by distance to the query: by common neighbours.
 
 Scores stay those of the query itself, which is what confidences were learned for.
 """
@@ -21,17 +21,15 @@ Nearest = Callable[[NDArray[np.float64], int], Ranked]
 """The nearest rows of queries ``[Q, dim]`` and their scores, so many of each."""
 
 
-def check_refinement(expand: int | None, rerank: int | None, distance: str) -> None:
+def check_rerank(rerank: int | None, distance: str) -> None:
     """Refuse what cannot be done."""
-    for name, value in (("expand", expand), ("rerank", rerank)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise RecipeError(f"{name} must be a whole number of neighbours of at least 1, got {value!r}")
-    if expand is not None and rerank is not None:
-        raise RecipeError("give one of expand and rerank, not both")
-    if distance != "cosine" and (expand or rerank):
-        raise RecipeError("expand and rerank are for encoders that compare by angle, and this one compares by distance")
-    if expand or rerank:
-        require_torch("expand" if expand else "rerank")
+    if rerank is None:
+        return
+    if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 1:
+        raise RecipeError(f"rerank must be a whole number of neighbours of at least 1, got {rerank!r}")
+    if distance != "cosine":
+        raise RecipeError("rerank is for encoders that compare by angle, and this one compares by distance")
+    require_torch("rerank")
 
 
 def refined(
@@ -41,33 +39,18 @@ def refined(
     excluded: Sequence[set[int]],
     k: int,
     *,
-    expand: int | None,
     rerank: int | None,
 ) -> Ranked:
     """The first ``k`` of each query ``[Q, dim]`` of length 1, with ``excluded`` items left out; plain without a number.
 
-    ``expand`` searches with the sum of a query and its nearest so many, weighted by their cosine cubed (αQE).
     ``rerank`` orders the nearest :data:`CANDIDATES` by k-reciprocal neighbours among them, k₁ the number given.
     """
-    if expand is None and rerank is None:
+    if rerank is None:
         return nearest(queries, k)
-    first = _without(nearest(queries, max(expand or CANDIDATES, k) + max(map(len, excluded), default=0)), excluded)
-    if rerank is not None:
-        return [
-            _reranked(query, rows, scores, vectors, rerank)
-            for query, (rows, scores) in zip(queries, first, strict=True)
-        ]
-    import torch
-
-    from nearkin.evaluation.query_expansion import expanded
-
-    moved = np.empty_like(queries)
-    for place, (rows, scores) in enumerate(first):
-        found = torch.from_numpy(vectors.take(rows[:expand]).astype(np.float64))
-        query = torch.from_numpy(queries[place : place + 1])
-        moved[place] = expanded(query, found[None], torch.from_numpy(scores[:expand])[None])[0].numpy()
-    again = _without(nearest(moved, k + max(map(len, excluded), default=0)), excluded)
-    return [(rows, (vectors.take(rows) * query).sum(axis=1)) for query, (rows, _) in zip(queries, again, strict=True)]
+    first = _without(nearest(queries, max(CANDIDATES, k) + max(map(len, excluded), default=0)), excluded)
+    return [
+        _reranked(query, rows, scores, vectors, rerank) for query, (rows, scores) in zip(queries, first, strict=True)
+    ]
 
 
 def _without(ranked: Ranked, excluded: Sequence[set[int]]) -> Ranked:

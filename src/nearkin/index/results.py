@@ -60,7 +60,7 @@ class Status:
     encoder: str
     model: str
     model_options: Mapping[str, Any]
-    """What was asked of it beside its path: mirror images, whitening, other runs beside it."""
+    """What was asked of it beside its path: mirror images, the size of crops, other runs next to it."""
     engine: Mapping[str, Any]
     calibration: Calibration | None
 

@@ -29,7 +29,6 @@ class SearchOptions(TypedDict, total=False):
     min_confidence: float | None
     offset: int
     crop: Sequence[float] | None
-    expand: int | None
     rerank: int | None
 
 
@@ -52,7 +51,6 @@ class Searched:
         wanted: int,
         group_by: str | None,
         *,
-        expand: int | None,
         rerank: int | None,
     ) -> Iterator[list[Hit]]:
         """For each query ``[Q, dim]`` as many hits as it takes to show ``wanted``, or all there are.
@@ -66,7 +64,7 @@ class Searched:
             return
 
         def ranked(some: NDArray[np.float64], out: Sequence[set[int]], depth: int) -> Ranked:
-            return refined(self._nearest, self.vectors, some, out, depth, expand=expand, rerank=rerank)
+            return refined(self._nearest, self.vectors, some, out, depth, rerank=rerank)
 
         depth = wanted + max(map(len, excluded), default=0)
         for query, out, found in zip(queries, excluded, ranked(queries, excluded, depth), strict=True):

@@ -46,7 +46,6 @@ def concatenated(models: Sequence[Model]) -> Model:
         embed=embed,
         prepare=prepare,
         held_out=held_out,
-        training=first.training,
         options={**first.options, "also": others},
     )
 

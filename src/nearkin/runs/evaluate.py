@@ -14,9 +14,9 @@ from nearkin.data.folder import Kinds
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
-from nearkin.evaluation.transductive import Change
+from nearkin.evaluation.reranking import Rerank
 from nearkin.recipe import ProtocolSection
-from nearkin.runs.data import SCORED, Progress, RunData, open_data, open_run_data
+from nearkin.runs.data import SCORED, Progress, open_data, open_run_data
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.scores import Evaluated
@@ -38,9 +38,7 @@ def evaluate_run(
     flip: bool | None = None,
     test_size: int | None = None,
     also: Sequence[str | Path] = (),
-    whiten: bool | int = False,
-    shrinkage: float = 0.0,
-    change: Change | None = None,
+    rerank: Rerank | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Evaluated:
@@ -53,19 +51,16 @@ def evaluate_run(
 
     What else may be done with a trained encoder, all of which ``conditions`` and ``test_time`` name: ``flip`` and
     ``test_size`` take the place of the run's own (recipe keys of the protocol); embeddings are those of the run and of
-    the runs ``also`` side by side; ``whiten`` and ``shrinkage`` are those of :func:`nearkin.load`, learned from
-    the run's training images alone; ``change`` is done to the rankings, and needs all test images at once
-    (:class:`~nearkin.evaluation.transductive.Expand`, :class:`~nearkin.evaluation.transductive.Rerank`).
+    the runs ``also``, concatenated; ``rerank`` orders rankings again and needs all test images at once
+    (:class:`~nearkin.evaluation.reranking.Rerank`).
     """
     runs = [load_run(each, which=which, device=device, flip=flip, test_size=test_size) for each in (path, *also)]
-    at_test_time = AtTestTime(runs, whiten, shrinkage, change)
+    at_test_time = AtTestTime(runs, rerank)
     run, *others = runs
-
-    def open_own() -> RunData:
-        return open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
-
     if data is None:
-        own = ranks.first_on_each_machine(open_own)
+        own = ranks.first_on_each_machine(
+            lambda: open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
+        )
         opened, protocol = own.images, own.protocol
         part = protocol.test
     else:
@@ -86,14 +81,12 @@ def evaluate_run(
         if announce is not None:
             announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
         trained_on = _trained_on(run.folder, opened, part)
-    axes = at_test_time.axes(lambda: own if data is None else ranks.first_on_each_machine(open_own))
-    whitening = at_test_time.whitening(axes)
     scores = protocol.score(
         part,
-        lambda rows: at_test_time.embed(opened.images, rows, whitening),
-        distance=run.encoder.distance if whitening is None else "cosine",
+        lambda rows: at_test_time.embed(opened.images, rows),
+        distance=run.encoder.distance,
         final=True,
-        change=change,
+        rerank=rerank,
     )
     scores = ranks.from_first(lambda: scores)
     rows = part.query
@@ -111,8 +104,8 @@ def evaluate_run(
         trained_on=trained_on,
         hardware=describe_hardware(run.device),
         note="; ".join(filter(None, notes)) or None,
-        conditions=at_test_time.conditions(axes),
-        test_time=at_test_time.record(axes),
+        conditions=at_test_time.conditions(),
+        test_time=at_test_time.record(),
         scores=scores,
     )
 

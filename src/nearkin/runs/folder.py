@@ -41,7 +41,6 @@ WRITTEN = (
     *(f"plots/{name}.{kind}" for name in plot_names() for kind in PLOT_FORMATS),
     "moments.npz",
     "test_embeddings-*.npy",
-    "whitening-*.npz",
     "study.json",
     "output.log",
     "recipe.yaml",

@@ -54,8 +54,6 @@ class Model:
     """Told before so many images are embedded, so that what pays for many can be made ready."""
     held_out: Callable[[], HeldOut | None] = lambda: None
     """Embeds what can be found of the classes that it was tested on, or says None where there are none."""
-    training: Callable[[], Images | None] = lambda: None
-    """The images that it was trained on, or None where they cannot be found."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What :func:`load` was told beside the path, as far as it changes vectors; JSON can hold it."""
 
@@ -81,8 +79,6 @@ def load(
     device: str | None = None,
     flip: bool | None = None,
     test_size: int | None = None,
-    whiten: bool | int = False,
-    shrinkage: float = 0.0,
     runtime: str = "auto",
 ) -> Model:
     """The model at ``path``: a run folder, or a file that ``nearkin export`` wrote; or several as one.
@@ -96,9 +92,6 @@ def load(
         device: where a run computes.
         flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
         test_size: side of the crops in pixels; default: as the run was scored.
-        whiten: PCA-whitening learned from the run's training images (with several, of the first run's); a number says
-            to how many dimensions.
-        shrinkage: of the variances, from 0, plain whitening, to 1, which leaves their proportions.
         runtime: what computes a run's vectors on a CPU: ``torch``; ``onnx``, for which the run's folder gets a file
             once; or ``auto``, onnxruntime where that file is there or pays. Vectors differ by rounding, less than 1e-5.
     """
@@ -111,17 +104,8 @@ def load(
         models = [
             load(one, which=which, device=device, flip=flip, test_size=test_size, runtime=runtime) for one in paths
         ]
-        model = models[0] if len(models) == 1 else concatenated(models)
-    else:
-        model = _load_one(path, which, device, {"flip": flip, "test_size": test_size}, runtime)
-    if whiten is False:
-        if shrinkage:
-            raise RecipeError("shrinkage is of whitening: ask for that too")
-        return model
-    require_torch("whitening")
-    from nearkin.runs.whitened import whitened
-
-    return whitened(model, None if whiten is True else whiten, shrinkage=shrinkage)
+        return models[0] if len(models) == 1 else concatenated(models)
+    return _load_one(path, which, device, {"flip": flip, "test_size": test_size}, runtime)
 
 
 def load_again(

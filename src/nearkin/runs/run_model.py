@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from nearkin.data.cache import Images, SelectedImages
 from nearkin.errors import DataError
 from nearkin.exports.runtime import RunEmbedding
 from nearkin.notices import notices_told_to
-from nearkin.runs.data import RunData, open_own_data, split_as_stored
+from nearkin.runs.data import open_own_data, split_as_stored
 from nearkin.runs.model import HeldOut, Model
 from nearkin.runs.trained import TrainedRun
 from nearkin.training.build import data_of
@@ -34,7 +33,6 @@ def model_of_run(run: TrainedRun, runtime: str = "auto") -> Model:
         embed=embed,
         prepare=embed.prepare,
         held_out=lambda: _held_out(run),
-        training=lambda: _training(run),
     )
 
 
@@ -60,25 +58,15 @@ def identity_of(run: TrainedRun) -> str:
     return digest.hexdigest()[:32]
 
 
-def _data(run: TrainedRun, split: str) -> RunData | None:
-    """The run's images, as far as they are there; None where they cannot be found any more."""
-    section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
-    try:
-        return split_as_stored(run.folder, run.recipe, open_own_data(run.folder, section), scored=(split,))
-    except DataError:
-        return None
-
-
-def _training(run: TrainedRun) -> Images | None:
-    data = _data(run, "train")
-    return None if data is None else SelectedImages(data.images.images, data.protocol.train_rows)
-
-
 def _held_out(run: TrainedRun) -> HeldOut | None:
     """The run's test images, or some of them; None where it has none or they cannot be found any more."""
-    with notices_told_to(lambda _: None):  # what has become of the run's images is nothing to whoever searches
-        data = _data(run, "test")
-    if data is None or data.protocol.test is None:
+    section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
+    try:
+        with notices_told_to(lambda _: None):  # what has become of the run's images is nothing to whoever searches
+            data = split_as_stored(run.folder, run.recipe, open_own_data(run.folder, section), scored=("test",))
+    except DataError:
+        return None
+    if data.protocol.test is None:
         return None
     rows, table = np.unique(data.protocol.test.rows), data.images.table
     # Whole classes, since it takes two of one to be the same kind.

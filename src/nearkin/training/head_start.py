@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from nearkin import ranks
-from nearkin.errors import TrainingError
-from nearkin.evaluation.whitening import principal_axes
+from nearkin.errors import DataError, TrainingError
 from nearkin.training.state import TrainingState
 
 MOST_IMAGES = 10_000
@@ -37,12 +37,30 @@ def start_head(state: TrainingState) -> None:
     )
     if not features.isfinite().all():
         raise TrainingError("the backbone's features of the training images are not finite: are its weights damaged?")
-    axes = ranks.from_first(lambda: principal_axes(features.cpu().numpy()))
+    mean, axes = ranks.from_first(lambda: principal_axes(features.cpu().numpy()))
     kept = min(head.out_features, head.in_features)
     directions = torch.zeros(head.weight.shape, dtype=torch.float64)
-    directions[:kept] = torch.from_numpy(axes.directions[:, :kept].T) * (head.weight.norm().item() / math.sqrt(kept))
+    directions[:kept] = torch.from_numpy(axes[:, :kept].T) * (head.weight.norm().item() / math.sqrt(kept))
     head.weight.copy_(directions)
     if head.bias is not None:
-        head.bias.copy_(-directions @ torch.from_numpy(axes.mean))
+        head.bias.copy_(-directions @ torch.from_numpy(mean))
     if state.average is not None:
         state.average.encoder.head.load_state_dict(head.state_dict())
+
+
+def principal_axes(vectors: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean ``[D]`` and principal axes, the columns of ``[D, D]``, of ``vectors [N, D]``: those of most variance first.
+
+    Computed in float64. The sign of an axis is such that its largest number is positive.
+
+    >>> mean, axes = principal_axes(np.array([[0.0, 3.0], [0.0, -3.0], [1.0, 0.0], [-1.0, 0.0]]))
+    >>> axes.tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    if len(vectors) < 2:
+        raise DataError(f"at least two training images are needed to learn how they differ, got {len(vectors)}")
+    mean = vectors.mean(axis=0, dtype=np.float64)
+    centred = vectors - mean
+    axes = np.linalg.eigh(centred.T @ centred / len(vectors))[1][:, ::-1]
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0)
+    return mean, axes * np.where(largest < 0, -1.0, 1.0)
