@@ -25,7 +25,7 @@ from PIL import Image, ImageColor
 from playwright.sync_api import sync_playwright
 
 import nearkin
-from nearkin.report.plots import neighbours
+from nearkin.report.figures import neighbours
 from nearkin.runs.folder import RunFolder
 from nearkin.serving.app import create_app
 

@@ -42,10 +42,10 @@ PLOT_FORMATS = ("png", "pdf", "svg")
 
 
 def plot_names() -> list[str]:
-    """What ``nearkin plot`` can draw, a file of ``report/plots`` each; they are not imported, only looked for.
+    """What ``nearkin plot`` can draw, a file of ``report/figures`` each; they are not imported, only looked for.
 
     >>> plot_names()[:2]
     ['certainty', 'covering']
     """
-    folder = Path(__file__).parent / "report" / "plots"
+    folder = Path(__file__).parent / "report" / "figures"
     return sorted(file.stem.replace("_", "-") for file in folder.glob("[!_]*.py"))

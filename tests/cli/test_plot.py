@@ -200,8 +200,8 @@ def test_the_same_run_twice_is_one_run(nearkin, copied, monkeypatch):
 ADDED = '''
 """How long a run's recipe is."""
 
-from nearkin.report.plots._runs import one_by_one
-from nearkin.report.plots._style import new_figure
+from nearkin.report.figures._runs import one_by_one
+from nearkin.report.figure_style import new_figure
 
 
 def draw(runs):
@@ -227,7 +227,7 @@ print(sorted(os.listdir("vcpa/plots")))
 def test_a_picture_is_added_by_its_file_alone(copied):
     """It is offered, listed, drawn, and cleared away with its run; what else lies beside it stays."""
     shutil.copytree(Path(package.__file__).parent, copied / "nearkin", ignore=shutil.ignore_patterns("__pycache__"))
-    (copied / "nearkin" / "report" / "plots" / "recipe_length.py").write_text(ADDED)
+    (copied / "nearkin" / "report" / "figures" / "recipe_length.py").write_text(ADDED)
     plots = copied / "vcpa" / "plots"
     plots.mkdir()
     (plots / "recipe-length-old.svg").write_text("mine")

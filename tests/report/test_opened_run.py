@@ -12,7 +12,7 @@ from PIL import Image
 from nearkin.errors import DataError
 from nearkin.notices import Notice
 from nearkin.recipe import Recipe
-from nearkin.report.opened_run import CannotDrawError, Look, OpenedRun, open_runs, whole_classes
+from nearkin.report.opened_run import CannotDrawError, OpenedRun, ViewOptions, open_runs, whole_classes
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.state import Silent
@@ -77,7 +77,7 @@ def pretend_best(folder, step):
 def test_proxies_are_those_of_the_checkpoint_and_belong_to_the_tables_classes(made, tmp_path, checkpoint):
     folder = shutil.copytree(made / "anchor", tmp_path / "run")
     last = pretend_best(folder, 2)
-    opened = OpenedRun(folder, Look(checkpoint=checkpoint))
+    opened = OpenedRun(folder, ViewOptions(checkpoint=checkpoint))
     saved = last["objective"]["bank.vectors"].numpy() * (-1 if checkpoint == "best" else 1)
     expected = saved / np.linalg.norm(saved, axis=2, keepdims=True)
     assert opened.step == (2 if checkpoint == "best" else 4)
@@ -95,7 +95,7 @@ def test_ccps_own_proxies_are_shown_with_the_weights_they_were_saved_with(made, 
     assert opened.proxies is None
     assert opened.step == 1
     shown = opened.at_proxies
-    assert (shown.step, shown.look.checkpoint) == (4, "last")
+    assert (shown.step, shown.view.checkpoint) == (4, "last")
     saved = last["method"]["bank"]["vectors"]
     assert np.allclose(shown.proxies.vectors, saved / saved.norm(dim=2, keepdim=True), atol=1e-6)
     for name, weight in shown.trained.encoder.state_dict().items():
@@ -106,7 +106,7 @@ def test_anchors_that_are_images_are_embedded_anew(made, tmp_path):
     options = ["method.steps_per_problem=9", "method.proxies_per_class=2", "method.pool_size=3"]
     ccp = ["objective.name=contrastive", "training.sampler=balanced", "method.name=ccp", *options]
     folder = train(tmp_path / "run", made / "data", *ccp, "method.anchors=samples")
-    opened = OpenedRun(folder, Look(checkpoint="last"))
+    opened = OpenedRun(folder, ViewOptions(checkpoint="last"))
     rows = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["method"]["anchor_rows"]
     embedded = opened.embed(opened.protocol.train_rows[rows[3].numpy()])
     assert torch.allclose(opened.proxies.vectors[3], embedded, atol=1e-6)

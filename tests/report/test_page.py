@@ -18,12 +18,12 @@ from PIL import Image
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.report import page
-from nearkin.report.opened_run import Look, OpenedRun
+from nearkin.report.opened_run import OpenedRun, ViewOptions
 from nearkin.report.page import _parts, write_report
 from nearkin.report.page.differences import differences_section, held_against_base
 from nearkin.report.run_groups import gather_runs
 
-CPU = Look(device="cpu", classes=4)
+CPU = ViewOptions(device="cpu", classes=4)
 
 
 class Read(HTMLParser):
@@ -65,7 +65,7 @@ class Read(HTMLParser):
 def whole(four_runs, tmp_path_factory):
     """A report on four runs: the file's text, what was written about it, and the page read."""
     file = tmp_path_factory.mktemp("page") / "report.html"
-    written = write_report(four_runs, file, title="Runs & <b>more</b>", look=CPU)
+    written = write_report(four_runs, file, title="Runs & <b>more</b>", view=CPU)
     text = file.read_text(encoding="utf-8")
     return text, written, Read(text)
 
@@ -89,7 +89,7 @@ def test_every_section_that_applies_is_there_and_no_other(whole, four_runs, tmp_
     ]
     links = [attributes["href"] for attributes in read.all("a")]
     assert links == [f"#{name}" for name in read.sections()]
-    write_report(four_runs[:1], tmp_path / "one.html", look=CPU)
+    write_report(four_runs[:1], tmp_path / "one.html", view=CPU)
     alone = Read((tmp_path / "one.html").read_text(encoding="utf-8"))
     assert {"covering", "uncertainty"}.isdisjoint(alone.sections())
 
@@ -194,7 +194,7 @@ def test_scores_before_training_stand_beside_those_after(whole, four_runs, tmp_p
     assert headings == ["score", "proxy_anchor", "vcpa", "contrastive with ccp"]
     (line,) = re.findall(r'<th scope="row">R@1</th>(.*?)</tr>', table)
     assert line.startswith(f"<td class=number>{before:.1f} → {after:.1f}</td>")
-    alone = write_report(four_runs[2:3], tmp_path / "one.html", look=CPU).file.read_text(encoding="utf-8")
+    alone = write_report(four_runs[2:3], tmp_path / "one.html", view=CPU).file.read_text(encoding="utf-8")
     (line,) = re.findall(r'<th scope="row">MAP@R</th>(.*?)</tr>', alone.partition("Before and after training")[2])
     before, after = (100 * runs[2][which]["MAP@R"] for which in ("untrained", "test"))
     change = f"{after - before:+.1f}".replace("-", "−")
@@ -273,7 +273,7 @@ def test_the_page_names_the_projection_that_was_computed(whole, four_runs, tmp_p
     assert "principal components" not in text
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    written = write_report(four_runs[:1], tmp_path / "page.html", look=CPU)
+    written = write_report(four_runs[:1], tmp_path / "page.html", view=CPU)
     text = written.file.read_text(encoding="utf-8")
     assert "In a map by t-SNE" not in text
     assert "A map by principal components shows" in text
@@ -303,7 +303,7 @@ def test_a_page_that_cannot_be_written_is_told_in_a_line(write_run, tmp_path, mo
 
 def test_a_page_that_is_full_says_so(four_runs, tmp_path, monkeypatch):
     monkeypatch.setattr(_parts, "IMAGE_BUDGET", 3000)
-    written = write_report(four_runs[:1], tmp_path / "full.html", look=CPU)
+    written = write_report(four_runs[:1], tmp_path / "full.html", view=CPU)
     read = Read(written.file.read_text(encoding="utf-8"))
     assert sum(map(len, read.payload["images"])) <= 3000
     assert 0 < written.images < 20
@@ -342,7 +342,7 @@ def test_runs_on_different_data_have_sections_of_their_own(four_runs, squares, t
     recipe = tmp_path / "second" / "recipe.yaml"
     text = recipe.read_text(encoding="utf-8")
     recipe.write_text(text.replace(str(root / "squares.csv"), str(other)), encoding="utf-8")
-    written = write_report([four_runs[0], tmp_path / "second"], tmp_path / "both.html", look=CPU)
+    written = write_report([four_runs[0], tmp_path / "second"], tmp_path / "both.html", view=CPU)
     names = Read(written.file.read_text(encoding="utf-8")).sections()
     assert {"curves-1", "curves-2", "neighbours-1", "neighbours-2"} <= set(names)
     assert names.count("scores") == 1
@@ -351,7 +351,7 @@ def test_runs_on_different_data_have_sections_of_their_own(four_runs, squares, t
 def test_a_run_that_is_not_finished_has_its_curves(four_runs, tmp_path):
     shutil.copytree(four_runs[0], tmp_path / "begun")
     (tmp_path / "begun" / "scores.json").unlink()
-    written = write_report([tmp_path / "begun"], look=CPU)
+    written = write_report([tmp_path / "begun"], view=CPU)
     names = Read(written.file.read_text(encoding="utf-8")).sections()
     assert "curves" in names
     assert "neighbours" in names

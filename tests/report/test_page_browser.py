@@ -10,7 +10,7 @@ from html import unescape
 import pytest
 
 from nearkin.report import page
-from nearkin.report.opened_run import Look
+from nearkin.report.opened_run import ViewOptions
 from nearkin.report.page import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -70,7 +70,7 @@ def opened(file, folder, *options):
 @pytest.fixture(scope="module")
 def report(four_runs, tmp_path_factory):
     file = tmp_path_factory.mktemp("browser") / "report.html"
-    return write_report(four_runs, file, look=Look(device="cpu", classes=4)).file
+    return write_report(four_runs, file, view=ViewOptions(device="cpu", classes=4)).file
 
 
 def test_the_script_runs_without_errors_and_draws_every_chart(report, tmp_path):
@@ -90,7 +90,7 @@ def test_the_script_runs_without_errors_and_draws_every_chart(report, tmp_path):
 def test_a_person_can_point_tap_hide_and_sort(four_runs, tmp_path, monkeypatch, width):
     asset = page._asset
     monkeypatch.setattr(page, "_asset", lambda name: asset(name) + (PERSON if name == "page.js" else ""))
-    file = write_report(four_runs, tmp_path / "report.html", look=Look(device="cpu", classes=4)).file
+    file = write_report(four_runs, tmp_path / "report.html", view=ViewOptions(device="cpu", classes=4)).file
     _, root = opened(file, tmp_path / "profile", f"--window-size={width},900")
     assert root["errors"] == ""
     assert root["map-image"] == "data:image/"

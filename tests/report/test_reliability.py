@@ -11,13 +11,13 @@ from PIL import Image
 
 from nearkin.errors import DataError
 from nearkin.index.calibration import Bin, Calibration, fit
-from nearkin.report import plots, reliability
-from nearkin.report.opened_run import Look, OpenedRun, open_runs
+from nearkin.report import figures, reliability
+from nearkin.report.figures import reliability as picture
+from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
 from nearkin.report.page import write_report
-from nearkin.report.plots import reliability as picture
 from nearkin.report.reliability import draw_reliability, reliability_of_run
 
-CPU = Look(device="cpu", classes=4)
+CPU = ViewOptions(device="cpu", classes=4)
 
 
 def test_dots_stand_where_hits_were_right(tmp_path, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_run_without_anything_held_out_has_none(squares):
 
 
 def test_the_picture_of_a_run(validated, tmp_path):
-    (drawn,) = list(plots.draw_plots([validated], only=["reliability"], output=tmp_path, look=CPU))
+    (drawn,) = list(figures.draw_plots([validated], only=["reliability"], output=tmp_path, view=CPU))
     assert drawn.file.stat().st_size > 1000
     runs = open_runs([validated], CPU)
     with matplotlib.rc_context():
@@ -113,7 +113,7 @@ def test_the_picture_of_a_run(validated, tmp_path):
 
 
 def test_the_report_shows_the_curve_and_the_brier_score(validated, tmp_path):
-    text = write_report([validated], tmp_path / "report.html", look=CPU).file.read_text()
+    text = write_report([validated], tmp_path / "report.html", view=CPU).file.read_text()
     found = reliability_of_run(OpenedRun(validated, CPU))
     section = text[text.index('<section id="confidence">') :].partition("</section>")[0]
     assert f"{found.brier:.3f}" in section

@@ -55,10 +55,10 @@ def plot(
     uncertainty, closest and farthest classes, CCP's covering radius and sub-problems, similarities to the proxies, and
     nearest neighbours. What a run has nothing to show in is named with the reason.
     """
-    from nearkin.report.plots import WITH_MAPS, Look, Written, draw_plots, without_tsne
+    from nearkin.report.figures import WITH_MAPS, ViewOptions, Written, draw_plots, without_tsne
     from nearkin.training.observers import ConsoleObserver
 
-    look = Look(
+    view = ViewOptions(
         checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root, data=data, classes_by=by
     )
     console, errors = Console(), Console(stderr=True)
@@ -70,7 +70,7 @@ def plot(
             only=names_in(only) or (),
             output=output,
             file_format=file_format,
-            look=look,
+            view=view,
             progress=observer.decoding,
         ):
             if isinstance(drawn, Written):

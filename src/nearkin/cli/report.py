@@ -50,13 +50,13 @@ def report(
     worst queries, what the method did, cost, and the recipe, environment and command of every run. Runs that differ
     only in their seed are put together.
     """
-    from nearkin.report.opened_run import Look
+    from nearkin.report.opened_run import ViewOptions
     from nearkin.report.page import write_report
     from nearkin.training.observers import ConsoleObserver
 
-    look = Look(classes=classes, seed=seed, device=device, data_root=data_root, data=data)
+    view = ViewOptions(classes=classes, seed=seed, device=device, data_root=data_root, data=data)
     with ConsoleObserver(progress_console(verbose)) as observer:
-        written = write_report(runs, output, title=title, look=look, progress=observer.decoding)
+        written = write_report(runs, output, title=title, view=view, progress=observer.decoding)
     if as_json:
         print(
             json.dumps(

@@ -1,5 +1,5 @@
 """Reports: what a run found, for people to look at."""
 
-from nearkin.report.plots.neighbours import draw_neighbours
+from nearkin.report.figures.neighbours import draw_neighbours
 
 __all__ = ["draw_neighbours"]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from nearkin.data.images import decode
 from nearkin.index import Hit, Index
-from nearkin.report.plots._style import PLAIN, STYLE, new_figure, save_figure, shorten, show_image
+from nearkin.report.figure_style import PLAIN, STYLE, new_figure, save_figure, shorten, show_image
 
 _COLUMNS, _MOST, _MOST_GROUPS = 10, 60, 40
 _SIDE = 192

@@ -117,10 +117,10 @@ def list_backbones() -> Listing:
 def list_plots() -> Listing:
     """The pictures that ``nearkin plot`` draws."""
     intro = (
-        "Read off the files in `src/nearkin/report/plots/` by `nearkin plots --markdown > docs/plots.md`. The name is\n"
-        "what `nearkin plot --only` takes."
+        "Read off the files in `src/nearkin/report/figures/` by `nearkin plots --markdown > docs/plots.md`. The name\n"
+        "is what `nearkin plot --only` takes."
     )
-    modules = {name: f"nearkin.report.plots.{name.replace('-', '_')}" for name in plot_names()}
+    modules = {name: f"nearkin.report.figures.{name.replace('-', '_')}" for name in plot_names()}
     records = tuple(
         {"name": name, "summary": summary_of(importlib.import_module(path))} for name, path in modules.items()
     )

@@ -40,7 +40,7 @@ class CannotDrawError(DataError):
 
 
 @dataclass(frozen=True)
-class Look:
+class ViewOptions:
     """What to look at: the same for every run that is opened."""
 
     checkpoint: str = "best"
@@ -96,12 +96,12 @@ class OpenedRun:
     def __init__(
         self,
         path: str | Path,
-        look: Look | None = None,
+        view: ViewOptions | None = None,
         *,
         images_store: dict[object, OpenedImages] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.look = look or Look()
+        self.view = view or ViewOptions()
         self.folder = RunFolder.existing(path)
         self.recipe: Recipe = self.folder.recipe()
         place, method = self.folder.path.expanduser().resolve(), self.recipe.method.name
@@ -158,10 +158,10 @@ class OpenedRun:
     @cached_property
     def _run_data(self) -> RunData:
         section = data_of(self.recipe)
-        if self.look.data_root is not None:
-            section = replace(section, root=str(self.look.data_root))
-        if self.look.data is not None:
-            section = replace(section, source=self.look.data)
+        if self.view.data_root is not None:
+            section = replace(section, root=str(self.view.data_root))
+        if self.view.data is not None:
+            section = replace(section, source=self.view.data)
         if section not in self._images_store:
             try:
                 self._images_store[section] = open_data(with_root_found(section), progress=self._progress)
@@ -179,7 +179,7 @@ class OpenedRun:
 
     @cached_property
     def trained(self) -> TrainedRun:
-        return load_run(self.folder.path, which=self.look.checkpoint, device=self.look.device)
+        return load_run(self.folder.path, which=self.view.checkpoint, device=self.view.device)
 
     @cached_property
     def training_classes(self) -> NDArray[np.int64]:
@@ -233,8 +233,8 @@ class OpenedRun:
         """This run, or the same at its last checkpoint where only that one has proxies: CCP's own are kept there."""
         if self.bank is not None or self._last["method"].get("bank") is None or self.step == self._last["step"]:
             return self
-        look = replace(self.look, checkpoint="last")
-        last = OpenedRun(self.folder.path, look, images_store=self._images_store, progress=self._progress)
+        view = replace(self.view, checkpoint="last")
+        last = OpenedRun(self.folder.path, view, images_store=self._images_store, progress=self._progress)
         last.label, last.family = self.label, self.family
         return last
 
@@ -291,17 +291,17 @@ class OpenedRun:
     def examples(self, label: int, count: int) -> list[int]:
         """Rows of ``count`` training images of a class; whoever asks for more gets the same ones and others."""
         rows = self.protocol.train_rows[self.data.table.labels[self.protocol.train_rows] == label]
-        rng = np.random.Generator(np.random.Philox([self.look.seed, label]))
+        rng = np.random.Generator(np.random.Philox([self.view.seed, label]))
         return rng.permutation(rows)[:count].tolist()  # type: ignore[no-any-return]
 
     def random(self) -> np.random.Generator:
         """A fresh stream, the same for every run that is opened with the same seed."""
-        return np.random.Generator(np.random.Philox(self.look.seed))
+        return np.random.Generator(np.random.Philox(self.view.seed))
 
     def sample(self, rows: NDArray[np.int64], limit: int, *, at_least: int | None = None) -> Sample:
         """Table rows, embedded; of more than ``limit`` some whole classes, as many as a map shows or ``at_least``."""
         labels = self.data.table.labels
-        rows = whole_classes(rows, labels, self.random(), limit=limit, at_least=at_least or self.look.classes)
+        rows = whole_classes(rows, labels, self.random(), limit=limit, at_least=at_least or self.view.classes)
         return Sample(rows, labels[rows], self.embed(rows))
 
     @cached_property
@@ -313,7 +313,7 @@ class OpenedRun:
     @cached_property
     def _checkpoint(self) -> Checkpoint:
         best = self._last["best"]
-        if self.look.checkpoint == "last" or best is None or best["step"] == self._last["step"]:
+        if self.view.checkpoint == "last" or best is None or best["step"] == self._last["step"]:
             return self._last
         return read_checkpoint(best_file(self.folder, int(best["step"])))
 
@@ -325,11 +325,11 @@ class OpenedRun:
 
 
 def open_runs(
-    paths: Sequence[str | Path], look: Look | None = None, *, progress: Progress | None = None
+    paths: Sequence[str | Path], view: ViewOptions | None = None, *, progress: Progress | None = None
 ) -> list[OpenedRun]:
     """Open runs that were trained on the same data, which is read once; labels and families tell them apart."""
     store: dict[object, OpenedImages] = {}
-    runs = [OpenedRun(path, look, images_store=store, progress=progress) for path in paths]
+    runs = [OpenedRun(path, view, images_store=store, progress=progress) for path in paths]
     if len({source_of(run.recipe.data) for run in runs}) > 1:
         listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
         raise DataError(f"runs in one picture must share their data: {listing}. Plot them one by one")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from nearkin.index.calibration import Calibration, fit, fit_on_others
+from nearkin.report.figure_style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.report.formats import counted
 from nearkin.report.opened_run import IMAGE_LIMIT, CannotDrawError, OpenedRun, Sample
-from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.runs.model import HeldOut
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import deciding
-from nearkin.report.opened_run import Look, OpenedRun, open_runs, source_of
+from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs, source_of
 from nearkin.runs.data import Progress, say_if_images_differ
 from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.folder import RunFolder
@@ -77,7 +77,9 @@ class Gathered:
         return ", ".join(dict.fromkeys(group.data for group in self.groups))
 
 
-def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progress: Progress | None = None) -> Gathered:
+def gather_runs(
+    paths: Sequence[str | Path], view: ViewOptions | None = None, *, progress: Progress | None = None
+) -> Gathered:
     """Open the runs at ``paths``, where the folder of a study stands for all its runs, and group them.
 
     A run with the recipe and the seed of another adds nothing to a spread and is left out with a word about it.
@@ -103,7 +105,7 @@ def gather_runs(paths: Sequence[str | Path], look: Look | None = None, *, progre
     by_data, left_out = [], []
     for of_data in by_source.values():
         families: dict[str, list[OpenedRun]] = {}
-        for run in open_runs(of_data, look, progress=progress):
+        for run in open_runs(of_data, view, progress=progress):
             members = families.setdefault(run.decided_by(_free(run.recipe)), [])
             twin = next((other for other in members if _drawn_by(other.recipe) == _drawn_by(run.recipe)), None)
             if twin is None:

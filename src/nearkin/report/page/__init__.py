@@ -17,8 +17,10 @@ from typing import TypeVar
 import nearkin
 from nearkin.disk import check_writable, write_atomically
 from nearkin.errors import NearkinError, RecipeError
+from nearkin.report.figure_style import CLASS_COLOURS, RUN_COLOURS
+from nearkin.report.figures._maps import without_tsne
 from nearkin.report.formats import counted
-from nearkin.report.opened_run import IMAGE_LIMIT, Look, OpenedRun
+from nearkin.report.opened_run import IMAGE_LIMIT, OpenedRun, ViewOptions
 from nearkin.report.page._parts import Payload
 from nearkin.report.page.charts import confidence_section, covering_section, curves_section, uncertainty_section
 from nearkin.report.page.differences import differences_section
@@ -34,10 +36,8 @@ from nearkin.report.page.pictures import (
     worst_section,
 )
 from nearkin.report.page.tables import cost_section, reproduce_section, scores_section
-from nearkin.report.plots._maps import without_tsne
-from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS
+from nearkin.report.query_results import QueryResults, retrieve
 from nearkin.report.reliability import reliability_of_run
-from nearkin.report.retrieved import Retrieved, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.runs.data import Progress
 
@@ -66,7 +66,7 @@ def write_report(
     output: str | Path | None = None,
     *,
     title: str | None = None,
-    look: Look | None = None,
+    view: ViewOptions | None = None,
     progress: Progress | None = None,
 ) -> WrittenReport:
     """Write a report on runs and on studies, whose folders stand for all their runs.
@@ -75,7 +75,7 @@ def write_report(
         paths: run folders, or folders of ``nearkin compare``.
         output: the file; default: ``report.html`` in the folder when there is one, else in the working directory.
         title: the page's heading; default: the data and the methods.
-        look: which weights, classes and device to use for maps and neighbours.
+        view: which weights, classes and device to use for maps and neighbours.
         progress: called as the decoding of images goes on.
     """
     file = Path(output or (Path(paths[0]) / "report.html" if len(paths) == 1 else "report.html"))
@@ -84,7 +84,7 @@ def write_report(
     if output is not None and not file.parent.is_dir():
         raise RecipeError(f"there is no folder {str(file.parent)!r} to write {file.name} to")
     check_writable(file.parent)
-    gathered = gather_runs(paths, look, progress=progress)
+    gathered = gather_runs(paths, view, progress=progress)
     page = _Page(gathered)
     content = page.render(title or _title(gathered)).encode()
     write_atomically(file, content)
@@ -141,7 +141,7 @@ class _Page:
         looked, left = groups[:MOST_LOOKED_AT], len(groups[MOST_LOOKED_AT:])
         if left:
             self._miss(f"maps, neighbours and classes of {left} of {len(groups)} rows", "name fewer runs")
-        found: dict[str, Retrieved] = {}
+        found: dict[str, QueryResults] = {}
         for group in looked:
             what = f"neighbours, classes and test map of {group.title}"
             if (retrieved := self._attempt(what, partial(_retrieved, group.runs[0]))) is not None:
@@ -171,7 +171,7 @@ class _Page:
         add("covering", "Covering radius and sub-problems", lambda: covering_section(groups, payload))
         add("uncertainty", "Uncertainty of the proxies", lambda: uncertainty_section(looked, payload))
 
-    def _maps(self, groups: Sequence[RunGroup], found: Mapping[str, Retrieved]) -> dict[str, list[Chart]]:
+    def _maps(self, groups: Sequence[RunGroup], found: Mapping[str, QueryResults]) -> dict[str, list[Chart]]:
         maps: dict[str, list[Chart]] = {}
         for group in groups:
             makers = {"training": partial(training_map_chart, group.runs[0], self.payload)}
@@ -215,7 +215,7 @@ class _Page:
         return f"Written by nearkin {nearkin.__version__} on {when}. This file needs no network.{held}{full}"
 
 
-def _retrieved(run: OpenedRun) -> Retrieved:
+def _retrieved(run: OpenedRun) -> QueryResults:
     _ = run.trained  # first: without weights there is no need to read the images
     few = len(run.test_rows) <= IMAGE_LIMIT
     return retrieve(run, run.test_sample if few else run.sample(run.test_rows, SCORED_LIMIT))

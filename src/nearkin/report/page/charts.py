@@ -11,15 +11,15 @@ from typing import Any
 
 from nearkin.errors import NearkinError
 from nearkin.index.calibration import Calibration
+from nearkin.report.figures.certainty import extremes
+from nearkin.report.figures.covering import is_measured
+from nearkin.report.figures.curves import best, curve, evaluated_on, in_percent, needs_log_scale, score_columns
+from nearkin.report.figures.problems import boundaries, problem_events, problem_steps
+from nearkin.report.figures.uncertainty import closeness, correlation_words
 from nearkin.report.formats import counted, html_table
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, details
 from nearkin.report.page.pictures import examples
-from nearkin.report.plots.certainty import extremes
-from nearkin.report.plots.covering import is_measured
-from nearkin.report.plots.curves import best, curve, evaluated_on, in_percent, needs_log_scale, score_columns
-from nearkin.report.plots.problems import boundaries, problem_events, problem_steps
-from nearkin.report.plots.uncertainty import closeness, correlation_words
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Part
 

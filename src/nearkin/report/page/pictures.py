@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.evaluation.scores import score_named
+from nearkin.report.figure_style import number
+from nearkin.report.figures._maps import Map, map_of, training_map, training_words
+from nearkin.report.figures.pairs import PAIRS_SHOWN, class_vectors, compared_run, extreme_pairs
 from nearkin.report.formats import counted, html_table
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.page._parts import Payload, details, shot
-from nearkin.report.plots._maps import Map, map_of, training_map, training_words
-from nearkin.report.plots._style import number
-from nearkin.report.plots.pairs import PAIRS_SHOWN, class_vectors, compared_run, extreme_pairs
-from nearkin.report.retrieved import Retrieved
+from nearkin.report.query_results import QueryResults
 from nearkin.report.table import NOTHING, Line, Part
 
 QUERIES = 8
@@ -38,7 +38,7 @@ def training_map_chart(run: OpenedRun, payload: Payload) -> Chart:
     return _map_chart(run.at_proxies, found, training_words(found), payload), found.how
 
 
-def test_map_chart(found: Retrieved, payload: Payload) -> Chart:
+def test_map_chart(found: QueryResults, payload: Payload) -> Chart:
     """A map of some test classes."""
     shown = map_of(found.run, found.sample)
     return _map_chart(found.run, shown, f"Test: {found.run.protocol.test_classes}", payload), shown.how
@@ -57,7 +57,7 @@ def map_section(maps: Mapping[str, Sequence[Chart]]) -> str:
     return f"{''.join(blocks)}<p class=note>{escape(reading)}</p>" if blocks else ""
 
 
-def neighbours_section(found: Mapping[str, Retrieved], payload: Payload) -> str:
+def neighbours_section(found: Mapping[str, QueryResults], payload: Payload) -> str:
     """The nearest neighbours of the same queries for every group, by its title."""
     first = next(iter(found.values()))
     blocks = []
@@ -73,7 +73,7 @@ def neighbours_section(found: Mapping[str, Retrieved], payload: Payload) -> str:
     return f"<p class=note>{escape(reading)}</p>{''.join(blocks)}" if blocks else ""
 
 
-def classes_section(found: Mapping[str, Retrieved]) -> str:
+def classes_section(found: Mapping[str, QueryResults]) -> str:
     """Scores of every test class, sortable, with bars."""
     by_group = [each.classes() for each in found.values()]
     first, own = next(iter(found.values())), by_group[0]
@@ -100,7 +100,7 @@ def classes_section(found: Mapping[str, Retrieved]) -> str:
     return f'<div class="tall">{table}</div>'
 
 
-def worst_section(found: Mapping[str, Retrieved], payload: Payload) -> str:
+def worst_section(found: Mapping[str, QueryResults], payload: Payload) -> str:
     """Queries that went most wrong, what they found instead, and where the first of their own class came."""
     blocks: list[str] = []
     for title, each in found.items():
@@ -202,11 +202,11 @@ def _query_block(asked: str, answers: str) -> str:
     return f'<div class="query"><div class="asked">{asked}</div><div class="answers">{answers}</div></div>'
 
 
-def _found_shots(found: Retrieved, query: int, payload: Payload) -> str:
+def _found_shots(found: QueryResults, query: int, payload: Payload) -> str:
     return "".join(shot(payload, found.run, each.row, right=each.right) for each in found.neighbours_of(query))
 
 
-def _among(found: Retrieved) -> str:
+def _among(found: QueryResults) -> str:
     used, every = len(found.sample.rows), len(found.run.test_rows)
     part = f" of {every:,}, whole classes drawn by chance" if used < every else ""
     return f"{counted(used, 'test image')}{part}, {found.run.protocol.test_classes}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearkin.report.differences import COMPARED
-from nearkin.report.plots._style import end_at_all, new_figure, save_figure
+from nearkin.report.figure_style import end_at_all, new_figure, save_figure
 from nearkin.studies.compare.tables import Results, conditions_of, families, title_of
 
 BASE, METHOD, BAND = "#555555", "#1f6fb4", "#ebebeb"

@@ -20,7 +20,7 @@ from nearkin.disk import write_atomically
 from nearkin.evaluation.measurement import measure
 from nearkin.methods.ccp import Ccp
 from nearkin.numerics import normalise
-from nearkin.report.plots._style import CLASS_COLOURS, RUN_COLOURS, new_figure, save_figure
+from nearkin.report.figure_style import CLASS_COLOURS, RUN_COLOURS, new_figure, save_figure
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nearkin.data.benchmarks import benchmarks
-from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
+from nearkin.report.figure_style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.digits import FILE, draw_digits, load_moments
 from nearkin.studies.reproduce.papers import PaperTable, text_of

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.errors import MissingExtraError, require
-from nearkin.report.plots._style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
+from nearkin.report.figure_style import GREY, RUN_COLOURS, STYLE, new_figure, save_figure
 from nearkin.studies.tune.space import Dimension, shown
 from nearkin.studies.tune.tables import conditions_of, title_of
 from nearkin.studies.tune.trials import Trial, Tuning

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.evaluation.scores import is_score, score_named
+from nearkin.report.figure_style import end_at_all, head, new_figure
+from nearkin.report.figures._runs import Drawing, run_colour, shared_title, together
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._runs import Drawing, run_colour, shared_title, together
-from nearkin.report.plots._style import end_at_all, head, new_figure
 from nearkin.report.run_groups import RunGroup
 
 Values = NDArray[np.float64]
@@ -128,8 +128,8 @@ def _figure(runs: Sequence[OpenedRun]) -> Any:
         for group in groups:
             draw_curve(axis, group, column, "epoch")
             for at, value in best(group.runs, column, "epoch") if column != "loss" else ():
-                look = {"marker": "*", "markersize": 12, "mec": "white", "mew": 0.8, "zorder": 4}
-                axis.plot(at, value, color=run_colour(group.runs[0]), **look)
+                star = {"marker": "*", "markersize": 12, "mec": "white", "mew": 0.8, "zorder": 4}
+                axis.plot(at, value, color=run_colour(group.runs[0]), **star)
                 starred = True
         axis.set_xlabel("epoch")
         if column == "loss":

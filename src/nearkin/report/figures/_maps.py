@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.errors import MissingExtraError, require
+from nearkin.report.figure_style import class_style, head, new_figure
+from nearkin.report.figures._runs import class_name, run_title
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, Proxies, Sample
-from nearkin.report.plots._runs import class_name, run_title
-from nearkin.report.plots._style import class_style, head, new_figure
 
 WITH_MAPS = ("map-test", "map-train", "uncertainty")
 """Pictures that hold a map of embeddings."""
@@ -51,13 +51,13 @@ def map_of(run: OpenedRun, sample: Sample, proxies: Proxies | None = None) -> Ma
     The classes are the same for every run that shares the data and the seed.
     """
     every = np.unique(sample.labels)
-    classes = np.sort(run.random().choice(every, min(run.look.classes, len(every)), replace=False))
+    classes = np.sort(run.random().choice(every, min(run.view.classes, len(every)), replace=False))
     shown = sample.of_classes(classes)
     if len(shown.rows) < 2:
         raise CannotDrawError("a map needs at least two images")
     stars = shown.embeddings.new_empty(len(classes), 0, 1) if proxies is None else proxies.of_classes(classes)
     everything = shown.embeddings if proxies is None else torch.cat([shown.embeddings, stars.flatten(0, 1)])
-    points, how = project(everything, seed=run.look.seed)
+    points, how = project(everything, seed=run.view.seed)
     images, others = points[: len(shown.rows)], points[len(shown.rows) :]
     return Map(classes, shown.rows, shown.labels, images, others.reshape(*stars.shape[:2], 2), how)
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.numerics import l2_normalise
+from nearkin.report.figure_style import RUN_COLOURS, head, new_figure, number
+from nearkin.report.figures._runs import Drawing, class_name, one_by_one, run_title, show_examples
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
-from nearkin.report.plots._runs import Drawing, class_name, one_by_one, run_title, show_examples
-from nearkin.report.plots._style import RUN_COLOURS, head, new_figure, number
 
 PAIRS_SHOWN = 3
 IMAGES_SHOWN = 6
@@ -56,7 +56,7 @@ def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
 
 def compared_run(run: OpenedRun) -> OpenedRun:
     """The run itself or, where its classes are compared by proxies, the same at the weights that have them."""
-    opened = run.at_proxies if run.look.classes_by == "proxies" else run
+    opened = run.at_proxies if run.view.classes_by == "proxies" else run
     _ = opened.trained  # first: without weights there is no need to read the images
     if len(opened.training_classes) < 2:
         raise CannotDrawError("a pair needs two training classes")
@@ -65,7 +65,7 @@ def compared_run(run: OpenedRun) -> OpenedRun:
 
 def class_vectors(run: OpenedRun) -> tuple[NDArray[np.int64], Tensor, str]:
     """Labels ``[C]`` and a vector ``[C, D]`` for each of the classes to compare, and what the vectors are."""
-    if run.look.classes_by == "means":
+    if run.view.classes_by == "means":
         means = run.class_means
         return means.labels, means.embeddings, "mean embeddings"
     proxies = run.proxies

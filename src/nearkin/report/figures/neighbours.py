@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from nearkin.report.figure_style import PLAIN, RIGHT, STYLE, WRONG, head, new_figure, save_figure, show_image
+from nearkin.report.figures._runs import Drawing, class_name, run_title, shared_title, together
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, open_runs
-from nearkin.report.plots._runs import Drawing, class_name, run_title, shared_title, together
-from nearkin.report.plots._style import PLAIN, RIGHT, STYLE, WRONG, head, new_figure, save_figure, show_image
-from nearkin.report.retrieved import SHOWN, Neighbour, Retrieved, retrieve
+from nearkin.report.query_results import SHOWN, Neighbour, QueryResults, retrieve
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import encoder_from
 
@@ -28,7 +28,7 @@ def draw(runs: Sequence[OpenedRun]) -> Drawing:
     """A row for each query, and in it a block of neighbours for each run (VCPA, figures 15 to 18)."""
     ready: list[OpenedRun] = []
 
-    def shown_of(run: OpenedRun) -> Retrieved:
+    def shown_of(run: OpenedRun) -> QueryResults:
         if ready and not np.array_equal(run.test_sample.rows, ready[0].test_sample.rows):
             raise CannotDrawError(
                 f"its test classes are not those of {ready[0].name}: protocol.test_share or protocol.split_seed differs"
@@ -65,14 +65,14 @@ def draw_neighbours(folder: RunFolder) -> Path | None:
     return file
 
 
-def _figure_of_runs(found: Sequence[Retrieved]) -> Any:
+def _figure_of_runs(found: Sequence[QueryResults]) -> Any:
     runs = [each.run for each in found]
     if len(runs) == 1:
         return _figure({"nearest first": found[0]}, run_title(runs[0]))
     return _figure({run.label: each for run, each in zip(runs, found, strict=True)}, shared_title(runs))
 
 
-def _figure(blocks: Mapping[str, Retrieved], whose: str) -> Any:
+def _figure(blocks: Mapping[str, QueryResults], whose: str) -> Any:
     """Queries in the first column, then for each heading of ``blocks`` what they found."""
     first = next(iter(blocks.values()))
     run, queries = first.run, first.choose_queries(QUERIES)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nearkin.report.figure_style import GREY, head, new_figure
+from nearkin.report.figures._runs import Drawing, run_colour, shared_title, together
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
-from nearkin.report.plots._runs import Drawing, run_colour, shared_title, together
-from nearkin.report.plots._style import GREY, head, new_figure
 from nearkin.training.state import Event
 
 _MOST_BOUNDARIES = 60

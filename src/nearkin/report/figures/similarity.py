@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.numerics import l2_normalise
+from nearkin.report.figure_style import head, new_figure, number
+from nearkin.report.figures._runs import Drawing, class_name, run_title, shared_title, together
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
-from nearkin.report.plots._runs import Drawing, class_name, run_title, shared_title, together
-from nearkin.report.plots._style import head, new_figure, number
 
 CLASSES_SHOWN = 100
 IMAGES_PER_CLASS = 3

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.report.opened_run import CannotDrawError, Look, OpenedRun, Sample
-from nearkin.report.retrieved import Neighbour, retrieve
+from nearkin.report.opened_run import CannotDrawError, OpenedRun, Sample, ViewOptions
+from nearkin.report.query_results import Neighbour, retrieve
 
 
 def retrieved(path):
-    run = OpenedRun(path, Look(device="cpu"))
+    run = OpenedRun(path, ViewOptions(device="cpu"))
     return retrieve(run, run.test_sample)
 
 

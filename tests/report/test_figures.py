@@ -14,8 +14,8 @@ import torch
 from nearkin.errors import MissingExtraError, NearkinError
 from nearkin.recipe import Recipe
 from nearkin.report import draw_neighbours, opened_run
-from nearkin.report.opened_run import Look, OpenedRun, open_runs
-from nearkin.report.plots import (
+from nearkin.report.figure_style import RIGHT, WRONG, show_image
+from nearkin.report.figures import (
     _maps,
     certainty,
     covering,
@@ -28,8 +28,8 @@ from nearkin.report.plots import (
     similarity,
     uncertainty,
 )
-from nearkin.report.plots._style import RIGHT, WRONG, show_image
-from nearkin.report.retrieved import retrieve
+from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
+from nearkin.report.query_results import retrieve
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.state import Silent
@@ -224,7 +224,7 @@ class TestMap:
         assert apart > 2 * within
 
     def test_images_and_proxies_of_the_same_classes_and_none_for_the_test_classes(self, glyphs):
-        opened = OpenedRun(glyphs, Look(classes=4))
+        opened = OpenedRun(glyphs, ViewOptions(classes=4))
         found = _maps.training_map(opened)
         assert found.points.shape == (20, 2)
         assert found.proxies.shape == (4, 1, 2)
@@ -244,7 +244,7 @@ class TestMap:
 
 class TestCertainty:
     def test_circles_have_radii_of_one_two_and_three_sigma(self, glyphs):
-        opened = OpenedRun(glyphs, Look(classes=3))
+        opened = OpenedRun(glyphs, ViewOptions(classes=3))
         figure = shown(uncertainty.draw([opened]))
         found = _maps.training_map(opened)
         columns = [opened.training_classes.tolist().index(label) for label in found.classes.tolist()]
@@ -264,7 +264,7 @@ class TestCertainty:
             raise MissingExtraError(module)
 
         monkeypatch.setattr(_maps, "require", missing)
-        opened = OpenedRun(glyphs, Look(classes=3))
+        opened = OpenedRun(glyphs, ViewOptions(classes=3))
         for plot in (uncertainty, map_train, map_test):
             figure = shown(plot.draw([opened]))
             figure.draw_without_rendering()
@@ -318,7 +318,7 @@ class TestPairs:
         assert "of their mean embeddings" in shown(pairs.draw([opened])).get_suptitle()
 
     def test_proxies_are_compared_when_asked_for(self, glyphs):
-        opened = OpenedRun(glyphs, Look(classes_by="proxies"))
+        opened = OpenedRun(glyphs, ViewOptions(classes_by="proxies"))
         classes, vectors, what = pairs.class_vectors(opened)
         assert what == "proxies"
         assert classes.tolist() == opened.training_classes.tolist()

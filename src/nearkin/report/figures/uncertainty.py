@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from nearkin.numerics import l2_normalise
+from nearkin.report.figure_style import RUN_COLOURS, class_style, head, new_figure, number
+from nearkin.report.figures._maps import Map, class_legend, draw_points, map_words, training_map
+from nearkin.report.figures._runs import Drawing, one_by_one, run_title
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._maps import Map, class_legend, draw_points, map_words, training_map
-from nearkin.report.plots._runs import Drawing, one_by_one, run_title
-from nearkin.report.plots._style import RUN_COLOURS, class_style, head, new_figure, number
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nearkin.errors import NearkinError
+from nearkin.report.figure_style import RUN_COLOURS, shorten, show_image
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._style import RUN_COLOURS, shorten, show_image
 
 Drawing = Iterator[tuple[OpenedRun | None, Any]]
 """Matplotlib figures, or the errors that say why there are none, with the run where one is of a single run."""
@@ -42,7 +42,7 @@ def together(
 def run_title(run: OpenedRun) -> str:
     """Data set, loss, method, protocol, seed and the weights that are shown."""
     step = f" (step {run.step})" if run.folder.last_checkpoint.exists() else ""
-    return f"{shared_title([run])}, {run.look.checkpoint} weights{step}"
+    return f"{shared_title([run])}, {run.view.checkpoint} weights{step}"
 
 
 def shared_title(runs: Sequence[OpenedRun]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nearkin.report.figure_style import GREY, head, new_figure
+from nearkin.report.figures._runs import Drawing, run_colour, shared_title, together
+from nearkin.report.figures.curves import draw_curve, evaluated_on, group_legend, seed_groups
+from nearkin.report.figures.problems import boundaries
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
-from nearkin.report.plots._runs import Drawing, run_colour, shared_title, together
-from nearkin.report.plots._style import GREY, head, new_figure
-from nearkin.report.plots.curves import draw_curve, evaluated_on, group_legend, seed_groups
-from nearkin.report.plots.problems import boundaries
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nearkin.report.figures._maps import map_figure, map_of
+from nearkin.report.figures._runs import Drawing, one_by_one
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._maps import map_figure, map_of
-from nearkin.report.plots._runs import Drawing, one_by_one
 
 
 def draw(runs: Sequence[OpenedRun]) -> Drawing:

@@ -38,7 +38,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Retrieved:
+class QueryResults:
     """Queries ``[Q]`` of a run, and of each the first places of its ranking of the gallery ``[N]``.
 
     Without a gallery of its own, a run's queries are the gallery, and a query is not its own neighbour.
@@ -102,7 +102,7 @@ class Retrieved:
         return Neighbour(int(self.gallery.rows[ranking[rank]]), label, True), rank + 1
 
 
-def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -> Retrieved:
+def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -> QueryResults:
     """Rank the gallery among a sample of a run's test images for every query among them, exactly.
 
     ``distance`` is that of the encoder that embedded them; default: the run's own.
@@ -135,4 +135,4 @@ def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -
         some = rows[true[rows] > 0]
         hits = torch.from_numpy(gallery.labels[order[true[rows] > 0]] == queries.labels[some, None])
         recall[some], precision[some] = (score.per_query(hits, torch.from_numpy(true[some])) for score in BY_QUERY)
-    return Retrieved(run, sample, queries, gallery, distance, true, found, similarities, recall, precision)
+    return QueryResults(run, sample, queries, gallery, distance, true, found, similarities, recall, precision)

@@ -10,15 +10,15 @@ from pathlib import Path
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import check_writable, make_folder
 from nearkin.errors import DataError, NearkinError, RecipeError
-from nearkin.report.opened_run import CLASSES_BY, Look, OpenedRun, open_runs
-from nearkin.report.plots._maps import WITH_MAPS, without_tsne
-from nearkin.report.plots._runs import Drawing
-from nearkin.report.plots._style import STYLE, save_figure
+from nearkin.report.figure_style import STYLE, save_figure
+from nearkin.report.figures._maps import WITH_MAPS, without_tsne
+from nearkin.report.figures._runs import Drawing
+from nearkin.report.opened_run import CLASSES_BY, OpenedRun, ViewOptions, open_runs
 from nearkin.runs.data import Progress
 from nearkin.runs.folder import RunFolder
 from nearkin.suggest import did_you_mean
 
-__all__ = ["WITH_MAPS", "Look", "NotDrawn", "Written", "draw_plots", "without_tsne"]
+__all__ = ["WITH_MAPS", "NotDrawn", "ViewOptions", "Written", "draw_plots", "without_tsne"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def draw_plots(
     only: Sequence[str] = (),
     output: Path | None = None,
     file_format: str = "png",
-    look: Look | None = None,
+    view: ViewOptions | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Written | NotDrawn]:
     """Draw what there is to see in the runs at ``paths``, each picture as soon as the one before is written.
@@ -60,16 +60,16 @@ def draw_plots(
             raise RecipeError(f"unknown picture {name!r}: {did_you_mean(name, kinds)}")
     if file_format not in PLOT_FORMATS:
         raise RecipeError(f"the format must be one of {', '.join(PLOT_FORMATS)}, got {file_format!r}")
-    look = look or Look()
-    if look.checkpoint not in ("best", "last"):
-        raise RecipeError(f"the checkpoint must be 'best' or 'last', got {look.checkpoint!r}")
-    if look.classes < 2:
-        raise RecipeError(f"a map needs at least 2 classes, got {look.classes}")
-    if look.seed < 0:
-        raise RecipeError(f"the seed must be 0 or more, got {look.seed}")
-    if look.classes_by not in CLASSES_BY:
+    view = view or ViewOptions()
+    if view.checkpoint not in ("best", "last"):
+        raise RecipeError(f"the checkpoint must be 'best' or 'last', got {view.checkpoint!r}")
+    if view.classes < 2:
+        raise RecipeError(f"a map needs at least 2 classes, got {view.classes}")
+    if view.seed < 0:
+        raise RecipeError(f"the seed must be 0 or more, got {view.seed}")
+    if view.classes_by not in CLASSES_BY:
         raise RecipeError(
-            f"classes cannot be compared by {look.classes_by!r}: {did_you_mean(look.classes_by, CLASSES_BY)}"
+            f"classes cannot be compared by {view.classes_by!r}: {did_you_mean(view.classes_by, CLASSES_BY)}"
         )
     distinct = list({Path(path).expanduser().resolve(): Path(path) for path in reversed(paths)}.values())[::-1]
     if len(distinct) > 1 and output is None:
@@ -81,7 +81,7 @@ def draw_plots(
                 f"{path} holds {len(below)} runs and is none itself: name those to draw, such as {below[0]}; "
                 f"nearkin report {path} shows them all"
             )
-    runs = open_runs(distinct, look, progress=progress)
+    runs = open_runs(distinct, view, progress=progress)
     folder = output or runs[0].folder.path / "plots"
     if folder.exists() and not folder.is_dir():
         raise RecipeError(f"{folder} is a file: give a folder with --output")

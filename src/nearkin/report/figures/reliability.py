@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from nearkin.report.figure_style import GREY, head, new_figure
+from nearkin.report.figures._runs import Drawing, one_by_one, run_colour, run_title
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._runs import Drawing, one_by_one, run_colour, run_title
-from nearkin.report.plots._style import GREY, head, new_figure
 from nearkin.report.reliability import draw_curve, reliability_of_run
 
 

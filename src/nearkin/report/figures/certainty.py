@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.report.figure_style import RUN_COLOURS, head, new_figure
+from nearkin.report.figures._runs import Drawing, class_name, one_by_one, run_title, show_examples
 from nearkin.report.opened_run import OpenedRun
-from nearkin.report.plots._runs import Drawing, class_name, one_by_one, run_title, show_examples
-from nearkin.report.plots._style import RUN_COLOURS, head, new_figure
 
 CLASSES_SHOWN = 3
 IMAGES_SHOWN = 8
