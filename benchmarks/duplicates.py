@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from nearkin.data.folder import list_images
-from nearkin.data.given import GivenImages
+from nearkin.data.image_inputs import ImageInputs
 from nearkin.index.adding import thumbnail_of
 from nearkin.index.duplicates import LEAST_CORRELATION, MOST_BITS, are_alike, brightness, pairs_within, perceptual_hash
 
@@ -62,7 +62,7 @@ CHANGES = {
 
 
 def seen(image):
-    return brightness(thumbnail_of(GivenImages([image], shorter_side=256)[0]))
+    return brightness(thumbnail_of(ImageInputs([image], shorter_side=256)[0]))
 
 
 def main():

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nearkin.data.given import GivenImages
+from nearkin.data.image_inputs import ImageInputs
 from nearkin.data.transforms import Transform
 from nearkin.encoders import build_encoder
 from nearkin.exports.graph import PixelsToEmbeddings
@@ -62,7 +62,7 @@ def export(folder: Path) -> None:
     sizes = {"size": TRANSFORM.size, "resize": TRANSFORM.resize, "squash": False, "shorter_side": 256}
     settings = Settings(identity="benchmark", dim=256, normalisation="l2", **sizes)
     write_onnx(PixelsToEmbeddings(encoder(), TRANSFORM), settings, folder / "onnxruntime.onnx")
-    model, images = load_exported(folder / "onnxruntime.onnx"), GivenImages(photos(folder)[:32], shorter_side=256)
+    model, images = load_exported(folder / "onnxruntime.onnx"), ImageInputs(photos(folder)[:32], shorter_side=256)
     calibration = [np.stack([model.frame(images[row]) for row in range(len(images))])]
     quantise(folder / "onnxruntime.onnx", folder / "onnxruntime int8.onnx", settings, calibration)
 
@@ -74,7 +74,7 @@ def photos(folder: Path) -> list[Path]:
 def encode_of(side: str, folder: Path, batch_size: int) -> Callable[[list[Path]], np.ndarray]:
     if side == "torch":
         module = encoder()
-        return lambda paths: embed_images(module, GivenImages(paths, shorter_side=256), TRANSFORM).numpy()
+        return lambda paths: embed_images(module, ImageInputs(paths, shorter_side=256), TRANSFORM).numpy()
     model = load_exported(folder / f"{side}.onnx", threads=torch.get_num_threads())
     return lambda paths: model.encode(paths, batch_size=batch_size)
 

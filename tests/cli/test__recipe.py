@@ -16,10 +16,10 @@ SILENT = Console(file=io.StringIO())
 def test_options_come_behind_the_changes_that_were_given():
     assert changes_from(["a=1"]) == ["a=1"]
     changes = changes_from(
-        ["training.epochs=3"], data="own photos", epochs=0, root=Path("/sets"), device="cpu", kinds="top"
+        ["training.epochs=3"], data="own photos", epochs=0, root=Path("/sets"), device="cpu", class_folders="top"
     )
     recipe = Recipe.load("glyphs/demo", changes)
-    assert (recipe.data.source, recipe.data.root, recipe.data.kinds) == ("own photos", "/sets", "top")
+    assert (recipe.data.source, recipe.data.root, recipe.data.class_folders) == ("own photos", "/sets", "top")
     assert (recipe.training.epochs, recipe.training.device) == (0, "cpu")
 
 

@@ -74,17 +74,17 @@ def test_nested_folders_are_asked_about(nearkin, photos, tmp_path):
     code, _, err = nearkin(*command)
     assert code == 3
     assert "left/" in err
-    assert "--kinds deepest every folder with images in it, 6 in all" in err
+    assert "--class-folders deepest every folder with images in it, 6 in all" in err
     assert not (tmp_path / "run").exists()
-    code, _, err = nearkin(*command, "--kinds", "deepest")
+    code, _, err = nearkin(*command, "--class-folders", "deepest")
     assert code == 0, err
     assert "48 images of 6 classes" in err
-    code, out, err = nearkin("evaluate", tmp_path / "run", "--data", nested, "--kinds", "top", "--json")
+    code, out, err = nearkin("evaluate", tmp_path / "run", "--data", nested, "--class-folders", "top", "--json")
     assert json.loads(out)["classes"] == 2, err
     code, out, err = nearkin("evaluate", tmp_path / "run", "--data", nested)
     assert code == 0, "the run's own choice holds"
     assert "48 images of 6 classes" in err
-    code, _, err = nearkin("train", "--data", nested, "--kinds", "deeper", *QUICK)
+    code, _, err = nearkin("train", "--data", nested, "--class-folders", "deeper", *QUICK)
     assert code == 2
     assert "deepest" in err
 

@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-from nearkin.data import _resampling_kernel, resampling
+from nearkin.data import _resampling_kernel, device_images
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,10 +32,10 @@ def test_the_kernel_gives_what_plain_pytorch_does(monkeypatch, size, reach):
         given["taps"] = _taps(*arguments)
         return given["taps"]
 
-    _taps = resampling._taps
-    monkeypatch.setattr(resampling, "_taps", taps)
-    monkeypatch.setattr(resampling, "_kernel", lambda: None)
-    plain = resampling.resample(pixels, starts, shapes, boxes, flips, size)
+    _taps = device_images._taps
+    monkeypatch.setattr(device_images, "_taps", taps)
+    monkeypatch.setattr(device_images, "_kernel", lambda: None)
+    plain = device_images.resample(pixels, starts, shapes, boxes, flips, size)
     start, width = (torch.from_numpy(values.copy()).to(DEVICE) for values in (starts, shapes[:, 1]))
     fused = _resampling_kernel.weighted_means(pixels, start, width, *given["taps"])
     assert torch.equal(plain, fused)
@@ -43,4 +43,4 @@ def test_the_kernel_gives_what_plain_pytorch_does(monkeypatch, size, reach):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="on a GPU it is chosen by itself")
 def test_a_gpu_uses_it():
-    assert resampling._kernel() is _resampling_kernel
+    assert device_images._kernel() is _resampling_kernel

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.data.cache import open_images
-from nearkin.data.cache_contents import cache_contents, clear_cache
+from nearkin.data.cache import cache_contents, clear_cache, open_images
 from nearkin.data.folder import read_folder
 from nearkin.data.packs import sole_writer
 from nearkin.errors import DataError

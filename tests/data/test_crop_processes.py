@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.data import crop_processes
+from nearkin.data import loader as loader_module
 from nearkin.data.cache import ArrayImages, SelectedImages
-from nearkin.data.crop_processes import are_shareable
-from nearkin.data.loader import TrainingLoader
+from nearkin.data.loader import TrainingLoader, are_shareable
 from nearkin.data.packs import PackedImages, PackWriter
 from nearkin.data.transforms import transform_from
 from nearkin.errors import DataError
@@ -54,12 +53,12 @@ def test_only_packs_are_shared_between_processes(packed):
 
 
 def test_the_cores_are_shared_by_the_loops_of_a_machine(monkeypatch):
-    monkeypatch.setattr(crop_processes, "usable_cores", lambda: 16)
-    assert crop_processes.default_processes() == 15
-    monkeypatch.setattr(crop_processes, "on_this_machine", lambda: 8)
-    assert crop_processes.default_processes() == 1
-    monkeypatch.setattr(crop_processes, "usable_cores", lambda: 1)
-    assert crop_processes.default_processes() == 1
+    monkeypatch.setattr(loader_module, "usable_cores", lambda: 16)
+    assert loader_module.default_processes() == 15
+    monkeypatch.setattr(loader_module, "on_this_machine", lambda: 8)
+    assert loader_module.default_processes() == 1
+    monkeypatch.setattr(loader_module, "usable_cores", lambda: 1)
+    assert loader_module.default_processes() == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -7,7 +7,7 @@ import warnings
 import pytest
 from PIL import Image
 
-from nearkin.data import formats
+from nearkin.data import images
 from nearkin.data.folder import folder_images, list_images, read_folder
 from nearkin.errors import DataError, RecipeError
 
@@ -68,20 +68,20 @@ def test_nested_folders_are_refused_until_somebody_says_what_they_are(tmp_path):
         read_folder(tmp_path)
     said = str(caught.value)
     assert "  a/2019/may/ (1 images)\n  a/2020/ (1 images)\n  b/deep/er/ (1 images)" in said
-    assert "--kinds deepest every folder with images in it, 4 in all, such as 'a/2019/may'" in said
-    assert "--kinds top the 2 at the top, such as 'a'" in said
+    assert "--class-folders deepest every folder that images lie in, 4 in all, such as 'a/2019/may'" in said
+    assert "--class-folders top the 2 at the top, such as 'a'" in said
 
 
 def test_nested_folders_belong_to_the_class_at_the_top(tmp_path):
     put(tmp_path, *NESTED)
-    table = read_quietly(tmp_path, kinds="top")
+    table = read_quietly(tmp_path, class_folders="top")
     assert table.class_names == ("a", "b")
     assert table.ids == NESTED
 
 
 def test_nested_folders_are_classes_named_by_their_path(tmp_path):
     put(tmp_path, *NESTED)
-    table = read_quietly(tmp_path, kinds="deepest")
+    table = read_quietly(tmp_path, class_folders="deepest")
     assert table.class_names == ("a", "a/2019/may", "a/2020", "b/deep/er")
     assert [table.class_names[label] for label in table.labels] == ["a", "a/2019/may", "a/2020", "b/deep/er"]
     assert table.ids == NESTED
@@ -92,7 +92,7 @@ def test_nested_folders_below_splits_are_named_without_the_split(tmp_path):
     put(tmp_path, *(f"{split}/{kind}/1.jpg" for split in ("train", "test") for kind in kinds))
     with pytest.raises(DataError, match="3 in all, such as 'Fruit/Apple'"):
         read_folder(tmp_path)
-    table = read_quietly(tmp_path, kinds="deepest")
+    table = read_quietly(tmp_path, class_folders="deepest")
     assert table.class_names == kinds
     assert table.splits.tolist() == ["test"] * 3 + ["train"] * 3
 
@@ -106,15 +106,17 @@ def test_a_folder_around_everything_is_recognised(tmp_path):
 def test_flat_folders_are_the_same_whatever_kinds_says(tmp_path):
     put(tmp_path, "a/1.jpg", "b/1.jpg")
     assert (
-        read_quietly(tmp_path, kinds="deepest").ids == read_quietly(tmp_path, kinds="top").ids == ("a/1.jpg", "b/1.jpg")
+        read_quietly(tmp_path, class_folders="deepest").ids
+        == read_quietly(tmp_path, class_folders="top").ids
+        == ("a/1.jpg", "b/1.jpg")
     )
     with pytest.raises(RecipeError, match="did you mean 'deepest'"):
-        read_folder(tmp_path, kinds="deeper")
+        read_folder(tmp_path, class_folders="deeper")
 
 
 def test_what_is_left_out_is_counted_by_ending_and_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "image_extensions", lambda: frozenset({".jpg"}))
-    monkeypatch.setattr("nearkin.data.folder_tree.image_extensions", lambda: frozenset({".jpg"}))
+    monkeypatch.setattr(images, "image_extensions", lambda: frozenset({".jpg"}))
+    monkeypatch.setattr("nearkin.data.folder.image_extensions", lambda: frozenset({".jpg"}))
     put(
         tmp_path,
         "a/1.jpg",
@@ -141,7 +143,7 @@ def test_what_is_left_out_is_counted_by_ending_and_reason(tmp_path, monkeypatch)
 
 
 def test_a_folder_of_photos_that_cannot_be_read_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("nearkin.data.folder_tree.image_extensions", lambda: frozenset({".jpg"}))
+    monkeypatch.setattr("nearkin.data.folder.image_extensions", lambda: frozenset({".jpg"}))
     put(tmp_path, "a/1.heic", "b/2.heic")
     with pytest.raises(DataError, match=r"holds no images \(2 .heic, HEIC photos: pip install 'nearkin\[heic\]'"):
         read_folder(tmp_path)
@@ -216,7 +218,7 @@ def test_train_query_gallery(tmp_path):
 
 def test_a_class_of_trains_is_not_a_split(tmp_path):
     put(tmp_path, "bus/1.jpg", "train/1.jpg", "train/steam/2.jpg")
-    table = read_quietly(tmp_path, kinds="top")
+    table = read_quietly(tmp_path, class_folders="top")
     assert table.class_names == ("bus", "train")
     assert table.labels.tolist() == [0, 1, 1]
 
@@ -295,7 +297,7 @@ def test_images_of_any_layout_are_labelled_by_their_folder(tmp_path):
     put(tmp_path, "top.jpg", "kiwi/1.jpg", "Fruit/Apple/1.jpg")
     table = folder_images(tmp_path)
     assert [table.class_names[label] for label in table.labels] == ["", "Fruit/Apple", "kiwi"]
-    table = folder_images(tmp_path, kinds="top")
+    table = folder_images(tmp_path, class_folders="top")
     assert [table.class_names[label] for label in table.labels] == ["", "Fruit", "kiwi"]
     for split in ("train", "test"):
         put(tmp_path / "divided", f"{split}/kiwi/1.jpg", f"{split}/emu/1.jpg")

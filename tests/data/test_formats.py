@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.data.formats import image_extensions, is_picture, teach_pillow_heic, why_left_out
-from nearkin.data.images import UnreadableImageError, decode, decode_bytes
+from nearkin.data.images import (
+    UnreadableImageError,
+    decode,
+    decode_bytes,
+    image_extensions,
+    is_picture,
+    register_heic,
+    why_left_out,
+)
 
 HEIC_HEAD = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 
@@ -58,7 +65,7 @@ def test_reasons(ending, reason, picture):
     assert is_picture(ending) == picture
 
 
-@pytest.mark.skipif(teach_pillow_heic(), reason="HEIC can be read here")
+@pytest.mark.skipif(register_heic(), reason="HEIC can be read here")
 def test_a_heic_photo_says_what_to_install():
     with pytest.raises(UnreadableImageError, match=r"IMG_1.heic: a HEIC photo: pip install 'nearkin\[heic\]'"):
         decode_bytes(HEIC_HEAD + bytes(100), path=Path("IMG_1.heic"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.data.kept_crops import KeptCrops
+from nearkin.data.loader import CropCache
 from nearkin.data.transforms import transform_from
 
 TRANSFORM = transform_from("mild", size=16)
@@ -26,14 +26,14 @@ class Counting:
         return self.pixels[row]
 
 
-def kept_crops(budget):
+def crop_cache(budget):
     images = Counting()
-    return images, KeptCrops(images, TRANSFORM, torch.device("cpu"), budget=budget, workers=1)
+    return images, CropCache(images, TRANSFORM, torch.device("cpu"), budget=budget, workers=1)
 
 
 @pytest.mark.parametrize("budget, asked", [(7 * CROP, 7), (7 * CROP - 1, 14)])
 def test_crops_are_made_once_as_far_as_there_is_room(budget, asked):
-    images, kept = kept_crops(budget)
+    images, kept = crop_cache(budget)
     rows = np.array([7, 3, 3, 9, 0, 1, 2])
     expected = np.stack([TRANSFORM.evaluate(images.pixels[row]) for row in rows])
     for batch_size in (3, 4):
@@ -44,7 +44,7 @@ def test_crops_are_made_once_as_far_as_there_is_room(budget, asked):
 
 
 def test_other_rows_have_crops_of_their_own_and_share_the_budget():
-    images, kept = kept_crops(5 * CROP)
+    images, kept = crop_cache(5 * CROP)
     first, second = np.arange(3), np.arange(4, 7)
     for rows in (first, second, first, second):
         crops = torch.cat(list(kept.batches(rows, batch_size=2)))
@@ -53,7 +53,7 @@ def test_other_rows_have_crops_of_their_own_and_share_the_budget():
 
 
 def test_what_was_broken_off_is_not_kept():
-    images, kept = kept_crops(100 * CROP)
+    images, kept = crop_cache(100 * CROP)
     next(kept.batches(np.arange(10), batch_size=2)).sum()
     before = images.asked
     assert len(torch.cat(list(kept.batches(np.arange(10), batch_size=2)))) == 10
@@ -61,7 +61,7 @@ def test_what_was_broken_off_is_not_kept():
 
 
 def test_crops_made_in_inference_mode_can_be_used_outside_of_it():
-    _, kept = kept_crops(100 * CROP)
+    _, kept = crop_cache(100 * CROP)
     with torch.inference_mode():
         list(kept.batches(np.arange(4), batch_size=2))
     (crops,) = kept.batches(np.arange(4), batch_size=4)

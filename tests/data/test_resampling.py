@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nearkin.data.resampling import resample
+from nearkin.data.device_images import resample
 
 SHAPES = [(256, 341), (341, 256), (40, 300), (300, 40), (90, 90), (1, 1), (5, 700)]
 

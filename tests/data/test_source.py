@@ -40,8 +40,8 @@ def test_a_benchmark_wins_over_a_folder_of_its_name_unless_that_is_written_as_a_
 def test_which_folders_are_classes_is_handed_on(here):
     (here / "birds" / "owl" / "young").mkdir()
     (here / "birds" / "owl" / "young" / "0.jpg").touch()
-    assert len(read_source("birds", kinds="top").class_names) == 2
-    assert len(read_source("birds", kinds="deepest").class_names) == 3
+    assert len(read_source("birds", class_folders="top").class_names) == 2
+    assert len(read_source("birds", class_folders="deepest").class_names) == 3
 
 
 @pytest.mark.parametrize(("source", "said"), [("brids", "birds"), ("glyfs", "did you mean 'glyphs'"), ("a/b", "a/b")])

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from nearkin.data import threads
-from nearkin.data.threads import in_order, usable_cores
+from nearkin.data.threads import threaded_map, usable_cores
 
 
 def test_a_result_that_comes_late_still_comes_first():
@@ -20,13 +20,13 @@ def test_a_result_that_comes_late_still_comes_first():
             second_done.set()
         return item
 
-    assert list(in_order(work, range(5), workers=2)) == list(range(5))
+    assert list(threaded_map(work, range(5), workers=2)) == list(range(5))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_no_more_items_are_taken_than_few_results_ask_for(workers):
     taken = []
-    results = in_order(lambda item: item, (taken.append(item) or item for item in range(100)), workers)
+    results = threaded_map(lambda item: item, (taken.append(item) or item for item in range(100)), workers)
     for given in range(1, 11):
         next(results)
         assert len(taken) <= given + 4 * workers
@@ -35,7 +35,7 @@ def test_no_more_items_are_taken_than_few_results_ask_for(workers):
 
 
 def test_an_error_is_raised_in_the_place_of_its_result():
-    results = in_order(lambda item: 1 // item, [1, 0, 1], workers=2)
+    results = threaded_map(lambda item: 1 // item, [1, 0, 1], workers=2)
     assert next(results) == 1
     with pytest.raises(ZeroDivisionError):
         next(results)

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from nearkin.data.formats import OTHER_FILES
-from nearkin.data.images import UnreadableImageError
+from nearkin.data.images import OTHER_FILES, UnreadableImageError
 from nearkin.data.table import LeftOut
 from nearkin.report.data_report import data_report_text, left_out_text
 from nearkin.runs.data_report import DataReport, Part, Repeated, RepeatedPictures

@@ -52,7 +52,7 @@ def report_for(source, *overrides):
 
 
 def kinds_of(photos, split):
-    """Kinds of the photos that the split chose, in the order of the table."""
+    """ClassFolders of the photos that the split chose, in the order of the table."""
     recipe = recipe_for(photos)
     protocol = Protocol(recipe.protocol, folder_table(photos))
     rows = protocol.train_rows if split == "train" else protocol.test.query
@@ -174,11 +174,11 @@ def test_a_run_of_an_earlier_version_keeps_the_classes_it_had(photos, tmp_path):
     for number in range(3):
         (photos / "kiwi" / f"Bild {number} ä.png").rename(photos / "kiwi" / "2019" / f"{number}.png")
     folder = RunFolder(tmp_path / "run")
-    run(recipe_for(photos, "data.kinds=top"), folder, Watcher())
+    run(recipe_for(photos, "data.class_folders=top"), folder, Watcher())
     saved = folder.recipe_file.read_text()
-    assert "  kinds: top\n" in saved
-    folder.recipe_file.write_text(saved.replace("  kinds: top\n", ""))
+    assert "  class_folders: top\n" in saved
+    folder.recipe_file.write_text(saved.replace("  class_folders: top\n", ""))
     assert evaluate_run(folder.path)["scores"]
     run(recipe_for(photos), folder, Watcher(), resume=True)
-    with pytest.raises(RecipeError, match=r"data\.kinds was 'top', is 'deepest'"):
-        run(recipe_for(photos, "data.kinds=deepest"), folder, Watcher(), resume=True)
+    with pytest.raises(RecipeError, match=r"data\.class_folders was 'top', is 'deepest'"):
+        run(recipe_for(photos, "data.class_folders=deepest"), folder, Watcher(), resume=True)

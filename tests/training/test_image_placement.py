@@ -40,7 +40,7 @@ def test_images_go_to_the_gpu_where_there_is_ample_room(on_a_gpu):
     with pytest.warns(Notice, match=r"^32 training images of 40 pixels .* are on cuda, which makes the crops"):
         state = on_a_gpu(2 * GIGABYTE)
     assert state.on_device.pixels.nbytes == 32 * 40 * 40 * 3
-    assert state.kept_crops.budget == GIGABYTE // 8
+    assert state.crop_cache.budget == GIGABYTE // 8
     assert not state.room_for_graphs
 
 
@@ -55,7 +55,7 @@ def test_images_stay_with_the_loader_where_they_would_take_much(on_a_gpu):
     with pytest.warns(Notice, match=r"stay with the loader, as cuda has 0\.0 GB .* \(data\.cache=disk\)"):
         state = on_a_gpu(int(1.5 * GIGABYTE) + 3 * 32 * 40 * 40 * 3)
     assert state.on_device is None
-    assert state.kept_crops.budget == 3 * 32 * 40 * 40 * 3 // 4
+    assert state.crop_cache.budget == 3 * 32 * 40 * 40 * 3 // 4
 
 
 def test_asked_for_they_may_take_all_that_there_is_and_no_more(on_a_gpu):
@@ -63,7 +63,7 @@ def test_asked_for_they_may_take_all_that_there_is_and_no_more(on_a_gpu):
     with pytest.warns(Notice, match="are on cuda"):
         state = on_a_gpu(int(1.5 * GIGABYTE) + needed, "data.cache=device")
     assert state.on_device is not None
-    assert state.kept_crops.budget == 0
+    assert state.crop_cache.budget == 0
     with pytest.raises(
         RecipeError, match=r"data\.cache=device: 32 training images .* do not fit on cuda, which has 0\.0"
     ):
@@ -93,12 +93,12 @@ def test_on_a_cpu_the_loader_crops_and_evaluation_crops_take_little(state_for, m
     monkeypatch.setattr(image_placement, "free_memory", lambda device: 16 * GIGABYTE)
     place_images(state)
     assert state.on_device is None
-    assert state.kept_crops.budget == GIGABYTE
+    assert state.crop_cache.budget == GIGABYTE
     with pytest.raises(RecipeError, match="keeps images on a CUDA device, not on cpu"):
         place_images(state_for("data.cache=device"))
     monkeypatch.setattr(image_placement, "free_memory", lambda device: None)
     place_images(state)
-    assert state.kept_crops.budget == 0
+    assert state.crop_cache.budget == 0
     assert not [each for each in recwarn if issubclass(each.category, Notice)]
 
 

@@ -26,12 +26,12 @@ __all__ = [
     "LOOK_UP",
     "SEARCH",
     "Checkpoint",
+    "ClassFolders",
     "Data",
     "DataRoot",
     "Device",
     "Epochs",
     "Json",
-    "Kinds",
     "Markdown",
     "Runtime",
     "Verbose",
@@ -84,11 +84,11 @@ DataRoot = Annotated[
 Data = Annotated[
     str | None, typer.Option("--data", help="Where the runs' images are now, if they have moved since training.")
 ]
-Kinds = Annotated[
+ClassFolders = Annotated[
     Literal["deepest", "top"] | None,
     typer.Option(
-        "--kinds",
-        help="Which folders are the kinds where folders lie inside each other: all that images lie in (deepest), or "
+        "--class-folders",
+        help="Which folders are the classes where folders lie inside each other: all that images lie in (deepest), or "
         "those at the top.",
     ),
 ]

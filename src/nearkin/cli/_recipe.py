@@ -23,7 +23,7 @@ def changes_from(
     epochs: int | None = None,
     root: Path | None = None,
     device: str | None = None,
-    kinds: str | None = None,
+    class_folders: str | None = None,
     flip: bool | None = None,
     test_size: int | None = None,
 ) -> list[str]:
@@ -31,7 +31,7 @@ def changes_from(
     options = {
         "data.source": data,
         "data.root": None if root is None else str(root),
-        "data.kinds": kinds,
+        "data.class_folders": class_folders,
         "training.epochs": epochs,
         "training.device": device,
         "protocol.flip": flip,
@@ -55,7 +55,7 @@ def recipe_from(
     *,
     root: Path | None = None,
     device: str | None = None,
-    kinds: str | None = None,
+    class_folders: str | None = None,
     epochs: int | None = None,
 ) -> Recipe:
     """The recipe that a command line gives: a name and changes to it, or what suits the images of --data."""
@@ -63,7 +63,7 @@ def recipe_from(
     from nearkin.runs.own_photos import own_photos_recipe
 
     name, changes = split_arguments(arguments, what="recipe")
-    changes = changes_from(changes, epochs=epochs, root=root, device=device, kinds=kinds)
+    changes = changes_from(changes, epochs=epochs, root=root, device=device, class_folders=class_folders)
     if name is not None:
         return Recipe.load(name, changes_from(changes, data=data))
     if data is None:

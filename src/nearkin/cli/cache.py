@@ -27,7 +27,7 @@ def cache(
     Images are decoded once and kept, so that the next run starts at once. What is cleared is decoded again when it is
     needed. NEARKIN_CACHE names another folder; data.cache=memory keeps nothing.
     """
-    from nearkin.data.cache_contents import cache_contents, clear_cache
+    from nearkin.data.cache import cache_contents, clear_cache
 
     contents = cache_contents()
     if clear and contents.parts:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nearkin.cli._app import COMPARE, DataRoot, Device, Epochs, Json, Kinds, Verbose, app, print_table
+from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Epochs, Json, Verbose, app, print_table
 from nearkin.cli._recipe import changes_from
 from nearkin.cli._study import Format, Jobs, Listed, Overwrite, Seeds, Yes, names_in, run_study
 from nearkin.errors import RecipeError
@@ -52,7 +52,7 @@ def compare(
         Path | None, typer.Option("--output", "-o", help="Folder for all runs. Default: runs/compare-<data>-<hash>.")
     ] = None,
     overwrite: Overwrite = False,
-    kinds: Kinds = None,
+    class_folders: ClassFolders = None,
     yes: Yes = False,
     listing: Listed = False,
     format_: Format = "table",
@@ -89,7 +89,7 @@ def compare(
         rows_from=rows_from,
         against=against,
         seeds=seeds,
-        changes=changes_from(changes or [], epochs=epochs, root=data_root, device=device, kinds=kinds),
+        changes=changes_from(changes or [], epochs=epochs, root=data_root, device=device, class_folders=class_folders),
         folder=output,
     )
     if listing:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nearkin.cli._app import COMPARE, DataRoot, Device, Json, Kinds, Verbose, app, progress_console
+from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Json, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
 from nearkin.cli._study import Format, Jobs, OtherData, Yes, run_study
 
@@ -32,7 +32,7 @@ def mlrc(
         Path | None,
         typer.Option("--output", "-o", help="Folder for all models. Default: runs/mlrc-<data>-<objective>-<hash>."),
     ] = None,
-    kinds: Kinds = None,
+    class_folders: ClassFolders = None,
     yes: Yes = False,
     format_: Format = "table",
     data_root: DataRoot = None,
@@ -55,6 +55,6 @@ def mlrc(
     from nearkin.studies.mlrc import RealityCheck
 
     console = progress_console(verbose)
-    recipe = recipe_from(arguments, data, console, root=data_root, device=device, kinds=kinds)
+    recipe = recipe_from(arguments, data, console, root=data_root, device=device, class_folders=class_folders)
     study = RealityCheck(recipe, repeats, output)
     run_study(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)

@@ -150,7 +150,7 @@ def _opened(folder: Path, run: Path | None, device: str | None) -> Index:
 
 def _shares(crop: str, image: str) -> list[float]:
     """``x,y,w,h`` as shares of an image: as they are where all are at most 1, else pixels of the upright image."""
-    from nearkin.data.given import GivenImages
+    from nearkin.data.image_inputs import ImageInputs
 
     try:
         x, y, width, height = (float(each) for each in crop.split(","))
@@ -158,7 +158,7 @@ def _shares(crop: str, image: str) -> list[float]:
         raise RecipeError(f"--crop must be four numbers, x,y,width,height, got {crop!r}") from None
     if max(x, y, width, height) <= 1:
         return [x, y, width, height]
-    rows, columns = GivenImages([image], shorter_side=None)[0].shape[:2]
+    rows, columns = ImageInputs([image], shorter_side=None)[0].shape[:2]
     if min(x, y) < 0 or min(width, height) <= 0 or x + width > columns or y + height > rows:
         raise RecipeError(f"--crop {crop} does not lie within {image}, which is {columns} pixels wide and {rows} high")
     return [x / columns, y / rows, width / columns, height / rows]

@@ -11,11 +11,11 @@ import typer
 
 from nearkin.cli._app import (
     COMPARE,
+    ClassFolders,
     DataRoot,
     Device,
     Epochs,
     Json,
-    Kinds,
     Markdown,
     Verbose,
     app,
@@ -46,7 +46,7 @@ def study(
     epochs: Epochs = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for all runs.")] = None,
     overwrite: Overwrite = False,
-    kinds: Kinds = None,
+    class_folders: ClassFolders = None,
     yes: Yes = False,
     listing: Listed = False,
     format_: Format = "table",
@@ -93,7 +93,13 @@ def study(
         if option.default is inspect.Parameter.empty and key not in given:
             raise RecipeError(f"{planner} needs --set {key}=…")
     recipe = recipe_from(
-        arguments, data, progress_console(verbose), root=data_root, device=device, kinds=kinds, epochs=epochs
+        arguments,
+        data,
+        progress_console(verbose),
+        root=data_root,
+        device=device,
+        class_folders=class_folders,
+        epochs=epochs,
     )
     planned = known[planner](recipe, seeds=seeds, folder=output, **given)
     if listing:

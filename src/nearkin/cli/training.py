@@ -12,10 +12,10 @@ from rich.console import Console
 from nearkin.cli._app import (
     ENCODER,
     Checkpoint,
+    ClassFolders,
     DataRoot,
     Device,
     Json,
-    Kinds,
     Verbose,
     announcer,
     app,
@@ -64,7 +64,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in a folder that holds a run.")] = False,
-    kinds: Kinds = None,
+    class_folders: ClassFolders = None,
     picture: Annotated[bool, typer.Option("--picture/--no-picture", help="Draw nearest neighbours at the end.")] = True,
     data_root: DataRoot = None,
     device: Device = None,
@@ -96,7 +96,7 @@ def train(
     console, progress, drawn = Console(), progress_console(verbose), None
     announce = announcer(progress, as_json=as_json)
     if final is not None:
-        if arguments or data is not None or kinds is not None:
+        if arguments or data is not None or class_folders is not None:
             raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
         folder = RunFolder(output or final_folder(final))
         with ConsoleObserver(progress) as bar:
@@ -113,7 +113,7 @@ def train(
             )
         recipe = RunFolder(final).recipe()
     else:
-        recipe = recipe_from(arguments, data, progress, root=data_root, device=device, kinds=kinds)
+        recipe = recipe_from(arguments, data, progress, root=data_root, device=device, class_folders=class_folders)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
             drawn_too = recipe.training.tensorboard and is_first()
@@ -174,7 +174,7 @@ def evaluate(
     test_size: TestSize = None,
     also: With = None,
     rerank: Rerank = None,
-    kinds: Kinds = None,
+    class_folders: ClassFolders = None,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -229,7 +229,7 @@ def evaluate(
                 given[0],
                 data=data,
                 data_root=data_root,
-                kinds=kinds,
+                class_folders=class_folders,
                 which=checkpoint,
                 device=device,
                 flip=flip,
@@ -247,7 +247,7 @@ def evaluate(
                 weights=weights,
                 overrides=changes_from(given, flip=flip, test_size=test_size),
                 data_root=data_root,
-                kinds=kinds,
+                class_folders=class_folders,
                 device=device,
                 progress=observer.decoding,
                 watch=observer.on_scoring,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nearkin.cli._app import COMPARE, DataRoot, Device, Epochs, Json, Kinds, Verbose, app, progress_console
+from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Epochs, Json, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
 from nearkin.cli._study import Format, Jobs, OtherData, Yes, run_study
 from nearkin.errors import RecipeError
@@ -55,7 +55,7 @@ def tune(
         Path | None,
         typer.Option("--output", "-o", help="Folder for the search. Default: runs/tune-<data>-<objective>-<hash>."),
     ] = None,
-    kinds: Kinds = None,
+    class_folders: ClassFolders = None,
     yes: Yes = False,
     format_: Format = "table",
     data_root: DataRoot = None,
@@ -83,6 +83,8 @@ def tune(
         if re.search(r"=[-+]?\d[-+.\de]*\.\.[-+.]?\d", text):
             raise RecipeError(f"a range belongs behind --space, which is given once for each: --space {text}")
     console = progress_console(verbose)
-    recipe = recipe_from(arguments, data, console, root=data_root, device=device, kinds=kinds, epochs=epochs)
+    recipe = recipe_from(
+        arguments, data, console, root=data_root, device=device, class_folders=class_folders, epochs=epochs
+    )
     study = Search(Plan.of(recipe, read_space(space, recipe), sampler, pruner, seed, seeds), trials, output)
     run_study(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)

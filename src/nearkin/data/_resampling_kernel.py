@@ -1,4 +1,4 @@
-"""The two passes of :mod:`nearkin.data.resampling` as one kernel, which keeps what lies between them in registers.
+"""The two passes of :mod:`nearkin.data.device_images` as one kernel, which keeps what lies between them in registers.
 
 In plain PyTorch every weight of a pixel is a pass over the whole batch.
 """
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nearkin.data.resampling import BITS
+from nearkin.data.device_images import BITS
 
 _BLOCK = 256
 

@@ -1,6 +1,6 @@
 """A process that makes training crops: jobs come in through standard input, pixels go out through shared memory.
 
-:mod:`nearkin.data.crop_processes` starts it. It imports little, so that it is there soon, and ends with its input.
+:mod:`nearkin.data.loader` starts it. It imports little, so that it is there soon, and ends with its input.
 """
 
 from __future__ import annotations

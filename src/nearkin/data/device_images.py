@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -10,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.cache import Images
-from nearkin.data.resampling import resample, to_device
-from nearkin.data.threads import in_order
+from nearkin.data.threads import threaded_map
 from nearkin.data.transforms import Box, Hole, Transform
+from nearkin.triton_kernels import load_kernels
 
 _PIECE = 64 << 20  # bytes that are put together and copied at a time
 _THREADS = 4
@@ -51,7 +53,7 @@ class DeviceImages:
     """Images of different shapes, one after another in one tensor on ``device``.
 
     Crops are those that Pillow makes of the same boxes, but for single levels of 256 in tall images
-    (:mod:`nearkin.data.resampling`).
+    (:mod:`nearkin.data.device_images`).
 
     >>> images = DeviceImages(np.full((3, 8, 9, 3), 7, np.uint8), torch.device("cpu"))
     >>> images.crops(np.array([2, 0]), [(0, 0, 9, 8), (1, 1, 5, 5)], [False, True], 4).shape
@@ -70,7 +72,7 @@ class DeviceImages:
 
         pieces = np.split(np.arange(len(images)), np.flatnonzero(np.diff(3 * ends // _PIECE)) + 1)
         done = 0
-        for piece in in_order(joined, pieces, _THREADS):
+        for piece in threaded_map(joined, pieces, _THREADS):
             self.pixels[done : done + len(piece)] = piece
             done += len(piece)
 
@@ -90,3 +92,111 @@ class DeviceImages:
         """Evaluation crops of ``rows`` in order."""
         for start in range(0, len(rows), batch_size):
             yield self.evaluation_crops(rows[start : start + batch_size], transform)
+
+
+BITS = 22
+_AT_ONCE = 32  # images, where plain PyTorch computes
+
+
+def resample(
+    pixels: Tensor,
+    starts: NDArray[np.int64],
+    shapes: NDArray[np.int64],
+    boxes: NDArray[np.float32],
+    flips: NDArray[np.bool_],
+    size: int,
+) -> Tensor:
+    """Cut ``boxes`` out of images and scale each to ``size`` × ``size``: uint8 ``[B, size, size, 3]``.
+
+    Args:
+        pixels: of all images one after another, row by row, uint8 ``[P, 3]``.
+        starts: ``[B]``, where each image begins among the pixels.
+        shapes: ``[B, 2]``, height and width of each image.
+        boxes: ``[B, 4]``, left, top, right, bottom in pixels of the image.
+        flips: ``[B]``, which results are mirrored.
+        size: side of the results.
+
+    >>> image = torch.arange(48, dtype=torch.uint8).view(16, 3)
+    >>> box, shape = np.float32([[1, 0, 3, 2]]), np.array([[4, 4]])
+    >>> resample(image, np.array([0]), shape, box, np.array([True]), 2)[0, :, :, 0]
+    tensor([[ 6,  3],
+            [18, 15]], dtype=torch.uint8)
+    """
+    count = len(boxes)
+    begin, end = boxes[:, :2].T.ravel(), boxes[:, 2:].T.ravel()
+    scale = (end - begin).astype(np.float64) / size  # the difference in single precision, as Pillow has it
+    # One copy to the device: columns, then rows, each with the side of its image; and where the images begin.
+    mirrored = np.concatenate([flips, np.zeros_like(flips)])
+    table = np.stack([shapes[:, ::-1].T.ravel(), begin, scale, mirrored, np.tile(starts, 2)])
+    on_device = to_device(torch.from_numpy(table), pixels.device)
+    places, weights = _taps(on_device[:4], size, int(np.ceil(2 * scale.max(initial=1.0))))
+    start, width = on_device[4, :count].long(), on_device[0, :count].long()
+    if pixels.is_cuda and (kernel := _kernel()) is not None:
+        crops: Tensor = kernel.weighted_means(pixels, start, width, places, weights)
+        return crops
+    parts = (start, width, *torch.split(places, count), *torch.split(weights, count))
+    pieces = zip(*(torch.split(part, _AT_ONCE) for part in parts), strict=True)
+    return torch.cat([_weighted_means(pixels, *piece) for piece in pieces])
+
+
+def _taps(axes: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
+    """For each place of the result which places of the source count, and how much: int32 ``[axes, size, most]``.
+
+    ``axes`` holds the side of the image, the beginning of the box, the scale and whether to mirror. The operations are
+    those of Pillow's ``precompute_coeffs``, in double precision.
+    """
+    side, begin, scale, mirrored = axes[:, :, None]
+    support = scale.clamp(min=1.0)
+    place = torch.arange(size, dtype=torch.float64, device=axes.device)
+    place = torch.where(mirrored > 0, size - 1 - place, place)
+    centre = begin + (place + 0.5) * scale
+    first = (centre - support + 0.5).trunc().clamp(min=0.0)
+    end = torch.minimum((centre + support + 0.5).trunc(), side)[:, :, None]
+    places = first[:, :, None] + torch.arange(most, dtype=torch.float64, device=axes.device)
+    distance = (places - centre[:, :, None] + 0.5) / support[:, :, None]
+    weights = torch.where(places < end, (1.0 - distance.abs()).clamp(min=0.0), 0.0)
+    weights = weights / weights.sum(dim=2, keepdim=True)
+    # What lies beyond the image has no weight, but must be a place that can be read.
+    places = torch.minimum(places, side[:, :, None] - 1)
+    return places.to(torch.int32), (weights * (1 << BITS) + 0.5).to(torch.int32)
+
+
+def _weighted_means(
+    pixels: Tensor,
+    start: Tensor,
+    width: Tensor,
+    columns: Tensor,
+    rows: Tensor,
+    column_weights: Tensor,
+    row_weights: Tensor,
+) -> Tensor:
+    """The two passes. A row of the result needs few rows of the source, and only these are scaled for it."""
+    batch, size, most = columns.shape
+    half = torch.tensor(1 << (BITS - 1), dtype=torch.int32, device=pixels.device)
+    total = half.expand(batch, size, size, 3).clone()
+    for down in range(most):
+        begins = start[:, None] + rows[:, :, down] * width[:, None]
+        scaled = half.expand(batch, size, size, 3).clone()
+        for across in range(most):
+            taken = pixels[begins[:, :, None] + columns[:, None, :, across]]
+            scaled += taken * column_weights[:, None, :, across, None]
+        total += (scaled >> BITS) * row_weights[:, :, down, None, None]
+    return (total >> BITS).to(torch.uint8)
+
+
+@functools.cache
+def _kernel() -> ModuleType | None:
+    """The two passes as one kernel, where Triton can build it; None where plain PyTorch has to do."""
+
+    def try_out(kernel: ModuleType) -> None:
+        pixels = torch.zeros(1, 3, dtype=torch.uint8, device="cuda")
+        zeros, ones = (torch.full((2, 1, 2), value, dtype=torch.int32, device="cuda") for value in (0, 1))
+        kernel.weighted_means(pixels, zeros[0, :, 0].long(), ones[0, :, 0].long(), zeros, ones)
+
+    otherwise = "crops are made in plain PyTorch, as Triton cannot build its kernel"
+    return load_kernels("nearkin.data._resampling_kernel", try_out, otherwise)
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, for which nothing waits."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from nearkin.data.folder_tree import Folder, scan
-from nearkin.data.formats import MANIFEST_ENDINGS, is_archive
-from nearkin.data.listing import class_name, natural_key, readable, some_of
+from nearkin.data.file_names import class_name, natural_key, readable, some_of
+from nearkin.data.images import MANIFEST_ENDINGS, image_extensions, is_archive, is_picture, why_left_out
 from nearkin.data.table import SPLITS, ImageTable, LeftOut
 from nearkin.errors import DataError, RecipeError
 from nearkin.suggest import did_you_mean
@@ -19,11 +21,11 @@ SPLIT_FOLDERS = {split: split for split in SPLITS} | {"valid": "validation", "va
 
 _COMMON = "jpg, png, webp, gif, tif, bmp, avif and what else Pillow reads"
 
-Kinds = Literal["deepest", "top"]
+ClassFolders = Literal["deepest", "top"]
 """Which folders are the classes where folders of images lie inside each other."""
 
 
-def read_folder(root: str | Path, *, name: str | None = None, kinds: Kinds | None = None) -> ImageTable:
+def read_folder(root: str | Path, *, name: str | None = None, class_folders: ClassFolders | None = None) -> ImageTable:
     """Read a folder that has one subfolder per class, named after it.
 
     Everything is in the split ``train`` (a protocol divides it later), unless the top folders are called ``train``,
@@ -34,9 +36,9 @@ def read_folder(root: str | Path, *, name: str | None = None, kinds: Kinds | Non
     Args:
         root: the folder.
         name: what to call the table; the folder's own name when None.
-        kinds: which folders are the classes where a class folder holds folders of images. ``deepest``: every folder
-            that images lie in, named by its path below the root or split (``Fruit/Apple``). ``top``: the folders at
-            the top, with everything below them. None: there must be no such folders.
+        class_folders: which folders are the classes where a class folder holds folders of images. ``deepest``: every
+            folder that images lie in, named by its path below the root or split (``Fruit/Apple``). ``top``: the
+            folders at the top, with everything below them. None: there must be no such folders.
 
     Raises:
         DataError: when there is no such folder, or it is not laid out like this, or has fewer than two classes.
@@ -51,16 +53,18 @@ def read_folder(root: str | Path, *, name: str | None = None, kinds: Kinds | Non
         >>> table.class_names, table.ids
         (('apple', 'pear'), ('apple/1.jpg', 'pear/2.jpg', 'pear/10.jpg'))
     """
-    table = folder_table(root, name=name, kinds=kinds)
+    table = folder_table(root, name=name, class_folders=class_folders)
     if lost := [str(each) for each in table.left_out if each.picture]:
         warnings.warn(f"left out of {str(root)!r}: {'; '.join(lost)}", stacklevel=2)
     return table
 
 
-def folder_table(root: str | Path, *, name: str | None = None, kinds: Kinds | None = None) -> ImageTable:
+def folder_table(root: str | Path, *, name: str | None = None, class_folders: ClassFolders | None = None) -> ImageTable:
     """:func:`read_folder` without the warning, for those who say themselves what was left out."""
-    if kinds is not None and kinds not in get_args(Kinds):
-        raise RecipeError(f"no kinds {kinds!r}: {did_you_mean(str(kinds), get_args(Kinds))}")
+    if class_folders is not None and class_folders not in get_args(ClassFolders):
+        raise RecipeError(
+            f"no class_folders {class_folders!r}: {did_you_mean(str(class_folders), get_args(ClassFolders))}"
+        )
     root = existing_folder(root)
     tree, others = scan(root)
     if not tree.folders:
@@ -69,17 +73,17 @@ def folder_table(root: str | Path, *, name: str | None = None, kinds: Kinds | No
 
     splits = _split_folders(tree)
     tops = splits or [tree]
-    class_folders = [(top, folder) for top in tops for folder in top.folders]
+    labelled = [(top, folder) for top in tops for folder in top.folders]
     strays = list(tree.own_images())
     if splits:
         no_splits = [folder for top in tree.folders if top.key not in SPLIT_FOLDERS for folder in top.holding_images()]
         strays += [image for folder in (*splits, *no_splits) for image in folder.own_images()]
-    if kinds is None:
-        _check_flat(root, class_folders)
+    if class_folders is None:
+        _check_flat(root, labelled)
 
     rows = [
-        (SPLIT_FOLDERS[top.key] if splits else "train", _label(kind, top, kinds), *image)
-        for top, folder in class_folders
+        (SPLIT_FOLDERS[top.key] if splits else "train", _label(kind, top, class_folders), *image)
+        for top, folder in labelled
         for kind in folder.holding_images()
         for image in kind.own_images()
     ]
@@ -120,10 +124,10 @@ def list_images(root: str | Path) -> list[Path]:
     return [Path(image) for image in folder_images(root).images]
 
 
-def folder_images(root: str | Path, *, kinds: Kinds | None = None) -> ImageTable:
+def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None) -> ImageTable:
     """Every image at any depth below ``root`` whatever the layout, labelled by its folder or, in none, by ``""``.
 
-    The label is the folder's path below the root or split, with ``kinds="top"`` only the first part of it.
+    The label is the folder's path below the root or split, with ``class_folders="top"`` only the first part of it.
     """
     root = existing_folder(root)
     tree, others = scan(root)
@@ -136,16 +140,16 @@ def folder_images(root: str | Path, *, kinds: Kinds | None = None) -> ImageTable
     rows = []
     for folder in tree.holding_images():
         top = next((split for split in splits if folder.below_root.startswith(split.below_root)), tree)
-        rows += [(_label(folder, top, kinds), *image) for image in folder.own_images()]
+        rows += [(_label(folder, top, class_folders), *image) for image in folder.own_images()]
     labels, ids, images = zip(*rows, strict=True)
     name = readable(root.resolve().name)
     return ImageTable.build(name, images, labels, splits=["test"] * len(images), ids=ids, left_out=others)
 
 
-def _label(folder: Folder, top: Folder, kinds: Kinds | None) -> str:
+def _label(folder: Folder, top: Folder, class_folders: ClassFolders | None) -> str:
     """The class of the images in a folder: its path below the root or split, or the first part of it."""
     parts = [class_name(part) for part in folder.below_root[len(top.below_root) :].split("/")[:-1]]
-    return "/".join(parts[:1] if kinds == "top" else parts)
+    return "/".join(parts[:1] if class_folders == "top" else parts)
 
 
 def _check_flat(root: Path, class_folders: list[tuple[Folder, Folder]]) -> None:
@@ -162,9 +166,9 @@ def _check_flat(root: Path, class_folders: list[tuple[Folder, Folder]]) -> None:
         advice = f" Or give the one folder that everything lies in: {str(class_folders[0][1].path)!r}."
     raise DataError(
         f"{str(root)!r} has folders of images inside its class folders:\n{some_of(listed, most=5)}\n"
-        f"Which are the classes? With --kinds deepest every folder with images in it, {len(deepest):,} in all, such as "
-        f"{example!r}; with --kinds top the {len(tops):,} at the top, such as {tops[0]!r}, each with all below it "
-        f"(in a recipe data.kinds, from Python kinds).{advice}"
+        f"Which are the classes? With --class-folders deepest every folder that images lie in, {len(deepest):,} in "
+        f"all, such as {example!r}; with --class-folders top the {len(tops):,} at the top, such as {tops[0]!r}, each "
+        f"with all below it (in a recipe data.class_folders, from Python class_folders).{advice}"
     )
 
 
@@ -199,10 +203,10 @@ def existing_folder(root: str | Path) -> Path:
         elif is_archive(root):
             advice = "unpack it, and give the folder that it unpacks to"
         raise DataError(f"{str(root)!r} is a file; {advice}")
-    raise DataError(f"there is no folder {str(root)!r}{nearest_folder(root)}")
+    raise DataError(f"there is no folder {str(root)!r}{suggest_folder(root)}")
 
 
-def nearest_folder(missing: Path) -> str:
+def suggest_folder(missing: Path) -> str:
     """A clause on the folder that was probably meant, beside the first part of the path that does not exist."""
     while not missing.parent.exists():
         missing = missing.parent
@@ -232,4 +236,85 @@ def _expected_layout(root: Path) -> str:
         "    pear/\n"
         "      photo3.jpg\n"
         f"or the same below {name}/train and {name}/test. Images are {_COMMON}."
+    )
+
+
+_NO_ENDING = "extensionless files"
+_BROKEN, _NOTHING_THERE = "broken links", "there is nothing behind them to read"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder, the images in it and the folders in it that hold images at any depth; ``empty`` names the others."""
+
+    path: Path
+    below_root: str
+    images: tuple[str, ...]
+    folders: tuple[Folder, ...]
+    empty: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return self.path.name.casefold()
+
+    def own_images(self) -> Iterator[tuple[str, Path]]:
+        """Id and path of the images that lie in the folder itself."""
+        for image in self.images:
+            yield self.below_root + readable(image), self.path / image
+
+    def holding_images(self) -> Iterator[Folder]:
+        """This folder and those below it, as far as images lie directly in them."""
+        if self.images:
+            yield self
+        for folder in self.folders:
+            yield from folder.holding_images()
+
+
+def scan(root: Path) -> tuple[Folder, tuple[LeftOut, ...]]:
+    """A folder with all below it, and by their endings the files that are no images; hidden files do not count."""
+    others: dict[str, list[str]] = defaultdict(list)
+    tree = _scan(root, below_root="", above=frozenset(), others=others)
+    left_out = [
+        LeftOut(
+            len(names), what, _NOTHING_THERE if what == _BROKEN else why_left_out(what), min(names), is_picture(what)
+        )
+        for what, names in others.items()
+    ]
+    return tree, tuple(sorted(left_out, key=lambda each: (-each.count, each.what)))
+
+
+def _scan(path: Path, *, below_root: str, above: frozenset[tuple[int, int]], others: dict[str, list[str]]) -> Folder:
+    """``above`` are the folders it lies in, against links that go in circles."""
+    images: list[str] = []
+    folders: list[str] = []
+    extensions = image_extensions()
+    try:
+        status = os.stat(path)
+        here = above | {(status.st_dev, status.st_ino)}
+        with os.scandir(path) as entries:
+            for entry in entries:
+                ending = os.path.splitext(entry.name)[1].lower()
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    below = entry.stat()
+                    if (below.st_dev, below.st_ino) not in here:
+                        folders.append(entry.name)
+                elif ending in extensions and entry.is_file():
+                    images.append(entry.name)
+                else:
+                    what = _BROKEN if ending in extensions else ending or _NO_ENDING
+                    others[what].append(below_root + readable(entry.name))
+    except OSError as error:
+        raise DataError(f"cannot read the folder {str(path)!r}: {error.strerror or error}") from error
+    scanned = [
+        _scan(path / folder, below_root=f"{below_root}{readable(folder)}/", above=here, others=others)
+        for folder in sorted(folders, key=natural_key)
+    ]
+    return Folder(
+        path=path,
+        below_root=below_root,
+        images=tuple(sorted(images, key=natural_key)),
+        folders=tuple(folder for folder in scanned if folder.images or folder.folders),
+        empty=tuple(folder.below_root for folder in scanned if not folder.images and not folder.folders),
     )

@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from nearkin.data.file_names import class_name, existing_images, natural_key
 from nearkin.data.folder import SPLIT_FOLDERS
-from nearkin.data.formats import ARCHIVE_ENDINGS, OTHER_FILES, is_archive, is_image_file, why_left_out
-from nearkin.data.listing import class_name, existing_images, natural_key
+from nearkin.data.images import ARCHIVE_ENDINGS, OTHER_FILES, is_archive, is_image_file, why_left_out
 from nearkin.data.table import SPLITS, ImageTable
 from nearkin.errors import DataError
 from nearkin.suggest import did_you_mean

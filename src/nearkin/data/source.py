@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nearkin.data.benchmarks import benchmarks, read_benchmark
-from nearkin.data.folder import Kinds, folder_table, nearest_folder
-from nearkin.data.manifest import read_manifest
+from nearkin.data.file_names import readable
+from nearkin.data.folder import ClassFolders, folder_images, folder_table, suggest_folder
+from nearkin.data.images import is_image_file
+from nearkin.data.manifest import manifest_images, read_manifest
 from nearkin.data.table import ImageTable
-from nearkin.errors import DataError
+from nearkin.errors import DataError, RecipeError
 from nearkin.suggest import did_you_mean
 
 
@@ -26,12 +30,14 @@ def is_benchmark(source: str | Path) -> bool:
     return str(source) in benchmarks()
 
 
-def read_source(source: str | Path, *, root: str | Path | None = None, kinds: Kinds | None = None) -> ImageTable:
+def read_source(
+    source: str | Path, *, root: str | Path | None = None, class_folders: ClassFolders | None = None
+) -> ImageTable:
     """Read the data set that ``source`` names.
 
-    A name of a benchmark wins over a folder of the same name; write ``./cub`` for the folder. ``kinds`` says which
-    folders are the classes where a folder has several levels of them (:func:`~nearkin.data.folder.read_folder`). What
-    was left out is in the table's ``left_out``.
+    A name of a benchmark wins over a folder of the same name; write ``./cub`` for the folder. ``class_folders`` says
+    which folders are the classes where a folder has several levels of them
+    (:func:`~nearkin.data.folder.read_folder`). What was left out is in the table's ``left_out``.
     """
     text = str(source)
     if is_benchmark(text):
@@ -40,6 +46,44 @@ def read_source(source: str | Path, *, root: str | Path | None = None, kinds: Ki
     if path.is_file():
         return read_manifest(path)
     if path.exists() or any(mark in text for mark in "/\\. ~"):
-        return folder_table(path, kinds=kinds)
-    near = nearest_folder(path) or f": {did_you_mean(text, benchmarks())}"
+        return folder_table(path, class_folders=class_folders)
+    near = suggest_folder(path) or f": {did_you_mean(text, benchmarks())}"
     raise DataError(f"{text!r} is neither a folder or manifest here nor a benchmark{near}")
+
+
+def collect_images(
+    sources: str | Path | Sequence[str | Path], *, class_folders: ClassFolders | None = None
+) -> ImageTable:
+    """Every image of the given files, folders and manifests, each once, in the order given.
+
+    >>> collect_images([])
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: give at least one image, folder or manifest
+    """
+    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    if not given:
+        raise RecipeError("give at least one image, folder or manifest")
+    tables = [_table_of(Path(source).expanduser(), class_folders, alone=len(given) == 1) for source in given]
+    if len(tables) == 1:
+        return tables[0]
+    rows: dict[str, tuple[Path, str, str]] = {}
+    for table in tables:
+        for image, label, name in zip(table.images, table.labels.tolist(), table.ids, strict=True):
+            rows.setdefault(os.path.abspath(image), (Path(image), table.class_names[label], name))
+    paths, labels, ids = zip(*rows.values(), strict=True)
+    joined = ImageTable.build(f"{len(tables)} sources", paths, labels, splits=["test"] * len(paths), ids=ids)
+    return replace(joined, left_out=tuple(each for table in tables for each in table.left_out))
+
+
+def _table_of(source: Path, class_folders: ClassFolders | None, *, alone: bool) -> ImageTable:
+    if source.is_file() and is_image_file(source):
+        return ImageTable.build(source.name, [source], [""], splits=["test"], ids=[readable(source.as_posix())])
+    if source.is_file():
+        return manifest_images(source)
+    if not source.exists():
+        raise DataError(f"there is no image, folder or manifest {str(source)!r}{suggest_folder(source)}")
+    table = folder_images(source, class_folders=class_folders)
+    if alone:
+        return table
+    return replace(table, ids=tuple(f"{readable(source.as_posix())}/{name}" for name in table.ids))

@@ -14,10 +14,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+def threaded_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
     """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory.
 
-    >>> list(in_order(abs, [-1, 2, -3], workers=2))
+    >>> list(threaded_map(abs, [-1, 2, -3], workers=2))
     [1, 2, 3]
     """
     pending: deque[Future[R]] = deque()

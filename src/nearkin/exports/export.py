@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.given import GivenImages, Picture
+from nearkin.data.image_inputs import ImageInput, ImageInputs
 from nearkin.data.source import read_source
 from nearkin.disk import check_writable, make_folder, write_atomically, writing
 from nearkin.errors import DataError, NearkinError, RecipeError, require
@@ -90,7 +90,7 @@ def export(
     *,
     int8: bool = False,
     which: str = "best",
-    images: Picture | Iterable[Picture] | None = None,
+    images: ImageInput | Iterable[ImageInput] | None = None,
     data_root: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Exported:
@@ -189,25 +189,25 @@ def _settings(trained: TrainedRun, graph: PixelsToEmbeddings) -> Settings:
 
 
 def _pictures(
-    trained: TrainedRun, given: Picture | Iterable[Picture] | None, data_root: str | Path | None
+    trained: TrainedRun, given: ImageInput | Iterable[ImageInput] | None, data_root: str | Path | None
 ) -> tuple[list[NDArray[np.uint8]], str]:
     """A few real images as they are, and what to call them."""
     if given is not None:
-        opened = GivenImages(given, shorter_side=None)
+        opened = ImageInputs(given, shorter_side=None)
         return [opened[row] for row in range(min(len(opened), _CHECKED))], "images that were given"
     section = with_root_found(trained.recipe.data)
     section = section if data_root is None else dataclasses.replace(section, root=str(data_root))
     try:
-        table = read_source(section.source, root=section.root, kinds=section.kinds)
+        table = read_source(section.source, root=section.root, class_folders=section.class_folders)
         places = np.unique(np.linspace(0, len(table) - 1, _CHECKED).astype(int)).tolist()
-        opened = GivenImages([table.images[place] for place in places], shorter_side=None)
+        opened = ImageInputs([table.images[place] for place in places], shorter_side=None)
         return [opened[row] for row in range(len(opened))], "images of the run"
     except DataError as error:
         import matplotlib
 
         notice(f"the run's images are not at hand ({error}): the file is checked on a photo that comes with matplotlib")
         photo = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
-        picture = GivenImages(photo, shorter_side=None)[0]
+        picture = ImageInputs(photo, shorter_side=None)[0]
         return [picture, picture[:300], picture[200:260, 200:290]], "cuts of a photo that comes with matplotlib"
 
 

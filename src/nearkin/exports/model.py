@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.cache import Images
-from nearkin.data.given import Picture, as_images
+from nearkin.data.image_inputs import ImageInput, as_images
 from nearkin.data.threads import usable_cores
 from nearkin.data.transforms import Transform
 from nearkin.errors import DataError, require, require_torch
@@ -83,7 +83,7 @@ class ExportedModel:
 
     def encode(
         self,
-        images: Images | Picture | Iterable[Picture],
+        images: Images | ImageInput | Iterable[ImageInput],
         batch_size: int = 64,
         *,
         rows: NDArray[np.int64] | None = None,

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.cache import Images
-from nearkin.data.gathered import images_of
-from nearkin.data.given import GivenImages
+from nearkin.data.file_names import readable
+from nearkin.data.image_inputs import ImageInputs
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
-from nearkin.data.listing import readable
+from nearkin.data.source import collect_images
 from nearkin.data.table import ImageTable
-from nearkin.data.threads import in_order, usable_cores
+from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.engine import Engine
 from nearkin.index.items import File, Items, NewItem
@@ -102,12 +102,12 @@ def sources_of(given: Any, labels: Labels, shorter_side: int | None) -> Sources:
     if named is not None and len(named) != len(several):
         raise RecipeError(f"{len(several):,} images were given, and {len(named):,} labels: give one for each")
     if not in_files:
-        images = GivenImages(several, shorter_side=shorter_side)
+        images = ImageInputs(several, shorter_side=shorter_side)
         said = [None] * len(several) if named is None else named
         rows = [Source(None, place, label or None) for place, label in enumerate(said)]
         return Sources("images given", images, rows, {})
     if named is None:
-        table = images_of([Path(each) for each in several])
+        table = collect_images([Path(each) for each in several])
     else:
         table = ImageTable.build("images given", list(map(Path, several)), named, splits=["test"] * len(several))
     name = readable(os.path.abspath(several[0])) if len(several) == 1 else f"{len(several)} sources"
@@ -158,7 +158,7 @@ def loaded(
         except UnreadableImageError as error:
             return Loaded(source, file, reason=error.reason)
 
-    yield from in_order(load, look_up(), usable_cores())
+    yield from threaded_map(load, look_up(), usable_cores())
 
 
 def _with(source: Source, file: File | None, digest: bytes, pixels: NDArray[np.uint8]) -> Loaded:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.threads import in_order, usable_cores
+from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.errors import RecipeError
 from nearkin.index.adding import Progress
 from nearkin.index.index import Index
@@ -64,7 +64,9 @@ def same_picture(
     hashes = np.zeros(len(ids), dtype=np.uint64)
     has_one = np.zeros(len(ids), dtype=bool)
     thumbnails = (index.thumbnail(id) for id in ids.tolist())
-    for place, found in enumerate(in_order(lambda each: perceptual_hash(brightness(each)), thumbnails, usable_cores())):
+    for place, found in enumerate(
+        threaded_map(lambda each: perceptual_hash(brightness(each)), thumbnails, usable_cores())
+    ):
         if found is not None:
             hashes[place], has_one[place] = found, True
         if progress is not None:

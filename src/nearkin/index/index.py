@@ -11,7 +11,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.folder import nearest_folder
+from nearkin.data.folder import suggest_folder
 from nearkin.errors import DataError, RecipeError, require
 from nearkin.index.adding import Added, Labels, Progress, sources_of, write_all
 from nearkin.index.calibration import Calibration
@@ -92,7 +92,7 @@ class Index:
         place = Path(folder).expanduser()
         if not (place / NAME).is_file():
             what = (
-                f"{place} is no index" if place.exists() else f"there is no index {str(place)!r}{nearest_folder(place)}"
+                f"{place} is no index" if place.exists() else f"there is no index {str(place)!r}{suggest_folder(place)}"
             )
             raise DataError(f"{what}: 'nearkin index RUN FOLDER -o INDEX' makes one")
         items = Items.open(place / NAME)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.given import GivenImages, Tensor
+from nearkin.data.image_inputs import ImageInputs, Tensor
 from nearkin.errors import RecipeError
 from nearkin.index.engine import Engine
 from nearkin.index.segments import Segments
@@ -97,7 +97,7 @@ def cropped(image: Any, crop: Sequence[float]) -> NDArray[np.uint8]:
             f"crop must lie within the image, as shares of it from 0 to 1: x {x:g} to {x + width:g}, "
             f"y {y:g} to {y + height:g} does not"
         )
-    pixels = GivenImages([image], shorter_side=None)[0]
+    pixels = ImageInputs([image], shorter_side=None)[0]
     rows, columns = (
         _span(at, size, there) for at, size, there in zip((y, x), (height, width), pixels.shape[:2], strict=True)
     )

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
-from nearkin.data.threads import in_order, usable_cores
+from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.disk import check_room, make_folder, write_atomically, writing
 from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.index.adding import Progress, check_vectors, hash_of
@@ -239,7 +239,7 @@ def _vectors_of(
                 reason = str(error)
         return id, reason
 
-    looked = dict(in_order(read, sorted(items.contents(ids).items()), usable_cores()))
+    looked = dict(threaded_map(read, sorted(items.contents(ids).items()), usable_cores()))
     gone = {id: found for id, found in looked.items() if isinstance(found, str)}
     pixels = {id: found for id, found in looked.items() if not isinstance(found, str)}
     if not pixels:

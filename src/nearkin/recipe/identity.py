@@ -26,7 +26,7 @@ INDIFFERENT = (
 """Keys that may differ when a run is resumed: they do not decide what is computed, but for rounding."""
 
 LATER: Mapping[str, Any] = {
-    "data.kinds": None,
+    "data.class_folders": None,
     "data.random_erasing": 0.0,
     "encoder.last_stride": None,
     "encoder.freeze_scale_and_shift": False,
@@ -102,8 +102,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
     {'training.seed': 'training.seed was 0, is 1'}
     """
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    # Without data.kinds folders cannot lie inside each other, and then any value of it means the same.
-    changed = [key for key in changed if key != "data.kinds" or None not in (before.get(key), now.get(key))]
+    # Without data.class_folders folders cannot lie inside each other, and then any value of it means the same.
+    changed = [key for key in changed if key != "data.class_folders" or None not in (before.get(key), now.get(key))]
     return {key: f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed}
 
 

@@ -15,7 +15,7 @@ class DataSection:
     """A benchmark's name, a folder with one folder per class, or a CSV/JSONL manifest."""
     root: str | None = None
     """Folder that holds the benchmarks; default: the environment variable NEARKIN_DATA."""
-    kinds: Literal["deepest", "top"] | None = None
+    class_folders: Literal["deepest", "top"] | None = None
     """Which folders are the classes where folders of images lie inside class folders; without it they are refused."""
     transform: str = "standard"
     """How crops are cut: standard, mild, ccp, profs, glyphs or digits."""

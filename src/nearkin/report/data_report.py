@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from nearkin.data.formats import OTHER_FILES
+from nearkin.data.images import OTHER_FILES
 from nearkin.data.table import LeftOut
 from nearkin.report.formats import counted
 from nearkin.runs.data_report import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin import ranks
-from nearkin.data.folder import Kinds
+from nearkin.data.folder import ClassFolders
 from nearkin.data.source import is_benchmark
 from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.recipe import Recipe
@@ -30,7 +30,7 @@ def evaluate_backbone(
     weights: str | Path | None = None,
     overrides: Iterable[str] = (),
     data_root: str | Path | None = None,
-    kinds: Kinds | None = None,
+    class_folders: ClassFolders | None = None,
     device: str | None = None,
     progress: Progress | None = None,
     watch: Callable[[str, int, int], None] | None = None,
@@ -46,7 +46,7 @@ def evaluate_backbone(
         weights: a local file; None for those that come with the backbone.
         overrides: changes to the recipe for own photos, such as ``data.image_size=160`` or ``encoder.pooling=avg``.
         data_root: folder that holds the benchmarks.
-        kinds: which of a folder's folders are the classes (:func:`~nearkin.data.folder.read_folder`).
+        class_folders: which of a folder's folders are the classes (:func:`~nearkin.data.folder.read_folder`).
         device: where to compute; default: the best there is.
         progress: told how far the decoding of images has come.
         watch: told what is being scored, how many images are done, and how many there are.
@@ -57,7 +57,7 @@ def evaluate_backbone(
     changes = [f"encoder.backbone={json.dumps(backbone)}", f"encoder.weights={json.dumps(given)}", "encoder.dim=null"]
     changes += [f"data.source={json.dumps(data)}"]
     changes += [] if data_root is None else [f"data.root={json.dumps(str(data_root))}"]
-    changes += [] if kinds is None else [f"data.kinds={kinds}"]
+    changes += [] if class_folders is None else [f"data.class_folders={class_folders}"]
     recipe = Recipe.load("own_photos/pretrained", [*changes, *overrides])
     with ranks.joined():
         return _score(recipe, data, device, progress, watch, announce)

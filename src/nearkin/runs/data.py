@@ -39,7 +39,7 @@ def open_data(
 ) -> OpenedImages:
     """Read the table that a recipe names and decode its images once."""
     return open_images(
-        read_source(section.source, root=section.root, kinds=section.kinds) if table is None else table,
+        read_source(section.source, root=section.root, class_folders=section.class_folders) if table is None else table,
         cache_dir=None if section.cache == "memory" else cache_root() / "decoded",
         shorter_side=section.shorter_side,
         tolerance=section.unreadable_tolerance,

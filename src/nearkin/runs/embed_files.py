@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin import ranks
-from nearkin.data.gathered import images_of
+from nearkin.data.file_names import readable
 from nearkin.data.images import UnreadableImageError
-from nearkin.data.listing import readable
+from nearkin.data.source import collect_images
 from nearkin.data.table import ImageTable, LeftOut
 from nearkin.disk import check_room, check_writable, write_atomically
 from nearkin.errors import RecipeError
@@ -69,7 +69,7 @@ def embed_files(
     with ranks.joined():
         ranks.from_first(lambda: check_output(target))
         run = load_run(path, which=which, device=device, flip=flip, test_size=test_size)
-        table = images_of(sources, kinds=run.recipe.data.kinds)
+        table = collect_images(sources, class_folders=run.recipe.data.class_folders)
         section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
         opened = ranks.first_on_each_machine(lambda: open_data(section, table=table, progress=progress))
         needed = len(opened.table) * run.encoder.dim * _BYTES_PER_VALUE[target.suffix]

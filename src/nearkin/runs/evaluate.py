@@ -10,7 +10,7 @@ import numpy as np
 
 from nearkin import ranks
 from nearkin.data.cache import OpenedImages
-from nearkin.data.folder import Kinds
+from nearkin.data.folder import ClassFolders
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
@@ -32,7 +32,7 @@ def evaluate_run(
     *,
     data: str | None = None,
     data_root: str | Path | None = None,
-    kinds: Kinds | None = None,
+    class_folders: ClassFolders | None = None,
     which: str = "best",
     device: str | None = None,
     flip: bool | None = None,
@@ -46,8 +46,8 @@ def evaluate_run(
 
     The test classes are the images that were kept for testing when the run began (``split.csv``), as far as they are
     still there; what came later is left out. Where images or classes of ``data`` were trained on, ``note`` says so and
-    ``trained_on`` counts them; ``announce`` is told before they are scored what was understood of them, and ``kinds``
-    says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`).
+    ``trained_on`` counts them; ``announce`` is told before they are scored what was understood of them, and
+    ``class_folders`` says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`).
 
     What else may be done with a trained encoder, all of which ``conditions`` and ``test_time`` name: ``flip`` and
     ``test_size`` take the place of the run's own (recipe keys of the protocol); embeddings are those of the run and of
@@ -64,7 +64,9 @@ def evaluate_run(
         opened, protocol = own.images, own.protocol
         part = protocol.test
     else:
-        section = replace(data_of(run.recipe), source=data, kinds=kinds or run.recipe.data.kinds)
+        section = replace(
+            data_of(run.recipe), source=data, class_folders=class_folders or run.recipe.data.class_folders
+        )
         section = section if data_root is None else replace(section, root=str(data_root))
         opened = ranks.first_on_each_machine(lambda: open_data(section, progress=progress))
         if any(opened.table.has_split(name) for name in ("test", "query")):

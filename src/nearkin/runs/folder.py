@@ -282,7 +282,7 @@ def _recipe(content: Any) -> Recipe:
     recipe = Recipe.from_mapping(content)
     # Runs of earlier versions took folders inside class folders as part of the class, and do not say so.
     earlier = "kinds" not in content["data"]
-    return recipe.but({"data.kinds": "top"}) if earlier else recipe
+    return recipe.but({"data.class_folders": "top"}) if earlier else recipe
 
 
 def _whole(content: Any, kind: type[T]) -> T:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.cache import Images
-from nearkin.data.folder import nearest_folder
-from nearkin.data.given import Picture, as_images
+from nearkin.data.folder import suggest_folder
+from nearkin.data.image_inputs import ImageInput, as_images
 from nearkin.errors import DataError, RecipeError, require_torch
 from nearkin.exports.model import SUFFIXES, load_exported
 
@@ -57,11 +57,11 @@ class Model:
     options: Mapping[str, Any] = field(default_factory=dict)
     """What :func:`load` was told beside the path, as far as it changes vectors; JSON can hold it."""
 
-    def encode(self, images: Images | Picture | Iterable[Picture], batch_size: int | None = 64) -> Vectors:
+    def encode(self, images: Images | ImageInput | Iterable[ImageInput], batch_size: int | None = 64) -> Vectors:
         """Vectors of images in the order given, float32 ``[N, dim]``.
 
         One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
-        file would be (:class:`~nearkin.data.given.GivenImages`).
+        file would be (:class:`~nearkin.data.image_inputs.ImageInputs`).
         """
         if batch_size is not None and batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
@@ -129,7 +129,7 @@ def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[s
             raise RecipeError(f"{place} cannot be computed by {runtime!r}: give the run, whose runtime can be chosen")
         return _model_of_file(place)
     if not place.exists():
-        near = nearest_folder(place) or "; 'nearkin train --data FOLDER -o RUN' makes one"
+        near = suggest_folder(place) or "; 'nearkin train --data FOLDER -o RUN' makes one"
         raise DataError(f"there is no run folder {str(place)!r}{near}")
     if place.is_file():
         raise DataError(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.cache import Images
-from nearkin.data.given import Picture, as_images
+from nearkin.data.image_inputs import ImageInput, as_images
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
 from nearkin.errors import DataError, RecipeError
@@ -38,7 +38,7 @@ class TrainedRun:
 
     def embed(
         self,
-        images: Images | Picture | Iterable[Picture],
+        images: Images | ImageInput | Iterable[ImageInput],
         rows: NDArray[np.int64] | None = None,
         *,
         batch_size: int | None = None,
@@ -47,7 +47,7 @@ class TrainedRun:
         """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
 
         One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
-        file would be (:class:`~nearkin.data.given.GivenImages`). Or what ``open_data`` has
+        file would be (:class:`~nearkin.data.image_inputs.ImageInputs`). Or what ``open_data`` has
         opened, of which ``rows`` may choose some. Without ``batch_size`` as many at a time as in evaluation.
         ``progress`` is told after each batch how many are done.
         """

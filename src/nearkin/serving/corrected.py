@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from nearkin.data.listing import class_name
+from nearkin.data.file_names import class_name
 from nearkin.errors import DataError
 from nearkin.index import corrections as kept
 from nearkin.serving import schemas

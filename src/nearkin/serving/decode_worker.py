@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.formats import teach_pillow_heic
-from nearkin.data.images import UnreadableImageError, decode_bytes, decode_picture
+from nearkin.data.images import UnreadableImageError, decode_bytes, decode_pillow, register_heic
 
 try:
     import resource
@@ -48,7 +47,7 @@ def main() -> None:
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a library prints is no answer
     memory, seconds = (int(word) for word in sys.argv[1:3])
-    teach_pillow_heic()
+    register_heic()
     Image.init()
     _limit("RLIMIT_AS", memory)
     _limit("RLIMIT_FSIZE", 0)
@@ -86,7 +85,7 @@ def decoded(
         if crop is None:
             return decode_bytes(content, path=_NAME, shorter_side=shorter_side)
         whole = decode_bytes(content, path=_NAME)
-        return decode_picture(Image.fromarray(part_of(whole, crop)), path=_NAME, shorter_side=shorter_side)
+        return decode_pillow(Image.fromarray(part_of(whole, crop)), path=_NAME, shorter_side=shorter_side)
     except UnreadableImageError as error:
         raise Refused(422, f"the image cannot be read: {error.reason}") from error
     except MemoryError as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Form, Path, Response, UploadFile
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from nearkin.data.listing import class_name
+from nearkin.data.file_names import class_name
 from nearkin.errors import DataError, OutputError
 from nearkin.index.uploads import store
 from nearkin.serving import schemas

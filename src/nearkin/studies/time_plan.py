@@ -146,7 +146,7 @@ def run_seconds(recipe: Recipe) -> float:
     The steps are real ones, of the recipe's encoder and loss in plain training, on noise of the images' size: nothing
     is decoded, and nothing is written. What a method does between the steps is not in it, nor is reading the images.
     """
-    table = read_source(recipe.data.source, root=recipe.data.root, kinds=recipe.data.kinds)
+    table = read_source(recipe.data.source, root=recipe.data.root, class_folders=recipe.data.class_folders)
     # Without the method, whose start can take long, and without the warm-up, whose steps are cheaper than the rest.
     plain = recipe.but({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
     state = build_state(plain, OpenedImages(table, _stand_ins(table, data_of(recipe))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nearkin.data.device_images import DeviceImages, shapes_of
-from nearkin.data.kept_crops import KeptCrops
+from nearkin.data.loader import CropCache
 from nearkin.errors import RecipeError
 from nearkin.notices import notice
 from nearkin.training.memory import HELD_AT_ONCE, bytes_beside_weights, free_memory, measure
@@ -29,14 +29,14 @@ def place_images(state: TrainingState) -> None:
     if device.type != "cuda":
         if cache == "device":
             raise RecipeError(f"data.cache=device keeps images on a CUDA device, not on {device}: use data.cache=auto")
-        state.kept_crops = _crops(state, int(SPARE * free))
+        state.crop_cache = _crops(state, int(SPARE * free))
         return
     needed = CAUTION * _needed(state)
     room = max(0, free - int(needed))
     state.on_device = None if cache in ("disk", "memory") else _on_device(state, room)
     taken = 0 if state.on_device is None else state.on_device.pixels.nbytes
-    state.kept_crops = _crops(state, min(int(AMPLE * room), room - taken))
-    state.room_for_graphs = room - taken - state.kept_crops.budget >= needed
+    state.crop_cache = _crops(state, min(int(AMPLE * room), room - taken))
+    state.room_for_graphs = room - taken - state.crop_cache.budget >= needed
 
 
 def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
@@ -65,9 +65,9 @@ def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
     return None
 
 
-def _crops(state: TrainingState, budget: int) -> KeptCrops:
+def _crops(state: TrainingState, budget: int) -> CropCache:
     workers = state.recipe.data.workers
-    return KeptCrops(state.data.images, state.scored_transform, state.device, budget=budget, workers=workers)
+    return CropCache(state.data.images, state.scored_transform, state.device, budget=budget, workers=workers)
 
 
 def _needed(state: TrainingState) -> float:

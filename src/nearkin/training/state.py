@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from nearkin import ranks
 from nearkin.data.cache import OpenedImages, SelectedImages
 from nearkin.data.device_images import DeviceImages
-from nearkin.data.kept_crops import KeptCrops
-from nearkin.data.loader import Batch, TrainingLoader, training_batches
+from nearkin.data.loader import Batch, CropCache, TrainingLoader, training_batches
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
@@ -97,7 +96,7 @@ class TrainingState:
     watch: Watch | None = None
     on_device: DeviceImages | None = None
     """The training images on the device, where there was room for them."""
-    kept_crops: KeptCrops | None = None
+    crop_cache: CropCache | None = None
     """Crops that are scored, made at the first evaluation."""
     room_for_graphs: bool = False
     """Whether the device has memory for a step's feature maps twice."""
@@ -218,7 +217,7 @@ class TrainingState:
             what = f"scoring {'the untrained backbone on ' if baseline else ''}the {of} classes"
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
-            kept, watch, size = self.kept_crops, self.watch, self.evaluated_at_a_time
+            kept, watch, size = self.crop_cache, self.watch, self.evaluated_at_a_time
             if watch is not None:
                 watch(what, 0, len(rows))
             return self.embed(

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from nearkin.data.benchmarks import glyphs, read_benchmark
-from nearkin.data.benchmarks._distortions import distort
-from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs, glyph_classes, read_glyphs
+from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, distort, draw_glyphs, glyph_classes, read_glyphs
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 

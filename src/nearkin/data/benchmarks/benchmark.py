@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,3 +129,31 @@ def _subfolders(folder: Path, names: list[str]) -> list[Path]:
     except OSError:
         return []
     return [folder / spelling for name in names for key, spelling in present if key == name]
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
+    """Line number and fields of every line that is not blank. Only the last field may contain spaces."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path.name}: {error}") from error
+    rows = []
+    for line, content in enumerate(text.split("\n"), start=1):
+        fields = content.split(maxsplit=len(columns) - 1)
+        if not fields:
+            continue
+        if len(fields) < len(columns):
+            raise malformed(path, line, f"expected '{' '.join(columns)}', got {content.strip()!r}")
+        fields[-1] = fields[-1].rstrip()
+        rows.append((line, fields))
+    return rows
+
+
+def whole_number(text: str, path: Path, line: int, column: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise malformed(path, line, f"{column} must be a whole number, got {text!r}")
+    return int(text)
+
+
+def malformed(path: Path, line: int, problem: str) -> DataError:
+    return DataError(f"{path.name} line {line}: {problem}")

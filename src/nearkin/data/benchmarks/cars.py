@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from nearkin.data.benchmarks.benchmark import Benchmark
+from nearkin.data.file_names import existing_images
 from nearkin.data.folder import folder_table
-from nearkin.data.listing import existing_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, require
 
@@ -64,7 +64,7 @@ def _read_class_folders(root: Path) -> ImageTable:
     The published numbering goes by make, and the alphabet puts the same 98 classes first: up to the Eagle, before
     the Ferraris.
     """
-    table = folder_table(root, name="cars", kinds="top")
+    table = folder_table(root, name="cars", class_folders="top")
     return table.with_splits(np.where(table.labels < TRAINING_CLASSES, "train", "test"))
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nearkin.data.benchmarks._annotations import malformed, read_rows, whole_number
-from nearkin.data.benchmarks.benchmark import Benchmark, needs
-from nearkin.data.listing import existing_images
+from nearkin.data.benchmarks.benchmark import Benchmark, malformed, needs, read_rows, whole_number
+from nearkin.data.file_names import existing_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 

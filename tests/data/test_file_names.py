@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.data.listing import Listing, class_name, natural_key, readable, some_of
+from nearkin.data.file_names import Listing, class_name, natural_key, readable, some_of
 
 NFC = unicodedata.normalize("NFC", "Bäume")
 NFD = unicodedata.normalize("NFD", "Bäume")

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from nearkin.data.cache import ArrayImages
-from nearkin.data.given import GivenImages, as_images
+from nearkin.data.image_inputs import ImageInputs, as_images
 from nearkin.data.images import decode
 from nearkin.errors import DataError
 
@@ -60,7 +60,7 @@ def test_path_bytes_and_opened_image_agree(tmp_path, write):
     wanted = decode(path, shorter_side=32)
     loaded = Image.open(path)
     loaded.load()
-    given = GivenImages(
+    given = ImageInputs(
         [path, str(path), path.read_bytes(), bytearray(path.read_bytes()), Image.open(path), loaded], shorter_side=32
     )
     for row in range(len(given) - 1):
@@ -72,12 +72,12 @@ def test_path_bytes_and_opened_image_agree(tmp_path, write):
 def test_arrays_agree_with_the_file_they_were_read_from(tmp_path, write):
     path = write(tmp_path / "image")
     array = np.asarray(Image.open(path))
-    np.testing.assert_array_equal(GivenImages(array, shorter_side=32)[0], decode(path, shorter_side=32))
+    np.testing.assert_array_equal(ImageInputs(array, shorter_side=32)[0], decode(path, shorter_side=32))
 
 
 def test_an_opened_image_is_left_as_it_was(tmp_path):
     image = Image.open(large_jpeg(tmp_path / "image"))
-    GivenImages(image, shorter_side=32)[0]
+    ImageInputs(image, shorter_side=32)[0]
     assert image.tile, "not loaded, so that a list of large photos stays small"
     assert np.asarray(image).shape == (1200, 1800, 3)
 
@@ -86,18 +86,18 @@ def test_arrays_and_tensors_of_every_shape():
     array = np.asarray(coloured())
     tensor = torch.from_numpy(array.copy())
     for given in (array, tensor, tensor.permute(2, 0, 1), [array], (tensor,), array[None], tensor[None]):
-        images = GivenImages(given, shorter_side=None)
+        images = ImageInputs(given, shorter_side=None)
         assert len(images) == 1
         np.testing.assert_array_equal(images[0], array)
     for grey in (array[:, :, 0], array[:, :, :1]):
-        np.testing.assert_array_equal(GivenImages(grey, shorter_side=None)[0], np.stack([array[:, :, 0]] * 3, axis=2))
-    assert len(GivenImages(np.stack([array] * 4), shorter_side=None)) == 4
-    assert len(GivenImages((each for each in [array, array]), shorter_side=None)) == 2
+        np.testing.assert_array_equal(ImageInputs(grey, shorter_side=None)[0], np.stack([array[:, :, 0]] * 3, axis=2))
+    assert len(ImageInputs(np.stack([array] * 4), shorter_side=None)) == 4
+    assert len(ImageInputs((each for each in [array, array]), shorter_side=None)) == 2
 
 
 def test_paths_out_of_an_array(tmp_path):
     path = rotated(tmp_path / "image")
-    assert len(GivenImages(np.array([str(path)] * 2), shorter_side=None)) == 2
+    assert len(ImageInputs(np.array([str(path)] * 2), shorter_side=None)) == 2
 
 
 def test_images_that_were_opened_are_taken_as_they_are():
@@ -123,7 +123,7 @@ def test_images_that_were_opened_are_taken_as_they_are():
 )
 def test_what_is_no_image_is_refused_by_its_place(given, said):
     with pytest.raises(DataError, match=said):
-        GivenImages(given, shorter_side=None)[0]
+        ImageInputs(given, shorter_side=None)[0]
 
 
 def test_a_frame_that_was_chosen_is_kept():
@@ -131,6 +131,6 @@ def test_a_frame_that_was_chosen_is_kept():
     buffer = io.BytesIO()
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
     image = Image.open(buffer)
-    assert GivenImages(image, shorter_side=None)[0][0, 0].tolist() == [255, 0, 0]
+    assert ImageInputs(image, shorter_side=None)[0][0, 0].tolist() == [255, 0, 0]
     image.seek(1)
-    assert GivenImages(image, shorter_side=None)[0][0, 0].tolist() == [0, 255, 0]
+    assert ImageInputs(image, shorter_side=None)[0][0, 0].tolist() == [0, 255, 0]

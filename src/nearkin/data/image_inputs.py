@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.cache import Images
-from nearkin.data.images import decode, decode_bytes, decode_picture
+from nearkin.data.images import decode, decode_bytes, decode_pillow
 from nearkin.errors import DataError
 
 
@@ -26,7 +26,7 @@ class Tensor(Protocol):
     def is_floating_point(self) -> bool: ...
 
 
-Picture: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor"
+ImageInput: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor"
 
 _ACCEPTED = (
     "a path, the bytes of an image file, a Pillow image, or a uint8 array or tensor [H, W] or [H, W, 3] (many of one "
@@ -35,18 +35,18 @@ _ACCEPTED = (
 _CHANNELS = (1, 3, 4)
 
 
-class GivenImages:
+class ImageInputs:
     """One image or many, each decoded when it is asked for, in the order given.
 
     Whatever form an image comes in, it gets what a file gets: it is turned upright by its EXIF tag, 16 bits keep their
     scale, CMYK becomes RGB, transparency is laid on white, and it is shrunk to ``shorter_side``.
 
-    >>> images = GivenImages([np.zeros((4, 6), np.uint8), Image.new("CMYK", (6, 4))], shorter_side=256)
+    >>> images = ImageInputs([np.zeros((4, 6), np.uint8), Image.new("CMYK", (6, 4))], shorter_side=256)
     >>> len(images), images[0].shape, images[1].shape
     (2, (4, 6, 3), (4, 6, 3))
     """
 
-    def __init__(self, given: Picture | Iterable[Picture], *, shorter_side: int | None) -> None:
+    def __init__(self, given: ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> None:
         self._items = [_checked(item, place) for place, item in enumerate(_many(given), start=1)]
         self._shorter_side = shorter_side
         self._lock = threading.Lock()
@@ -65,18 +65,18 @@ class GivenImages:
             path = Path(getattr(item, "filename", "") or name)
             # The same image may have been given twice, and Pillow's images are not made to be read by two threads.
             with self._lock:
-                return decode_picture(item, path=path, shorter_side=self._shorter_side)
-        return decode_picture(Image.fromarray(item), path=name, shorter_side=self._shorter_side)
+                return decode_pillow(item, path=path, shorter_side=self._shorter_side)
+        return decode_pillow(Image.fromarray(item), path=name, shorter_side=self._shorter_side)
 
 
-def as_images(given: Images | Picture | Iterable[Picture], *, shorter_side: int | None) -> Images:
+def as_images(given: Images | ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> Images:
     """``given`` as images by row; those that have been opened already, which cannot be iterated over, as they are."""
     if isinstance(given, (os.PathLike, Image.Image, np.ndarray, Tensor, Iterable)):
-        return GivenImages(given, shorter_side=shorter_side)
+        return ImageInputs(given, shorter_side=shorter_side)
     return given
 
 
-def _many(given: Picture | Iterable[Picture]) -> Iterable[Picture]:
+def _many(given: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput]:
     if isinstance(given, Tensor):
         tensor = given.detach().cpu()
         return tensor.unbind() if tensor.ndim == 4 else [tensor]
@@ -89,7 +89,7 @@ def _many(given: Picture | Iterable[Picture]) -> Iterable[Picture]:
     raise DataError(f"cannot embed {type(given).__name__}: give {_ACCEPTED}")
 
 
-def _checked(item: Picture, place: int) -> Path | bytes | Image.Image | NDArray[Any]:
+def _checked(item: ImageInput, place: int) -> Path | bytes | Image.Image | NDArray[Any]:
     """An item in one of four forms; what cannot be an image is refused before any is decoded."""
     if isinstance(item, (str, os.PathLike)):
         path = Path(item).expanduser()

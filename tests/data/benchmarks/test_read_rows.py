@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nearkin.data.benchmarks._annotations import malformed, read_rows, whole_number
+from nearkin.data.benchmarks.benchmark import malformed, read_rows, whole_number
 from nearkin.errors import DataError
 
 
