@@ -25,12 +25,12 @@ import torch
 
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.background import BackgroundWriter
 from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, pick_device
+from nearkin.training.recipes import load_recipe
 from nearkin.training.state import TrainingState
 
 NETWORKS = {"small": 128, "resnet50": 512}
@@ -42,7 +42,7 @@ def state_of(backbone: str, device: str) -> TrainingState:
     names, splits = [f"class {label}" for label in labels], np.where(labels < 100, "train", "test").tolist()
     table = ImageTable.build("blank", np.zeros((400, 8, 8, 3), np.uint8), names, splits=splits)
     encoder = {"backbone": backbone, "dim": NETWORKS[backbone]}
-    recipe = Recipe.from_mapping({"encoder": encoder, "training": {"device": device}, "protocol": {}})
+    recipe = load_recipe({"encoder": encoder, "training": {"device": device}, "protocol": {}})
     state = build_state(recipe, open_images(table, cache_dir=None))
     for group in state.optimiser.param_groups:
         for weight in group["params"]:

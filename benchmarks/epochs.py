@@ -24,16 +24,17 @@ from losses import setting
 from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.retrieval import retrieval_scores
-from nearkin.recipe import ProtocolSection, Recipe
+from nearkin.recipe import ProtocolSection
 from nearkin.report.formats import markdown_table
 from nearkin.runs.run import run
-from nearkin.training.state import Evaluation, Silent, TrainingState
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import Evaluation, NullObserver, TrainingState
 
 Scores = dict[str, float]
 Rule = Callable[[Sequence[Scores], Protocol], int]
 
 
-class Keeper(Silent):
+class Keeper(NullObserver):
     """Keeps the embeddings of the test classes after every epoch, and the labels."""
 
     def __init__(self, path: Path) -> None:
@@ -128,7 +129,7 @@ def main() -> None:
     print("; ".join(f"{name} {value}" for name, value in setting("cpu").items()))
     if arguments.command == "train":
         arguments.file.parent.mkdir(parents=True, exist_ok=True)
-        recipe = Recipe.load(arguments.recipe, arguments.changes)
+        recipe = load_recipe(arguments.recipe, arguments.changes)
         run(recipe, arguments.file.with_suffix(""), Keeper(arguments.file), overwrite=True)
     else:
         draw(arguments.files, [int(each) for each in arguments.classes.split(",")], arguments.draws)

@@ -27,11 +27,11 @@ from nearkin.data.cache import open_images
 from nearkin.data.loader import TrainingLoader
 from nearkin.data.table import ImageTable
 from nearkin.proxies import greedy_k_center
-from nearkin.recipe import Recipe
 from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, pick_device
 from nearkin.training.health import HealthCheck
 from nearkin.training.loop import train_step
+from nearkin.training.recipes import load_recipe
 from nearkin.training.state import TrainingState
 
 CCP = ("method.name=ccp", "method.steps_per_problem=1000000", "training.proxy_multiplier=1")
@@ -59,7 +59,7 @@ class Stepper:
     """One row of the table, and the same batch over and over."""
 
     def __init__(self, table: ImageTable, base: list[str], overrides: tuple[str, ...]) -> None:
-        recipe = Recipe.load("cub/proxy_anchor", [*base, *overrides])
+        recipe = load_recipe("cub/proxy_anchor", [*base, *overrides])
         self.state: TrainingState = build_state(recipe, open_images(table, cache_dir=None))
         self.state.method.start(self.state)
         self.health = HealthCheck(self.state)

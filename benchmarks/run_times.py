@@ -24,6 +24,7 @@ from nearkin.encoders import Encoder, build_encoder
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.studies.reproduce.papers import papers
 from nearkin.training.device import autocast, autocast_dtype, describe_hardware, pick_device
+from nearkin.training.recipes import load_recipe
 from nearkin.training.time_estimate import in_words
 
 SIZES = {"cub": (5_864, 5_924), "mnist": (60_000, 10_000)}
@@ -106,7 +107,7 @@ def main() -> None:
     known: dict[tuple[object, ...], tuple[float, float]] = {}
     times: dict[str, float] = {}
     for name in (name for name in shipped_recipes() if name.partition("/")[0] in papers()):
-        recipe = Recipe.load(name)
+        recipe = load_recipe(name)
         # The time per image hardly depends on the batch on a CPU, and does on a GPU.
         batch = min(recipe.training.batch_size, 16) if device.type == "cpu" else recipe.training.batch_size
         encoder = recipe.encoder

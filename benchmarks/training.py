@@ -36,13 +36,14 @@ import torch
 from nearkin.data.cache import OpenedImages
 from nearkin.data.packs import PackedImages, PackWriter, read_packs
 from nearkin.data.table import ImageTable
-from nearkin.notices import Notice
+from nearkin.errors import Notice
 from nearkin.recipe import Recipe
 from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import build_state
 from nearkin.training.device import autocast, describe_hardware, pick_device
 from nearkin.training.loop import fit
+from nearkin.training.recipes import load_recipe
 from nearkin.training.state import TrainingState
 
 IMAGES, CLASSES = 1800, 100
@@ -88,7 +89,7 @@ class Setting:
 
 
 def gpu_setting(folder: Path, batch: int, cache: str) -> Setting:
-    recipe = Recipe.load(
+    recipe = load_recipe(
         "cub/proxy_anchor",
         [
             *STEPS_ONLY,
@@ -102,7 +103,7 @@ def gpu_setting(folder: Path, batch: int, cache: str) -> Setting:
 
 
 def cpu_setting() -> Setting:
-    recipe = Recipe.load("glyphs/demo", [*STEPS_ONLY, "training.device=cpu"])
+    recipe = load_recipe("glyphs/demo", [*STEPS_ONLY, "training.device=cpu"])
     data = open_data(recipe.data)
     return Setting(recipe, lambda: data)
 

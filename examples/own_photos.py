@@ -17,7 +17,7 @@ from drawn_photos import draw_photos
 
 import nearkin
 from nearkin.runs.own_photos import own_photos_name
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     given = parser.parse_args(arguments)
     photos = given.photos or draw_photos(given.output / "photos")
     # With the extra 'lite' a network that knows ImageNet, which few photos need; without it a small one from scratch.
-    recipe = nearkin.Recipe.load(
+    recipe = nearkin.load_recipe(
         own_photos_name(),
         [f"data.source={json.dumps(str(photos))}", f"training.epochs={given.epochs}", *given.changes],
     )
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         print(f"{name} on unseen kinds: {scores.untrained[name]:.1%} untrained, {scores.test[name]:.1%} trained")
 
     # The score is known; the model to use may see every kind.
-    nearkin.train_final(given.output / "run", Silent(), output=given.output / "final")
+    nearkin.train_final(given.output / "run", NullObserver(), output=given.output / "final")
     model = nearkin.load(given.output / "final")
     first = sorted(photos.glob("*/*"))[:5]
     print(f"{len(first)} photos as vectors {model.encode(first).shape}; the model: {given.output / 'final'}")

@@ -24,7 +24,7 @@ from nearkin.serving.settings import Settings
 def trained_on(photos: Path, folder: Path, epochs: int) -> Path:
     """A small network, from scratch."""
     changes = [f"data.source={json.dumps(str(photos))}", f"training.epochs={epochs}", "data.image_size=48"]
-    nearkin.run(nearkin.Recipe.load("own_photos/small", changes), folder)
+    nearkin.run(nearkin.load_recipe("own_photos/small", changes), folder)
     return folder
 
 

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
     parser.add_argument("--recipe", default="glyphs/demo")
     parser.add_argument("changes", nargs="*", help="keys of the recipe; default: training.max_steps=50")
     given = parser.parse_args(arguments)
-    recipe = nearkin.Recipe.load(given.recipe, given.changes or ["training.max_steps=50"])
+    recipe = nearkin.load_recipe(given.recipe, given.changes or ["training.max_steps=50"])
     curve = Curve()
     scores = nearkin.run(recipe, given.output, curve, overwrite=True)
     if os.environ.get("RANK", "0") == "0":  # torchrun numbers its processes

@@ -14,10 +14,11 @@ from PIL import Image
 from tests.servers import milvus, postgres
 
 from nearkin import cli
-from nearkin.recipe import Recipe
+from nearkin.recipe.identity import fingerprint
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 # Some virtual machines announce AMX and then do not let programs use it: torch's half-precision matrix products die
 # there with an illegal instruction. oneDNN reads this when it first runs, which is after collection.
@@ -83,8 +84,8 @@ TINY = {
 @pytest.fixture
 def trained(photos, tmp_path):
     """The folder of a run on ``photos``."""
-    recipe = Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(photos))}"])
-    run(recipe, RunFolder(tmp_path / "run"), Silent())
+    recipe = load_recipe(TINY, [f"data.source={json.dumps(str(photos))}"])
+    run(recipe, RunFolder(tmp_path / "run"), NullObserver())
     return tmp_path / "run"
 
 
@@ -129,8 +130,8 @@ def squares(tmp_path_factory):
         }
         folder = RunFolder(root / name)
         if not folder.is_finished:
-            recipe = Recipe.from_mapping(mapping, [f"data.source={json.dumps(str(manifest))}", *overrides])
-            run(recipe, folder, Silent())
+            recipe = load_recipe(mapping, [f"data.source={json.dumps(str(manifest))}", *overrides])
+            run(recipe, folder, NullObserver())
         return root / name
 
     return root, train
@@ -155,7 +156,7 @@ def write_run(tmp_path):
     """A finished run below the test's folder that was not trained but written down."""
 
     def write(name, test, *, seed=0, overrides=(), **scores):
-        recipe = Recipe.from_mapping({"objective": {"name": "proxy_anchor"}}, [f"training.seed={seed}", *overrides])
+        recipe = load_recipe({"objective": {"name": "proxy_anchor"}}, [f"training.seed={seed}", *overrides])
         folder = RunFolder(tmp_path / name).begin(recipe)
         said = {
             "data": recipe.data.source,
@@ -164,7 +165,7 @@ def write_run(tmp_path):
             "test_classes": "classes never seen in training",
             "seed": seed,
             "hardware": "one abacus",
-            "recipe": recipe.fingerprint(),
+            "recipe": fingerprint(recipe),
             "epochs": 2.0,
             "steps": 10,
             "seconds": 4.0,

@@ -21,11 +21,12 @@ from torch.distributed.run import get_args_parser
 from typer.main import get_command
 
 import nearkin
-from nearkin import losses, methods
+from nearkin import losses
 from nearkin.cli import app
 from nearkin.errors import NearkinError
-from nearkin.recipe import Recipe
 from nearkin.report.listings import list_keys
+from nearkin.training import methods
+from nearkin.training.recipes import load_recipe
 
 BLOCK = re.compile(r"^ *```(\S*).*?\n(.*?)^ *```", flags=re.S | re.M)
 RECIPE = re.compile(r"^```yaml\n# (\S+): nearkin train \1\n(.*?)^```", flags=re.S | re.M)
@@ -222,7 +223,7 @@ def test_recipes_that_are_shown_can_be_read(tmp_path):
     assert own
     for name, recipe in own:
         (tmp_path / name).write_text(recipe, encoding="utf-8")
-        assert Recipe.load(tmp_path / name)
+        assert load_recipe(tmp_path / name)
 
 
 def test_options_and_keys_in_running_text_exist():
@@ -322,9 +323,9 @@ def workshop(tmp_path_factory):
         "data.shorter_side=48",
     ]
     tiny += ["training.epochs=1", "data.workers=1", "training.device=cpu", f"data.source={folder / 'photos'}"]
-    recipe = Recipe.load("own_photos/small", tiny)
+    recipe = load_recipe("own_photos/small", tiny)
     run(recipe, RunFolder(folder / "runs" / "photos"))
-    run(recipe.but({"training.seed": 1}), RunFolder(folder / "runs" / "better"))
+    run(recipe.with_changes({"training.seed": 1}), RunFolder(folder / "runs" / "better"))
     for name in ("a", "b", "c", "photos-final"):
         shutil.copytree(folder / "runs" / "photos", folder / "runs" / name)
     return folder

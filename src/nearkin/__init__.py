@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearkin import evaluation as evaluation
     from nearkin import losses as losses
-    from nearkin import methods as methods
     from nearkin import proxies as proxies
     from nearkin import samplers as samplers
     from nearkin.client import Client as Client
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from nearkin.studies.reproduce import reproduce as reproduce
     from nearkin.studies.tune import tune as tune
     from nearkin.training.embedding import embed_images as embed_images
+    from nearkin.training.recipes import load_recipe as load_recipe
 
     __version__: str
 
@@ -65,6 +65,7 @@ _HOMES = {
     "evaluate_run": "runs.evaluate",
     "export": "exports.export",
     "load": "runs.model",
+    "load_recipe": "training.recipes",
     "load_run": "runs.trained",
     "mlrc": "studies.mlrc",
     "ranking_scores": "evaluation",
@@ -77,7 +78,7 @@ _HOMES = {
     "train_final": "runs.final",
     "tune": "studies.tune",
 }
-_PACKAGES = ("evaluation", "losses", "methods", "proxies", "samplers")
+_PACKAGES = ("evaluation", "losses", "proxies", "samplers")
 
 __all__ = ["__version__", *_HOMES, *_PACKAGES]
 

@@ -20,8 +20,8 @@ def modules_of(package: str, path: Iterable[str]) -> dict[str, ModuleType]:
 def parts_of(package: str, path: Iterable[str]) -> dict[str, type]:
     """The first public name of every module of ``package``.
 
-    >>> import nearkin.methods
-    >>> parts_of("nearkin.methods", nearkin.methods.__path__)["plain"].__name__
+    >>> import nearkin.training.methods
+    >>> parts_of("nearkin.training.methods", nearkin.training.methods.__path__)["plain"].__name__
     'Plain'
     """
     return {name: getattr(module, module.__all__[0]) for name, module in modules_of(package, path).items()}

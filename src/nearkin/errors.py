@@ -9,9 +9,12 @@ that was interrupted and can be resumed (130).
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
+from typing import Any
 
 
 class NearkinError(Exception):
@@ -57,7 +60,7 @@ class LostRankError(NearkinError):
     exit_code = 7
 
 
-class LackOfMemoryError(NearkinError):
+class OutOfMemoryError(NearkinError):
     """Memory, of a GPU or of the machine, that is full in the middle of the work."""
 
     exit_code = 8
@@ -113,3 +116,101 @@ def require_torch(what: str) -> None:
 def lacks_torch(what: str) -> MissingExtraError:
     """What to say of ``what`` where torch is not installed."""
     return MissingExtraError(f"{what} needs torch, which is not installed here: pip install torch")
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """A clause for the end of an error message: the nearest valid spelling, and the list unless it is long.
+
+    >>> did_you_mean("epoch", ["epochs", "batch_size"])
+    "did you mean 'epochs'? Valid: batch_size, epochs"
+    >>> did_you_mean("zzz", ["epochs", "batch_size"])
+    'valid: batch_size, epochs'
+    >>> did_you_mean("name42", [f"name{number}" for number in range(99)])
+    "did you mean 'name42'?"
+    """
+    names = sorted(valid)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if near and len(names) > 40:
+        return f"did you mean {near[0]!r}?"
+    listing = ", ".join(names)
+    return f"did you mean {near[0]!r}? Valid: {listing}" if near else f"valid: {listing}"
+
+
+class Notice(UserWarning):
+    """Something a person should know though nothing is wrong enough to stop, such as images that changed since a run.
+
+    The command line prints it as one line; from Python it can be caught or filtered like any warning.
+    """
+
+
+def notice(text: str) -> None:
+    """Warn with a :class:`Notice`.
+
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     notice("2 new images are left out")
+    >>> str(caught[0].message)
+    '2 new images are left out'
+    """
+    warnings.warn(text, Notice, stacklevel=2)
+
+
+@contextlib.contextmanager
+def notices_to(show: Callable[[str], None]) -> Iterator[None]:
+    """While active, every notice is passed to ``show``, once for each text."""
+    shown: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
+        show_other: Any = warnings.showwarning
+
+        def show_warning(message: Warning | str, category: type[Warning], *args: Any, **options: Any) -> None:
+            if not issubclass(category, Notice):
+                show_other(message, category, *args, **options)
+            elif str(message) not in shown:
+                shown.add(str(message))
+                show(str(message))
+
+        warnings.showwarning = show_warning
+        yield
+
+
+@contextlib.contextmanager
+def catching_out_of_memory() -> Iterator[None]:
+    """Memory that is full within becomes an :class:`OutOfMemoryError` that says what to do."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if (full := out_of_memory_error(error)) is None:
+            raise
+        raise full from error
+
+
+def out_of_memory_error(error: BaseException) -> OutOfMemoryError | None:
+    """The message for a person where ``error`` means that memory is full, otherwise None.
+
+    >>> print(out_of_memory_error(MemoryError("Unable to allocate 7 TiB")))
+    the machine's memory is full (Unable to allocate 7 TiB): take fewer images at a time (training.batch_size ...
+    >>> out_of_memory_error(ValueError("7 TiB")) is None
+    True
+    """
+    text = str(error)
+    cuda = (
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "MPS backend out of",
+    )
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+        which = "machine"
+    # torch's class by its name, as torch is too slow to import for a command that does without.
+    elif isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or any(c in text for c in cuda)
+    ):
+        which = "GPU"
+    else:
+        return None
+    reason = text.partition("\n")[0].rpartition("DefaultCPUAllocator: ")[2] or "no more could be allocated"
+    return OutOfMemoryError(
+        f"the {which}'s memory is full ({reason}): take fewer images at a time (training.batch_size or, for the same "
+        f"training in pieces, training.micro_batch; training.evaluation_batch_size), smaller ones (data.image_size), "
+        f"or run fewer programs at a time. What was saved is kept: --resume continues from there"
+    )

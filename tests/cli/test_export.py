@@ -7,10 +7,10 @@ import pytest
 
 from nearkin.exports import export as exports
 from nearkin.exports.export import Check, Exported, Int8
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def trained(photos, tmp_path):
         "encoder": {"backbone": "small", "dim": 8},
         "training": {"epochs": 1, "max_steps": 1, "batch_size": 8, "device": "cpu"},
     }
-    run(Recipe.from_mapping(tiny), RunFolder(tmp_path / "run"), Silent())
+    run(load_recipe(tiny), RunFolder(tmp_path / "run"), NullObserver())
     return tmp_path / "run"
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from nearkin.index import Index
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_test_images(nearkin, trained, tmp_path):
 
 
 def test_upgrade(nearkin, index, trained, photos, tmp_path):
-    recipe = Recipe.load(trained / "recipe.yaml", ["encoder.dim=4", "training.seed=1"])
-    run(recipe, RunFolder(tmp_path / "better"), Silent())
+    recipe = load_recipe(trained / "recipe.yaml", ["encoder.dim=4", "training.seed=1"])
+    run(recipe, RunFolder(tmp_path / "better"), NullObserver())
     before = Index.open(index).items(Index.open(index).ids())
     gone = photos / "kiwi" / "Bild 3 ä.png"
     gone.unlink()

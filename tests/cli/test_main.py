@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from nearkin import cli, ranks
-from nearkin.errors import DataError
-from nearkin.notices import notice
+from nearkin.errors import DataError, notice
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 import nearkin as package
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 
 def train(folder, data, *overrides):
@@ -26,7 +26,7 @@ def train(folder, data, *overrides):
         "encoder": {"backbone": "small", "dim": 5},
         "training": {"epochs": 9, "max_steps": 3, "batch_size": 12, "device": "cpu", "evaluate_every_steps": 1},
     }
-    run(Recipe.from_mapping(mapping, overrides), RunFolder(folder), Silent())
+    run(load_recipe(mapping, overrides), RunFolder(folder), NullObserver())
     return folder
 
 

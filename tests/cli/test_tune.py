@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from nearkin.recipe import Recipe
 from nearkin.studies.tune import trials
+from nearkin.training.recipes import load_recipe
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}
@@ -47,7 +47,7 @@ def test_a_search_ends_with_a_recipe_and_begins_where_it_was(command, tmp_path, 
     assert [row["training.learning_rate"] for row in rows] == ["0.001", "0.001"]
     assert [row["objective.alpha"] for row in rows] == ["8.0", "32.0"]
     best = max(rows, key=lambda row: float(row["MAP@R"]))
-    recipe = Recipe.load("search/best.yaml")
+    recipe = load_recipe("search/best.yaml")
     assert recipe.objective.options["alpha"] == float(best["objective.alpha"])
     assert recipe.training.epochs == 1
     assert {"history.png", "parameters.png", "plane.png"} <= {file.name for file in (tmp_path / "search").iterdir()}

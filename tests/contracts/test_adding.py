@@ -84,9 +84,9 @@ def test_a_loss(add, nearkin, train):
 
 
 def test_a_method(add, nearkin, train):
-    from nearkin import methods
+    from nearkin.training import methods
 
-    add("nearkin.methods", "damped", "class Damped", methods.catalogue)
+    add("nearkin.training.methods", "damped", "class Damped", methods.catalogue)
     assert methods.catalogue()["damped"].__name__ == "Damped"
     run_the_tests_of("add_method.md")
     assert "damped" in nearkin("methods")[1]

@@ -21,15 +21,16 @@ import pytest
 import torch
 from PIL import Image
 
-from nearkin import losses, methods
+from nearkin import losses
 from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
+from nearkin.training import methods
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent, TrainingState
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver, TrainingState
 
 GOLDEN = Path(__file__).parents[1] / "assets" / "golden"
 SHEET = GOLDEN / "glyphs.png"
@@ -167,7 +168,7 @@ def curve(overrides: list[str], folder: Path, nudged: int | None = None) -> list
 
 
 def state_of(overrides: list[str]) -> TrainingState:
-    recipe = Recipe.from_mapping(RECIPE, overrides)
+    recipe = load_recipe(RECIPE, overrides)
     methods.catalogue()[recipe.method.name].check(recipe)
     state = build_state(recipe, open_images(golden_table(), cache_dir=None))
     # The preprocessing is single precision whatever the network is.
@@ -228,7 +229,7 @@ def test_steps_in_pieces_are_the_plain_steps(name, double_precision, tmp_path):
     def outcome(micro_batch: int | None) -> list[object]:
         gradients: list[object] = []
 
-        class Recorder(Silent):
+        class Recorder(NullObserver):
             def on_step(self, state, loss, images):
                 parameters = [p for group in state.optimiser.param_groups for p in group["params"]]
                 gradients.extend([loss, *(None if p.grad is None else p.grad.clone() for p in parameters)])

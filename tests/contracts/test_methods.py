@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin import methods
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
+from nearkin.training import methods
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
+from nearkin.training.recipes import load_recipe
 
 RECIPE = {
     "data": {"transform": "digits", "image_size": 8, "workers": 1},
@@ -53,7 +53,7 @@ def name(request):
 
 
 def recipe_of(name, *overrides):
-    return Recipe.from_mapping(RECIPE, [f"method.name={name}", *MEMBERS[name], *overrides])
+    return load_recipe(RECIPE, [f"method.name={name}", *MEMBERS[name], *overrides])
 
 
 def state_of(recipe):

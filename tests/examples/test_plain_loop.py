@@ -9,10 +9,10 @@ import torch
 
 from nearkin.data.cache import open_images
 from nearkin.encoders.architectures.small import Small
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
+from nearkin.training.recipes import load_recipe
 
 STEPS = 12
 TOLERANCE = 1e-8
@@ -49,7 +49,7 @@ def test_the_curve_is_that_of_the_command_in_its_header(example, share_of_glyphs
     command = re.search(r"^ +nearkin train (.*?)\n\n", loop.__doc__, flags=re.M | re.S).group(1)
     name, *changes = command.replace("\\\n", " ").split()
     changes += [f"training.max_steps={STEPS}", "training.batch_size=32", "training.device=cpu", "data.image_size=24"]
-    recipe = Recipe.load(name, changes)
+    recipe = load_recipe(name, changes)
     expected = curve_of_the_package(recipe, share_of_glyphs, tmp_path / "run")
     _, curve = loop.train(share_of_glyphs.split("train"), steps=STEPS, batch_size=32)
     assert curve == pytest.approx(expected, rel=TOLERANCE)

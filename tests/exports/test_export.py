@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import nearkin
-from nearkin.errors import DataError, MissingExtraError, RecipeError
+from nearkin.errors import DataError, MissingExtraError, Notice, RecipeError
 from nearkin.exports import export as module
 from nearkin.exports.export import TO_PILLOW, TO_TORCH, export
 from nearkin.exports.graph import PixelsToEmbeddings
 from nearkin.exports.model import load_exported
-from nearkin.notices import Notice
 from nearkin.runs.trained import load_run
 
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import nearkin
-from nearkin.errors import MissingExtraError, RecipeError
+from nearkin.errors import MissingExtraError, Notice, RecipeError
 from nearkin.exports import export, runtime
 from nearkin.exports.export import TO_TORCH
 from nearkin.exports.runtime import kept_file
-from nearkin.notices import Notice
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from nearkin.data.source import read_source
 from nearkin.errors import DataError
 from nearkin.index.index import Index
 from nearkin.index.own_images import add_test_images
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import load
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 
 def test_of_photos_only_those_of_kinds_not_trained_on(trained, photos, tmp_path):
@@ -36,7 +36,7 @@ def test_images_that_lie_in_no_files_become_files(tmp_path, monkeypatch):
     glyphs = read_source("glyphs")
     monkeypatch.setattr("nearkin.runs.data.read_source", lambda *_, **__: glyphs.take(glyphs.labels % 60 == 0))
     changes = ["training.max_steps=1", "training.epochs=1", "training.device=cpu", "protocol.name=conventional"]
-    run(Recipe.load("glyphs/demo", changes), RunFolder(tmp_path / "run"), Silent())
+    run(load_recipe("glyphs/demo", changes), RunFolder(tmp_path / "run"), NullObserver())
     index = Index.create(tmp_path / "index", load(tmp_path / "run"))
     added = add_test_images(index, tmp_path / "run")
     wanted = (glyphs.labels % 60 == 0) & (glyphs.splits == "test")
@@ -51,8 +51,8 @@ def test_images_that_lie_in_no_files_become_files(tmp_path, monkeypatch):
 
 
 def test_a_run_on_everything_has_none(trained, photos, tmp_path):
-    recipe = Recipe.load(trained / "recipe.yaml", ["protocol.name=everything"])
-    run(recipe, RunFolder(tmp_path / "final"), Silent())
+    recipe = load_recipe(trained / "recipe.yaml", ["protocol.name=everything"])
+    run(recipe, RunFolder(tmp_path / "final"), NullObserver())
     index = Index.create(tmp_path / "index", load(tmp_path / "final"))
     with pytest.raises(DataError, match="no test images"):
         add_test_images(index, tmp_path / "final")

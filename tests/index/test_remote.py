@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nearkin.errors import DataError
+from nearkin.errors import DataError, Notice
 from nearkin.index import remote
 from nearkin.index.queries import nearest_of
 from nearkin.index.remote import Lost, Refused, RemoteEngine
 from nearkin.index.segments import Segments
-from nearkin.notices import Notice
 
 DIM = 6
 

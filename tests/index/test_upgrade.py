@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from tests.killing import run_script
 
-from nearkin.errors import BusyError, DataError, OutputError, RecipeError
+from nearkin.errors import BusyError, DataError, Notice, OutputError, RecipeError
 from nearkin.index.engine import ADDRESSES
 from nearkin.index.exact import ExactEngine
 from nearkin.index.index import Index
 from nearkin.index.upgrade import upgrade
-from nearkin.notices import Notice
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
 

@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from nearkin import ranks
 from nearkin.catalogue import keyword_options
+from nearkin.errors import Notice
 from nearkin.losses import _blocks, catalogue, kind
 from nearkin.losses._blocks import block_size, by_blocks
 from nearkin.losses._class_block import remove_radial_
 from nearkin.losses._informative import InformativeSampleWeights
 from nearkin.losses._proxy import ProxyLoss
 from nearkin.losses._shards import OfRanks, Shards
-from nearkin.notices import Notice
 
 CLASSES, DIM = 7, 5
 LOSSES = {name: loss for name, loss in catalogue().items() if kind(loss) == "proxy"}

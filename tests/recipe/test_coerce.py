@@ -4,7 +4,8 @@ from typing import Any, Literal
 import pytest
 
 from nearkin.errors import RecipeError
-from nearkin.recipe.coerce import coerce, parse_override
+from nearkin.recipe.coerce import coerce
+from nearkin.recipe.reading import parse_override
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,21 @@
 import pytest
 
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe
+from nearkin.evaluation.scores import is_score
+from nearkin.recipe import ProtocolSection, Recipe
+from nearkin.training.recipes import load_recipe
 
 
-def test_but_changes_the_named_keys_and_nothing_else():
-    recipe = Recipe.from_mapping({"objective": {"name": "mpa", "proxies_per_class": 3}}, ["training.epochs=5"])
-    changed = recipe.but({"training.seed": 3, "training.batch_size": "16", "encoder.weights": None})
+def test_with_changes_changes_the_named_keys_and_nothing_else():
+    recipe = load_recipe({"objective": {"name": "mpa", "proxies_per_class": 3}}, ["training.epochs=5"])
+    changed = recipe.with_changes({"training.seed": 3, "training.batch_size": "16", "encoder.weights": None})
     assert (changed.training.seed, changed.training.batch_size, changed.encoder.weights) == (3, 16, None)
     mapping = recipe.as_mapping()
     mapping["training"] |= {"seed": 3, "batch_size": 16}
     mapping["encoder"]["weights"] = None
-    assert changed == Recipe.from_mapping(mapping)
+    assert changed == load_recipe(mapping)
     assert recipe.training.seed == 0
-    assert recipe.but({}) == recipe
+    assert recipe.with_changes({}) == recipe
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,22 @@ def test_but_changes_the_named_keys_and_nothing_else():
         ({"training.seed": 1.5}, r"training\.seed must be a whole number"),
     ],
 )
-def test_but_refuses_what_is_no_key_or_no_value_of_it(changes, said):
+def test_with_changes_refuses_what_is_no_key_or_no_value_of_it(changes, said):
     with pytest.raises(RecipeError, match=said):
-        Recipe().but(changes)
+        Recipe().with_changes(changes)
+
+
+def test_what_is_measured_follows_the_keys_each_score_once():
+    assert ProtocolSection().measured == ("R@1", "R@2", "R@4", "R@8", "P@R", "MAP@R", "nDCG@8")
+    every = ProtocolSection(
+        recall_at=(1,),
+        precision_at=(2,),
+        map_at=(3,),
+        ndcg_at=(4,),
+        covering=True,
+        clustering=True,
+        scores=("MRR@5", "R@1"),
+    ).measured
+    places = ("R@1", "P@R", "MAP@R", "P@2", "MAP@3", "nDCG@4")
+    assert every == (*places, "covering_radius", "inter_class_distance", "NMI", "F1", "MRR@5")
+    assert all(map(is_score, every))

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from nearkin.errors import MissingExtraError, NearkinError
-from nearkin.recipe import Recipe
 from nearkin.report import draw_neighbours, opened_run
 from nearkin.report.figure_style import RIGHT, WRONG, show_image
 from nearkin.report.figures import (
@@ -32,12 +31,13 @@ from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
 from nearkin.report.query_results import retrieve
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 
 def written(path, rows=(), events=(), **training):
     """A run folder with a recipe, evaluations and events that were not trained but written down."""
-    recipe = Recipe.from_mapping({"training": training, "protocol": {"name": "validation"}})
+    recipe = load_recipe({"training": training, "protocol": {"name": "validation"}})
     folder = RunFolder(path).begin(recipe)
     if rows:
         folder.write_evaluations(rows)
@@ -74,7 +74,7 @@ def glyphs(tmp_path_factory):
         for index in range(5):
             pixels = (centre + rng.normal(0, 30, centre.shape)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / "data" / f"kind {number}" / f"{index}.png")
-    recipe = Recipe.from_mapping(
+    recipe = load_recipe(
         {
             "data": {
                 "source": str(root / "data"),
@@ -89,7 +89,7 @@ def glyphs(tmp_path_factory):
             "protocol": {"test_share": 0.35},
         }
     )
-    run(recipe, RunFolder(root / "vcpa"), Silent())
+    run(recipe, RunFolder(root / "vcpa"), NullObserver())
     return root / "vcpa"
 
 
@@ -385,7 +385,7 @@ class TestNeighbours:
         mapping = RunFolder(glyphs).recipe().as_mapping()
         mapping["protocol"]["split_seed"] = 5
         mapping["training"]["max_steps"] = 1
-        run(Recipe.from_mapping(mapping), RunFolder(tmp_path / "other"), Silent())
+        run(load_recipe(mapping), RunFolder(tmp_path / "other"), NullObserver())
         drawing = list(neighbours.draw(open_runs([glyphs, tmp_path / "other"])))
         assert "its test classes are not those of vcpa" in reason(drawing)
         assert shown(drawing) is not None
@@ -413,7 +413,7 @@ class TestNeighbours:
         mapping = RunFolder(glyphs).recipe().as_mapping()
         mapping["protocol"]["test_share"] = 0.0
         mapping["training"]["max_steps"] = 1
-        assert run(Recipe.from_mapping(mapping), RunFolder(tmp_path / "run"), Silent())["test"] is None
+        assert run(load_recipe(mapping), RunFolder(tmp_path / "run"), NullObserver())["test"] is None
         assert draw_neighbours(RunFolder(tmp_path / "run")) is None
         assert not (tmp_path / "run" / "neighbours.png").exists()
 

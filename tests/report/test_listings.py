@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from nearkin import losses, methods
+from nearkin import losses
 from nearkin.encoders.architectures import backbones
 from nearkin.recipe import Recipe
 from nearkin.report import listings
 from nearkin.report.listings import Listing
+from nearkin.training import methods
 
 LISTS = [listings.list_losses, listings.list_methods, listings.list_scores, listings.list_backbones]
 

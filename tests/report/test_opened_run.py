@@ -9,13 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from nearkin.errors import DataError
-from nearkin.notices import Notice
-from nearkin.recipe import Recipe
+from nearkin.errors import DataError, Notice
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, ViewOptions, open_runs, whole_classes
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 
 def photos(root, *, kinds=9, per_kind=6):
@@ -43,7 +42,7 @@ def train(folder, data, *overrides):
         },
         "protocol": {"name": "conventional"},
     }
-    run(Recipe.from_mapping(mapping, overrides), RunFolder(folder), Silent())
+    run(load_recipe(mapping, overrides), RunFolder(folder), NullObserver())
     return folder
 
 

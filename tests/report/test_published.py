@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from nearkin.recipe import Recipe
 from nearkin.report.published import Published, look_up, published_lines, published_names
+from nearkin.training.recipes import load_recipe
 
 
 def test_all_values_are_there_and_are_numbers():
@@ -98,11 +98,11 @@ CUB = {
     ids=str,
 )
 def test_what_papers_call_a_recipe(mapping, names):
-    assert published_names(Recipe.from_mapping({"data": {"source": "cub"}} | mapping)) == names
+    assert published_names(load_recipe({"data": {"source": "cub"}} | mapping)) == names
 
 
 def test_figures_measured_with_a_part_of_the_images_do_not_stand_beside_runs_with_all():
-    recipe = Recipe.load("cub/proxy_anchor")
+    recipe = load_recipe("cub/proxy_anchor")
     tables = {each.table for each in published_lines(recipe, "conventional")}
     assert {"IV", "1"} <= tables
     assert not any("10%" in table for table in tables)
@@ -123,12 +123,12 @@ def test_figures_measured_with_a_part_of_the_images_do_not_stand_beside_runs_wit
     ],
 )
 def test_nothing_stands_beside_what_was_measured_otherwise(change):
-    assert published_lines(Recipe.from_mapping(CUB), "conventional")
-    assert not published_lines(Recipe.from_mapping(CUB, [change]), "conventional")
+    assert published_lines(load_recipe(CUB), "conventional")
+    assert not published_lines(load_recipe(CUB, [change]), "conventional")
 
 
 def test_lines_of_the_same_backbone_come_first_with_values_as_printed_and_as_fractions():
-    first, *others = published_lines(Recipe.from_mapping(CUB), "conventional")
+    first, *others = published_lines(load_recipe(CUB), "conventional")
     # CCP's table IV: Proxy-Anchor with a ResNet-50 on CUB.
     assert first.what == "published: CCP, table IV (resnet50, 512-d)"
     assert (first.texts["R@1"], first.scores["R@1"].mean) == ("69.7", pytest.approx(0.697))

@@ -7,15 +7,15 @@ import io
 import pytest
 from rich.console import Console
 
-from nearkin.recipe import Recipe
 from nearkin.report.formats import terminal
 from nearkin.report.run_table import run_table, verdict
 from nearkin.runs.scores import Scores
+from nearkin.training.recipes import load_recipe
 
-PRETRAINED = Recipe.from_mapping(
+PRETRAINED = load_recipe(
     {"data": {"source": "my photos"}, "encoder": {"backbone": "efficientnet_lite0", "weights": "imagenet"}}
 )
-SCRATCH = Recipe.from_mapping({"encoder": {"backbone": "small"}})
+SCRATCH = load_recipe({"encoder": {"backbone": "small"}})
 
 
 def scores(before, after, **more):
@@ -98,7 +98,7 @@ def test_worse_scores_are_said_to_be_worse_with_what_to_do():
 def test_where_the_last_epoch_was_the_best_more_are_advised():
     said = verdict(
         scores((0.98, 0.71), (0.97, 0.69), best={"epoch": 15.0}),
-        PRETRAINED.replace(protocol=Recipe.from_mapping({"protocol": {"name": "validation"}}).protocol),
+        PRETRAINED.replace(protocol=load_recipe({"protocol": {"name": "validation"}}).protocol),
     )
     assert "more training.epochs (now 20)" in said
 

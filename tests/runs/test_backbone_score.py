@@ -10,10 +10,10 @@ import torch
 
 from nearkin import evaluate_backbone
 from nearkin.encoders import build_encoder
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 TINY = ["encoder.weights=null", "data.image_size=32", "data.workers=1"]
 
@@ -34,7 +34,7 @@ def test_it_is_the_baseline_of_a_run_on_the_same_images(photos, tmp_path):
     weights = weights_file(tmp_path)
     changes = [f"data.source={json.dumps(str(photos))}", "encoder.backbone=small", f"encoder.weights={weights}"]
     changes += ["encoder.dim=16", "data.image_size=32", "training.epochs=1", "training.device=cpu"]
-    scores = run(Recipe.load("own_photos/pretrained", changes), RunFolder(tmp_path / "run"), Silent())
+    scores = run(load_recipe("own_photos/pretrained", changes), RunFolder(tmp_path / "run"), NullObserver())
     seen = []
     result = evaluate_backbone(
         "small",

@@ -9,17 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from nearkin.errors import DataError, RecipeError
-from nearkin.notices import Notice
-from nearkin.recipe import Recipe
+from nearkin.errors import DataError, Notice, RecipeError
 from nearkin.report import draw_neighbours
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.study import Row, planned_runs, run_all
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
-pytestmark = pytest.mark.filterwarnings("ignore::nearkin.notices.Notice")
+pytestmark = pytest.mark.filterwarnings("ignore::nearkin.errors.Notice")
 
 QUICK = {
     "data": {"transform": "mild", "image_size": 16, "workers": 1},
@@ -34,19 +33,19 @@ class Killed(Exception):
     pass
 
 
-class KillAfter(Silent):
+class KillAfter(NullObserver):
     def on_step(self, state, loss, images):
         if state.step == 9:
             raise Killed
 
 
 def recipe_for(photos, *overrides):
-    return Recipe.from_mapping(QUICK, [f"data.source={json.dumps(str(photos))}", *overrides])
+    return load_recipe(QUICK, [f"data.source={json.dumps(str(photos))}", *overrides])
 
 
 @pytest.fixture
 def trained(photos, tmp_path):
-    run(recipe_for(photos, "training.max_steps=2"), RunFolder(tmp_path / "run"), Silent())
+    run(recipe_for(photos, "training.max_steps=2"), RunFolder(tmp_path / "run"), NullObserver())
     return tmp_path / "run"
 
 
@@ -83,7 +82,7 @@ def test_a_run_goes_on_with_its_images_and_classes_whatever_has_become_of_their_
     photos, tmp_path, where, add_kinds, kinds
 ):
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
-    run(recipe_for(photos), whole, Silent())
+    run(recipe_for(photos), whole, NullObserver())
     with pytest.raises(Killed):
         run(recipe_for(photos), broken, KillAfter())
     trains = kinds(broken.path, "train")
@@ -92,7 +91,7 @@ def test_a_run_goes_on_with_its_images_and_classes_whatever_has_become_of_their_
     add_kinds(photos, "a new one", "and another")
     moved = photos.rename(photos.with_name(where))
     with pytest.warns(Notice, match=r"2 new classes.*left out"):
-        run(recipe_for(moved), RunFolder(broken.path), Silent(), resume=True)
+        run(recipe_for(moved), RunFolder(broken.path), NullObserver(), resume=True)
     a, b = (torch.load(folder.last_checkpoint, weights_only=True) for folder in (whole, broken))
     for part in ("encoder", "objective"):
         assert all(torch.equal(a[part][name], b[part][name]) for name in a[part]), part
@@ -117,7 +116,7 @@ def test_a_run_does_not_go_on_without_an_image_it_trains_on(photos, tmp_path, wh
     with pytest.raises(
         DataError, match=rf"1 of the 32 training images of .*run {said} \(.*Bild 3 ä\.png\).*Put them back"
     ):
-        run(recipe_for(photos), RunFolder(folder.path), Silent(), resume=True)
+        run(recipe_for(photos), RunFolder(folder.path), NullObserver(), resume=True)
     assert folder.last_checkpoint.read_bytes() == saved
 
 
@@ -141,7 +140,7 @@ def test_a_finished_run_is_told_where_its_images_are_now(trained, photos, tmp_pa
     assert evaluate_run(trained)["images"] == 16
     add_kinds(tmp_path / "other", *"abcdef")
     with pytest.raises(DataError, match=r"32 of the 32 training images .* are missing"):
-        run(recipe_for(tmp_path / "other", "training.max_steps=2"), RunFolder(trained), Silent(), resume=True)
+        run(recipe_for(tmp_path / "other", "training.max_steps=2"), RunFolder(trained), NullObserver(), resume=True)
 
 
 def test_a_run_works_from_another_working_directory(photos, tmp_path, monkeypatch):
@@ -151,18 +150,23 @@ def test_a_run_works_from_another_working_directory(photos, tmp_path, monkeypatc
     torch.save(build_encoder("small").backbone.state_dict(), weights)
     monkeypatch.chdir(tmp_path)
     options = ["encoder.weights=weights.pth", "training.max_steps=2"]
-    scores = run(recipe_for("own photos", *options), RunFolder("run"), Silent())
+    scores = run(recipe_for("own photos", *options), RunFolder("run"), NullObserver())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert evaluate_run("../run")["scores"] == scores["test"]
-    assert run(RunFolder("../run").recipe(), RunFolder("../run"), Silent(), resume=True) == scores
+    assert run(RunFolder("../run").recipe(), RunFolder("../run"), NullObserver(), resume=True) == scores
     shutil.move(weights, tmp_path / "w.pth")
     moved = ["encoder.weights=../w.pth", "training.max_steps=2"]
     with pytest.warns(Notice, match=r"encoder\.weights is .*w\.pth from now on"):
-        assert run(recipe_for(photos, *moved), RunFolder("../run"), Silent(), resume=True) == scores
+        assert run(recipe_for(photos, *moved), RunFolder("../run"), NullObserver(), resume=True) == scores
     torch.save(build_encoder("small").backbone.state_dict(), "others.pth")
     with pytest.raises(RecipeError, match="begun with other weights"):
-        run(recipe_for(photos, "encoder.weights=others.pth", options[1]), RunFolder("../run"), Silent(), resume=True)
+        run(
+            recipe_for(photos, "encoder.weights=others.pth", options[1]),
+            RunFolder("../run"),
+            NullObserver(),
+            resume=True,
+        )
 
 
 def test_a_run_of_an_earlier_version_has_its_split_made_anew_and_says_so(trained, photos, add_kinds):

@@ -12,13 +12,13 @@ from nearkin.errors import RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import load_again
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 
 
 @pytest.fixture
 def other(trained, tmp_path):
     """A run on the same images with another seed."""
-    run(RunFolder(trained).recipe().but({"training.seed": 5}), RunFolder(tmp_path / "other"), Silent())
+    run(RunFolder(trained).recipe().with_changes({"training.seed": 5}), RunFolder(tmp_path / "other"), NullObserver())
     return tmp_path / "other"
 
 
@@ -50,18 +50,18 @@ def test_held_out_images_are_those_that_neither_was_trained_on(trained, other, t
     held_out = both.held_out()
     assert held_out.vectors.shape == (16, 16)
     np.testing.assert_array_equal(held_out.labels, nearkin.load(trained).held_out().labels)
-    recipe = RunFolder(trained).recipe().but({"protocol.split_seed": 3})
-    run(recipe, RunFolder(tmp_path / "another split"), Silent())
+    recipe = RunFolder(trained).recipe().with_changes({"protocol.split_seed": 3})
+    run(recipe, RunFolder(tmp_path / "another split"), NullObserver())
     assert RunFolder(tmp_path / "another split").stored_split.trained != RunFolder(trained).stored_split.trained
     assert nearkin.load([trained, tmp_path / "another split"], device="cpu").held_out() is None
 
 
 def test_models_that_do_not_go_together_are_refused(trained, tmp_path):
     recipe = RunFolder(trained).recipe()
-    run(recipe.but({"data.shorter_side": 60}), RunFolder(tmp_path / "larger"), Silent())
+    run(recipe.with_changes({"data.shorter_side": 60}), RunFolder(tmp_path / "larger"), NullObserver())
     with pytest.raises(RecipeError, match=r"different sizes \(48, 60 pixels\)"):
         nearkin.load([trained, tmp_path / "larger"])
-    run(recipe.but({"encoder.normalisation": "ball"}), RunFolder(tmp_path / "ball"), Silent())
+    run(recipe.with_changes({"encoder.normalisation": "ball"}), RunFolder(tmp_path / "ball"), NullObserver())
     with pytest.raises(RecipeError, match="compared by angle and models that are compared by distance"):
         nearkin.load([trained, tmp_path / "ball"])
     with pytest.raises(RecipeError, match="at least one run"):

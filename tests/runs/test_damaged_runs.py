@@ -8,15 +8,14 @@ import shutil
 import pytest
 import torch
 
-from nearkin.errors import DataError
-from nearkin.notices import Notice
-from nearkin.recipe import Recipe
+from nearkin.errors import DataError, Notice
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
-pytestmark = pytest.mark.filterwarnings("ignore::nearkin.notices.Notice")
+pytestmark = pytest.mark.filterwarnings("ignore::nearkin.errors.Notice")
 
 QUICK = {
     "data": {"transform": "mild", "image_size": 16, "workers": 1},
@@ -28,12 +27,12 @@ QUICK = {
 
 @pytest.fixture
 def recipe(photos):
-    return Recipe.from_mapping(QUICK, [f"data.source={json.dumps(str(photos))}"])
+    return load_recipe(QUICK, [f"data.source={json.dumps(str(photos))}"])
 
 
 @pytest.fixture
 def folder(recipe, tmp_path):
-    run(recipe, RunFolder(tmp_path / "run"), Silent())
+    run(recipe, RunFolder(tmp_path / "run"), NullObserver())
     return RunFolder(tmp_path / "run")
 
 
@@ -61,7 +60,7 @@ def test_a_broken_checkpoint_leaves_the_encoder(folder, recipe, share):
         evaluate_run(folder.path, which="last")
     folder.scores_file.unlink()
     with pytest.raises(DataError, match=r"last\.pt cannot be read as a checkpoint"):
-        run(recipe, RunFolder(folder.path), Silent(), resume=True)
+        run(recipe, RunFolder(folder.path), NullObserver(), resume=True)
 
 
 def test_the_best_weights_are_looked_at_before_training_goes_on(folder, recipe):
@@ -69,7 +68,7 @@ def test_the_best_weights_are_looked_at_before_training_goes_on(folder, recipe):
     (best,) = folder.checkpoints.glob("best-*.pt")
     cut(best)
     with pytest.raises(DataError, match=r"best-\d+\.pt cannot be read.*best weights so far; last\.pt is whole.*last"):
-        run(recipe, RunFolder(folder.path), Silent(), resume=True)
+        run(recipe, RunFolder(folder.path), NullObserver(), resume=True)
 
 
 @pytest.mark.parametrize("difference", ["seed", "images"])
@@ -79,9 +78,9 @@ def test_another_runs_files_are_refused(folder, recipe, photos, tmp_path, differ
         other = recipe
         said = "its images, classes or split are others"
     else:
-        other = Recipe.from_mapping(recipe.as_mapping(), ["training.seed=1"])
+        other = load_recipe(recipe.as_mapping(), ["training.seed=1"])
         said = r"training\.seed was 1, is 0"
-    run(other, RunFolder(tmp_path / "other"), Silent())
+    run(other, RunFolder(tmp_path / "other"), NullObserver())
     for name in ("encoder.safetensors", "checkpoints/last.pt"):
         shutil.copyfile(tmp_path / "other" / name, folder.path / name)
     with pytest.raises(
@@ -92,7 +91,7 @@ def test_another_runs_files_are_refused(folder, recipe, photos, tmp_path, differ
     folder.scores_file.unlink()
     if difference == "seed":
         with pytest.raises(DataError, match=rf"last\.pt is not of this run \({said}\): put back the run's own"):
-            run(recipe, RunFolder(folder.path), Silent(), resume=True)
+            run(recipe, RunFolder(folder.path), NullObserver(), resume=True)
 
 
 def test_a_checkpoint_of_another_shape_is_one_line(folder, recipe):
@@ -102,7 +101,7 @@ def test_a_checkpoint_of_another_shape_is_one_line(folder, recipe):
     torch.save(content, folder.last_checkpoint)
     folder.scores_file.unlink()
     with pytest.raises(DataError, match=r"last\.pt does not fit this run \(Error\(s\) in loading"):
-        run(recipe, RunFolder(folder.path), Silent(), resume=True)
+        run(recipe, RunFolder(folder.path), NullObserver(), resume=True)
     folder.encoder_file.unlink()
     with pytest.raises(DataError, match=r"the last weights in .* are not those of its recipe"):
         evaluate_run(folder.path, which="last")
@@ -134,7 +133,7 @@ def test_what_a_checkpoint_knows_is_written_anew(folder, recipe, name, content):
         with pytest.raises(DataError, match=rf"{name} cannot be read \(.*written anew .*nearkin train .* --resume"):
             read()
     with pytest.warns(Notice, match=rf"{name} cannot be read: it is written anew"):
-        again = run(recipe, RunFolder(folder.path), Silent(), resume=True)
+        again = run(recipe, RunFolder(folder.path), NullObserver(), resume=True)
     assert again["test"] == scores["test"]
     assert folder.damaged() == []
     if name in ("evaluations.csv", "recipe.yaml"):

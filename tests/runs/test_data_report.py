@@ -15,7 +15,7 @@ from nearkin.data.folder import folder_table
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.protocol import Protocol
-from nearkin.recipe import ProtocolSection, Recipe
+from nearkin.recipe import ProtocolSection
 from nearkin.report.data_report import data_report_text
 from nearkin.runs import data_report
 from nearkin.runs.data import open_data, report_on
@@ -23,6 +23,7 @@ from nearkin.runs.data_report import Part, Repeated, describe_data, parts_of
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
+from nearkin.training.recipes import load_recipe
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -43,7 +44,7 @@ class Watcher:
 
 
 def recipe_for(source, *overrides):
-    return Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(source))}", *overrides])
+    return load_recipe(TINY, [f"data.source={json.dumps(str(source))}", *overrides])
 
 
 def report_for(source, *overrides):

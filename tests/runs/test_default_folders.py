@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from nearkin.recipe import Recipe
+from nearkin.recipe.identity import fingerprint
 from nearkin.runs.default_folders import (
     data_name,
     default_folder,
@@ -14,16 +15,17 @@ from nearkin.runs.default_folders import (
     usual_folder,
 )
 from nearkin.runs.folder import RunFolder
+from nearkin.training.recipes import load_recipe
 
 
 def changed(*overrides):
-    return Recipe.from_mapping({}, overrides)
+    return load_recipe({}, overrides)
 
 
 def test_the_name_says_data_loss_and_method_and_ends_with_the_hash(photos):
-    assert usual_folder(Recipe()) == Path(f"runs/glyphs-proxy_anchor-{Recipe().fingerprint()}")
+    assert usual_folder(Recipe()) == Path(f"runs/glyphs-proxy_anchor-{fingerprint(Recipe())}")
     ccp = changed("objective.name=contrastive", "method.name=ccp", f"data.source={json.dumps(str(photos))}")
-    assert usual_folder(ccp).name == f"own photos-contrastive-ccp-{ccp.fingerprint()}"
+    assert usual_folder(ccp).name == f"own photos-contrastive-ccp-{fingerprint(ccp)}"
     assert data_name(changed("data.source=lists/birds.csv")) == "birds"
     assert data_name(changed("data.source=/")) == "data"
 

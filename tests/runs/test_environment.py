@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nearkin.recipe import EncoderSection, Recipe
+from nearkin.recipe import EncoderSection
 from nearkin.runs.environment import DataRecord, Environment, weights_hash
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 BEFORE = json.loads((Path(__file__).parents[1] / "assets" / "records" / "environment.json").read_text())
 """Written before it had types."""
@@ -25,7 +26,7 @@ def test_a_file_is_written_as_it_was_read():
 
 def test_a_run_writes_the_keys_of_before(photos, tmp_path):
     changes = ["encoder.backbone=small", "training.max_steps=1", "training.device=cpu", "data.image_size=8"]
-    run(Recipe.from_mapping({}, [*changes, f"data.source={json.dumps(str(photos))}"]), RunFolder(tmp_path), Silent())
+    run(load_recipe({}, [*changes, f"data.source={json.dumps(str(photos))}"]), RunFolder(tmp_path), NullObserver())
     written = json.loads((tmp_path / "environment.json").read_text())
     assert list(written) == list(BEFORE)
     assert list(written["data"]) == list(BEFORE["data"])

@@ -10,7 +10,7 @@ from nearkin.errors import DataError
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 
 
 def test_its_own_test_classes_have_the_scores_of_the_run(trained):
@@ -51,8 +51,8 @@ def test_of_data_with_a_test_split_that_is_scored(trained, tmp_path, add_kinds):
 
 
 def test_without_test_classes_there_is_nothing_to_score(trained, tmp_path):
-    recipe = RunFolder(trained).recipe().but({"protocol.test_share": 0.0})
-    run(recipe, RunFolder(tmp_path / "untested"), Silent())
+    recipe = RunFolder(trained).recipe().with_changes({"protocol.test_share": 0.0})
+    run(recipe, RunFolder(tmp_path / "untested"), NullObserver())
     with pytest.raises(DataError, match="'own photos' has no test classes: give others with --data"):
         evaluate_run(tmp_path / "untested")
 
@@ -63,8 +63,8 @@ def test_mirror_images_and_larger_crops_are_those_of_a_run_that_has_them_and_are
     assert (plain.conditions, "conditions" in plain) == (None, False)
     assert unusual["conditions"] == "test crops of 64 pixels, embeddings averaged with those of mirror images"
     # The same single step, scored so from the beginning.
-    recipe = RunFolder(trained).recipe().but({"protocol.flip": True, "protocol.test_size": 64})
-    scores = run(recipe, RunFolder(tmp_path / "unusual"), Silent())
+    recipe = RunFolder(trained).recipe().with_changes({"protocol.flip": True, "protocol.test_size": 64})
+    scores = run(recipe, RunFolder(tmp_path / "unusual"), NullObserver())
     assert scores.test == unusual.scores
     assert scores.conditions.selection.endswith("pixels, embeddings averaged with those of mirror images")
     assert evaluate_run(tmp_path / "unusual").scores == unusual.scores
@@ -74,8 +74,8 @@ def test_mirror_images_and_larger_crops_are_those_of_a_run_that_has_them_and_are
 
 
 def test_crops_as_a_multiple_of_those_of_training_are_those_of_that_size(trained, tmp_path):
-    recipe = RunFolder(trained).recipe().but({"protocol.test_scale": 2.0})
-    run(recipe, RunFolder(tmp_path / "scaled"), Silent())
+    recipe = RunFolder(trained).recipe().with_changes({"protocol.test_scale": 2.0})
+    run(recipe, RunFolder(tmp_path / "scaled"), NullObserver())
     scaled, large = evaluate_run(tmp_path / "scaled"), evaluate_run(trained, test_size=64)
     assert scaled.scores == large.scores
     assert scaled["test_time"] == {"test_scale": 2.0}

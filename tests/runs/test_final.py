@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from nearkin.errors import DataError, InterruptedRunError, RecipeError
-from nearkin.recipe import Recipe
 from nearkin.runs.final import final_recipe, train_final
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.runs.scores import Scores
 from nearkin.runs.trained import load_run
 from nearkin.training import checkpoint
+from nearkin.training.recipes import load_recipe
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 16, "workers": 1},
@@ -43,7 +43,7 @@ class Rates:
 def trained(photos, folder, *overrides):
     """A finished run, and the rates of its epochs."""
     rates = Rates()
-    recipe = Recipe.from_mapping(SMALL, [f"data.source={json.dumps(str(photos))}", *overrides])
+    recipe = load_recipe(SMALL, [f"data.source={json.dumps(str(photos))}", *overrides])
     run(recipe, RunFolder(folder), rates)
     return rates.seen
 
@@ -82,7 +82,7 @@ def test_it_starts_where_the_run_started(photos, tmp_path, monkeypatch):
             if not row["step"]:
                 starts.append({name: value.clone() for name, value in state.encoder.state_dict().items()})
 
-    recipe = Recipe.from_mapping(SMALL, [f"data.source={json.dumps(str(photos))}", "training.epochs=1"])
+    recipe = load_recipe(SMALL, [f"data.source={json.dumps(str(photos))}", "training.epochs=1"])
     run(recipe, RunFolder(tmp_path / "run"), First())
     train_final(tmp_path / "run", First())
     assert all(torch.equal(starts[0][name], starts[1][name]) for name in starts[0])
@@ -186,7 +186,7 @@ def test_what_cannot_be_made_final_is_refused(photos, tmp_path):
     with pytest.raises(RecipeError, match="took no training step"):
         train_final(tmp_path / "none", Rates())
     ccp = ["method.name=ccp", "objective.name=contrastive", "protocol.name=validation"]
-    recipe = final_recipe(Recipe.from_mapping(SMALL, ccp), Scores(best={"epoch": 2.0}))
+    recipe = final_recipe(load_recipe(SMALL, ccp), Scores(best={"epoch": 2.0}))
     with pytest.raises(RecipeError, match=r"set method\.steps_per_problem"):
         run(recipe, RunFolder(tmp_path / "ccp"), Rates())
 

@@ -6,11 +6,11 @@ from importlib import metadata
 
 import pytest
 
-from nearkin.recipe import Recipe
 from nearkin.runs.environment import DataRecord, Environment
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, FinalOf, Scores
+from nearkin.training.recipes import load_recipe
 
 HELD = Conditions(
     data="birds", objective="vcpa", protocol="validation", selection="best MAP@R", seed=3, hardware="abacus"
@@ -24,7 +24,7 @@ ENVIRONMENT = Environment(started="2026-01-02T03:04:05", packages={"nearkin": "0
 @pytest.fixture
 def card(tmp_path):
     def write(scores=SCORES, environment=ENVIRONMENT, **encoder):
-        recipe = Recipe.from_mapping({"objective": {"name": "vcpa"}, "encoder": encoder})
+        recipe = load_recipe({"objective": {"name": "vcpa"}, "encoder": encoder})
         return model_card(RunFolder(tmp_path / "final"), recipe, scores, environment)
 
     return write

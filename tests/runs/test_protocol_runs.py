@@ -8,10 +8,10 @@ import pytest
 
 import nearkin
 from nearkin.errors import DataError
-from nearkin.recipe import Recipe
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
+from nearkin.training.recipes import load_recipe
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -43,7 +43,7 @@ def manifest(photos):
 
 
 def recipe_for(source, *overrides):
-    return Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(source))}", *overrides])
+    return load_recipe(TINY, [f"data.source={json.dumps(str(source))}", *overrides])
 
 
 def test_in_distribution_reports_the_last_epoch_in_two_dimensions(photos, tmp_path):
@@ -96,6 +96,6 @@ def test_a_run_trains_with_the_wrong_labels_and_records_them(photos, tmp_path):
 
 
 def test_a_run_from_python_needs_a_recipe_and_a_folder(photos, tmp_path):
-    recipe = Recipe.load("own_photos/small", [f"data.source={json.dumps(str(photos))}", "training.max_steps=1"])
+    recipe = load_recipe("own_photos/small", [f"data.source={json.dumps(str(photos))}", "training.max_steps=1"])
     scores = nearkin.run(recipe, str(tmp_path / "run"))
     assert nearkin.RunFolder(tmp_path / "run").scores() == scores

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.runs.scores import Conditions, Cost, Evaluated, FinalOf, Scores
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 BEFORE = json.loads((Path(__file__).parents[1] / "assets" / "records" / "scores.json").read_text())
 """Of a final model, with the scores of its run; written before scores had types."""
@@ -41,8 +41,8 @@ def test_parts_have_types():
 
 def test_a_run_writes_the_keys_of_before(photos, tmp_path):
     changes = ["encoder.backbone=small", "training.max_steps=1", "training.device=cpu", "data.image_size=8"]
-    recipe = Recipe.from_mapping({}, [*changes, f"data.source={json.dumps(str(photos))}"])
-    scores = run(recipe, RunFolder(tmp_path), Silent())
+    recipe = load_recipe({}, [*changes, f"data.source={json.dumps(str(photos))}"])
+    scores = run(recipe, RunFolder(tmp_path), NullObserver())
     written = json.loads((tmp_path / "scores.json").read_text())
     assert list(written) == list(BEFORE["final_of"]["scores"])
     assert list(written["cost"]) == list(BEFORE["cost"])

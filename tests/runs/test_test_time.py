@@ -11,14 +11,14 @@ from nearkin.runs.data import open_run_data
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 
 NAMES = ["R@1", "R@2", "MAP@R"]
 
 
 @pytest.fixture
 def other(trained, tmp_path):
-    run(RunFolder(trained).recipe().but({"training.seed": 5}), RunFolder(tmp_path / "other"), Silent())
+    run(RunFolder(trained).recipe().with_changes({"training.seed": 5}), RunFolder(tmp_path / "other"), NullObserver())
     return tmp_path / "other"
 
 
@@ -63,7 +63,7 @@ def test_nothing_asked_changes_nothing(trained):
 
 def test_a_run_that_was_trained_on_the_others_test_images_is_pointed_out(trained, other, tmp_path):
     assert evaluate_run(trained, also=[other]).note is None
-    recipe = RunFolder(trained).recipe().but({"protocol.split_seed": 3})
-    run(recipe, RunFolder(tmp_path / "another split"), Silent())
+    recipe = RunFolder(trained).recipe().with_changes({"protocol.split_seed": 3})
+    run(recipe, RunFolder(tmp_path / "another split"), NullObserver())
     note = evaluate_run(trained, also=[tmp_path / "another split"]).note
     assert "another split: it was trained on" in note

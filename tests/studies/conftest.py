@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from nearkin.recipe import Recipe
+from nearkin.recipe.identity import fingerprint
 from nearkin.studies.study import Row, planned_runs
+from nearkin.training.recipes import load_recipe
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -21,7 +22,7 @@ TINY = {
 @pytest.fixture
 def make_row(photos):
     def make(name, *overrides, base=None):
-        recipe = Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(photos))}", *overrides])
+        recipe = load_recipe(TINY, [f"data.source={json.dumps(str(photos))}", *overrides])
         return Row(name, name.upper(), recipe, base)
 
     return make
@@ -43,7 +44,7 @@ def write_run(tmp_path):
                 "test_classes": "classes never seen in training",
                 "seed": seed,
                 "hardware": hardware,
-                "recipe": planned.recipe.fingerprint(),
+                "recipe": fingerprint(planned.recipe),
                 "epochs": 2.0,
                 "cost": {"step_ms": step_ms},
                 "untrained": {"R@1": 0.1, "MAP@R": 0.05},

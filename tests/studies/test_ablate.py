@@ -5,12 +5,12 @@ import json
 import pytest
 
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe
 from nearkin.studies.ablate import Ablate
+from nearkin.training.recipes import load_recipe
 
 
 def test_every_change_is_a_row_held_against_the_recipe():
-    base = Recipe.load("glyphs/demo", ["training.learning_rate=0.001"])
+    base = load_recipe("glyphs/demo", ["training.learning_rate=0.001"])
     study = Ablate(base, changes=("training.learning_rate=0.01", "encoder.pooling=avg+max&encoder.dim=null"), seeds=2)
     own, rate, encoder = study.rows
     assert (own.recipe, own.base) == (base, None)
@@ -32,7 +32,7 @@ def test_every_change_is_a_row_held_against_the_recipe():
 )
 def test_what_cannot_be_changed_is_refused(changes, said):
     with pytest.raises(RecipeError, match=said):
-        Ablate(Recipe.load("glyphs/demo"), changes=changes)
+        Ablate(load_recipe("glyphs/demo"), changes=changes)
 
 
 def test_a_study_from_the_command_line_to_its_table(nearkin, photos, tmp_path):

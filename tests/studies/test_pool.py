@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from nearkin.errors import InterruptedRunError
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.studies import pool, starter
 from nearkin.studies.pool import last_words, progress_of, run_side_by_side, share_done, training_job
+from nearkin.training.recipes import load_recipe
 
 STAND_IN = """
 import pathlib, signal, sys, time
@@ -59,7 +59,7 @@ class Task:
 
     @property
     def recipe(self):
-        return Recipe.from_mapping({}, [f"training.seed={self.seed}", "training.epochs=4"])
+        return load_recipe({}, [f"training.seed={self.seed}", "training.epochs=4"])
 
     @property
     def label(self):
@@ -139,7 +139,7 @@ def test_progress_shows_epoch_score_and_time_left(tmp_path):
 
 
 def test_the_share_that_is_done_counts_steps_where_they_end_the_run():
-    recipe = Recipe.from_mapping({}, ["training.epochs=10", "training.max_steps=20"])
+    recipe = load_recipe({}, ["training.epochs=10", "training.max_steps=20"])
     assert share_done(recipe, {"epoch": 1.0, "step": 5.0}) == 0.25
     assert share_done(recipe, {"epoch": 5.0, "step": 5.0}) == 0.5
 

@@ -10,13 +10,13 @@ import torch
 from rich.console import Console
 
 from nearkin.errors import BusyError, InterruptedRunError, RecipeError, TrainingError
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.studies import pool, starter, study
 from nearkin.studies.results import results_of
 from nearkin.studies.study import Row, chosen_names, planned_runs, run_all
 from nearkin.training.observers import ConsoleObserver
+from nearkin.training.recipes import load_recipe
 
 
 def run_rows(rows, folder, seeds, **options):
@@ -234,7 +234,7 @@ def test_runs_that_find_memory_full_are_run_again_with_half_as_many_at_a_time(ma
 
 def test_each_seed_of_a_study_holds_out_validation_classes_of_its_own(tmp_path):
     def held_out(*changes):
-        row = Row("row", "Row", Recipe.from_mapping({}, ["protocol.name=validation", *changes]))
+        row = Row("row", "Row", load_recipe({}, ["protocol.name=validation", *changes]))
         return [planned.recipe.protocol.validation_seed for planned in planned_runs([row], tmp_path, (0, 1, 2))]
 
     assert held_out() == [None, 1, 2]

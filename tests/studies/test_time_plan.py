@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nearkin.errors import DataError
-from nearkin.recipe import Recipe
 from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import Outcome
@@ -18,6 +17,7 @@ from nearkin.studies.study import PlannedRun, Row
 from nearkin.studies.time_plan import ASK_BEYOND, counted_up, plan_time, run_seconds
 from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware
+from nearkin.training.recipes import load_recipe
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def planned(tmp_path):
     """A run of a study; with ``seconds`` it is finished."""
 
     def make(name, *overrides, seconds=None, side_by_side=1, hardware=None):
-        recipe = Recipe.from_mapping({"training": {"device": "cpu", "epochs": 4}}, overrides)
+        recipe = load_recipe({"training": {"device": "cpu", "epochs": 4}}, overrides)
         folder = RunFolder(tmp_path / name)
         if seconds is not None:
             folder.begin(recipe)
@@ -120,7 +120,7 @@ TINY = {
 
 
 def recipe(photos, *overrides):
-    return Recipe.from_mapping(TINY, [f"data.source={photos}", *overrides])
+    return load_recipe(TINY, [f"data.source={photos}", *overrides])
 
 
 def test_steps_and_evaluations_are_counted_as_the_recipe_has_them(photos, monkeypatch):
@@ -146,7 +146,7 @@ def test_fewer_images_are_timed_in_as_many_pieces_as_the_whole_batch(photos, mon
     monkeypatch.setattr(time_plan, "_timed", timed)
     given = {"data": {"source": str(photos), "image_size": 32}, "encoder": {"backbone": "resnetv2_20", "dim": 8}}
     given |= {"training": {"device": "cpu", "batch_size": 24, "micro_batch": micro_batch}}
-    recipe = Recipe.from_mapping(given, ["encoder.freeze_batch_norm=true", "protocol.test_share=0.34"])
+    recipe = load_recipe(given, ["encoder.freeze_batch_norm=true", "protocol.test_share=0.34"])
     state = build_state(recipe, open_data(recipe.data))
     found = time_plan._step_seconds(state)
     assert asked[-1][0] < 24, "the whole batch was not timed"

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe
 from nearkin.studies.vary import Vary
+from nearkin.training.recipes import load_recipe
 
 
 def test_every_value_is_a_row_held_against_the_recipe_s_own():
-    base = Recipe.load("glyphs/demo", ["training.learning_rate=0.001"])
+    base = load_recipe("glyphs/demo", ["training.learning_rate=0.001"])
     study = Vary(base, key="training.learning_rate", values=("0.01", "0.001", "1e-4"), seeds=2, folder="runs/x")
     rows = [(row.name, row.recipe.training.learning_rate, row.base) for row in study.rows]
     own = "learning_rate-0.001"
@@ -20,7 +20,7 @@ def test_every_value_is_a_row_held_against_the_recipe_s_own():
 
 
 def test_the_folder_follows_what_is_varied():
-    base = Recipe.load("glyphs/demo")
+    base = load_recipe("glyphs/demo")
     first, same, other = (
         Vary(base, key="training.batch_size", values=values).folder
         for values in (("64", "32"), ("64", "32"), ("64", "16"))
@@ -40,7 +40,7 @@ def test_the_folder_follows_what_is_varied():
 )
 def test_what_cannot_be_varied_is_refused(key, values, said):
     with pytest.raises(RecipeError, match=said):
-        Vary(Recipe.load("glyphs/demo"), key=key, values=values)
+        Vary(load_recipe("glyphs/demo"), key=key, values=values)
 
 
 def test_a_study_from_the_command_line_to_its_table(nearkin, photos, tmp_path):

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from nearkin.data.loader import TrainingLoader
-from nearkin.recipe import Recipe
 from nearkin.runs.data import open_data
 from nearkin.training.build import build_state
+from nearkin.training.recipes import load_recipe
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1},
@@ -22,7 +22,7 @@ SMALL = {
 
 @pytest.fixture
 def recipe_for(photos):
-    return lambda *overrides: Recipe.from_mapping(SMALL, [f"data.source={json.dumps(str(photos))}", *overrides])
+    return lambda *overrides: load_recipe(SMALL, [f"data.source={json.dumps(str(photos))}", *overrides])
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.background import BackgroundWriter, copied_to_host
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 
 PATIENCE = 60.0
 """Seconds after which a test that waits for something gives up, so that it fails instead of hanging."""
@@ -168,7 +168,7 @@ def test_an_error_of_training_is_not_hidden_by_one_of_writing():
         work()
 
 
-class HeldUp(Silent):
+class HeldUp(NullObserver):
     """Lets the first checkpoint be written only when training is some steps further."""
 
     def __init__(self, monkeypatch, until):
@@ -227,7 +227,7 @@ def test_a_slow_disk_holds_up_neither_training_nor_what_is_best(state_for, tmp_p
 def test_a_run_goes_on_from_before_the_evaluations_that_were_passed_over(state_for, tmp_path, monkeypatch):
     changes = ("training.epochs=2", "training.max_steps=7", "training.evaluate_every_steps=1", "protocol.select_by=R@1")
     whole = with_scores(state_for(*changes), monkeypatch)
-    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Silent())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), NullObserver())
 
     class Killed(HeldUp):
         def on_step(self, state, loss, images):
@@ -248,7 +248,7 @@ def test_a_run_goes_on_from_before_the_evaluations_that_were_passed_over(state_f
     assert again.step == 1
     scores = iter([{"R@1": share} for share in SCORES[2:]])
     monkeypatch.setattr(again, "score", lambda *_, **__: next(scores))
-    fit(again, folder, Silent())
+    fit(again, folder, NullObserver())
     assert again.best["step"] == whole.best["step"] == 6
     for name, value in whole.encoder.state_dict().items():
         assert torch.equal(value, again.encoder.state_dict()[name]), name
@@ -288,7 +288,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_one_bef
 
     monkeypatch.setattr(checkpoint, "write_atomically", write)
     with pytest.raises(OutputError, match=f"{failing}: No space left on device"):
-        fit(state, folder, Silent())
+        fit(state, folder, NullObserver())
     left = torch.load(folder.last_checkpoint, weights_only=True)
     assert left["step"] == 4
-    assert checkpoint.best_file(folder, left["best"]["step"]).exists()
+    assert checkpoint.folder.best_checkpoint(left["best"]["step"]).exists()

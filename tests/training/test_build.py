@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError, RecipeError, notices_to
 from nearkin.losses import catalogue
-from nearkin.methods.profs import Profs
-from nearkin.notices import notices_told_to
-from nearkin.recipe import DataSection, EncoderSection, Recipe
+from nearkin.recipe import DataSection, EncoderSection
 from nearkin.samplers import BalancedSampler, ClassRepresentativeSampler, RandomSampler
 from nearkin.training.build import build_objective, data_of, encoder_from, scored_transform_of, transform_of
+from nearkin.training.methods.profs import Profs
+from nearkin.training.recipes import load_recipe
 
 
 def start_of(state):
@@ -65,7 +65,7 @@ def test_a_transform_takes_what_the_section_sets():
 
 def built(objective, **changes):
     size = {"num_classes": 5, "dim": 4, "num_images": 77, "normalisation": "l2"} | changes
-    return build_objective(Recipe.from_mapping({"objective": objective}).objective, **size)
+    return build_objective(load_recipe({"objective": objective}).objective, **size)
 
 
 @pytest.mark.parametrize("name", sorted(catalogue()))
@@ -119,7 +119,7 @@ def test_isas_penalties_are_off_where_nothing_is_said(objective, penalties):
 )
 def test_it_is_said_that_isas_penalties_are_off(state_for, overrides, said):
     heard = []
-    with notices_told_to(heard.append):
+    with notices_to(heard.append):
         state_for("objective.name=proxy_isa", *overrides)
     told = [each for each in heard if each.startswith("ISA ")]
     assert len(told) == (said is not None)
@@ -151,6 +151,6 @@ def test_what_is_erased_has_the_mean_colour_of_the_backbone(state_for):
     ],
 )
 def test_crops_keep_their_share_and_decoded_images_are_large_enough_for_them(overrides, scored, kept):
-    recipe = Recipe.from_mapping({}, overrides)
+    recipe = load_recipe({}, overrides)
     transform = scored_transform_of(recipe)
     assert ((transform.size, transform.resize), data_of(recipe).shorter_side) == (scored, kept)

@@ -15,13 +15,13 @@ from nearkin.runs.run import run
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 from nearkin.training.step import train_step
 
 
 def test_a_checkpoint_never_runs_code(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    run(recipe_for("training.max_steps=1"), folder, Silent())
+    run(recipe_for("training.max_steps=1"), folder, NullObserver())
 
     class Evil:
         def __reduce__(self):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nearkin.encoders import build_encoder
-from nearkin.notices import Notice
+from nearkin.errors import Notice
 from nearkin.training.graphs import GraphedEncoder
 from nearkin.training.health import HealthCheck
 from nearkin.training.step import train_step
@@ -35,7 +35,7 @@ def test_graphs_are_made_unasked_where_there_is_room(state_for, compile, room, g
 def test_networks_of_other_packages_are_graphed_when_asked_for(state_for):
     for choice, graphed in (("auto", False), ("graphs", True)):
         state = state_for(f"training.compile={choice}")
-        state.recipe = state.recipe.but({"encoder.backbone": "timm:anything"})
+        state.recipe = state.recipe.with_changes({"encoder.backbone": "timm:anything"})
         state.room_for_graphs = True
         assert isinstance(state.encode, GraphedEncoder) == graphed
 

@@ -12,7 +12,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training import head_start
 from nearkin.training.head_start import start_head
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 
 PCA = "encoder.head_init=pca"
 
@@ -103,7 +103,7 @@ def test_it_takes_a_sample_of_many_images_and_says_how_far_it_is(state_for, monk
 def test_a_run_begins_with_it_and_its_baseline_is_the_backbone_still(state_for, tmp_path):
     seen = []
 
-    class Look(Silent):
+    class Look(NullObserver):
         def on_step(self, state, loss, images):
             seen.append(state.encoder.head.weight.detach().double().clone())
 

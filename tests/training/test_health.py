@@ -11,14 +11,14 @@ from nearkin.errors import TrainingError
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.health import HealthCheck
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 from nearkin.training.step import train_step
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
 
-    class Poison(Silent):
+    class Poison(NullObserver):
         def on_step(self, state, loss, images):
             if state.step == 6:
                 with torch.no_grad():
@@ -33,7 +33,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(recipe_for, t
 
 
 def test_embeddings_that_are_not_finite_stop_the_run_as_a_divergence(recipe_for, tmp_path):
-    class Poison(Silent):
+    class Poison(NullObserver):
         def on_step(self, state, loss, images):
             if state.step == 6:
                 with torch.no_grad():

@@ -5,13 +5,12 @@ import pytest
 import torch
 
 from nearkin.data.device_images import DeviceImages
-from nearkin.errors import RecipeError
-from nearkin.notices import Notice
+from nearkin.errors import Notice, RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import image_placement
 from nearkin.training.image_placement import place_images
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 
 GIGABYTE = 10**9
 
@@ -118,7 +117,7 @@ def test_a_whole_run_with_images_on_the_device(state_for, tmp_path, monkeypatch)
             state.on_device = DeviceImages(state.train_set, state.device) if placed else None
 
         monkeypatch.setattr("nearkin.training.loop.place_images", lambda _, place=place: place())
-        fit(state, RunFolder(tmp_path / str(placed)).begin(state.recipe), Silent())
+        fit(state, RunFolder(tmp_path / str(placed)).begin(state.recipe), NullObserver())
         losses.append([row["loss"] for row in state.history if "loss" in row])
         assert (state.on_device is not None) == placed
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
@@ -138,9 +137,9 @@ def test_methods_get_crops_from_the_device(state_for):
 def test_on_a_gpu_a_run_goes_through(state_for, tmp_path, cache):
     state = state_for("training.device=cuda", f"data.cache={cache}")
     if cache == "disk":
-        fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+        fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     else:
         with pytest.warns(Notice, match="are on cuda, which makes the crops"):
-            fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+            fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert (state.on_device is None) == (cache == "disk")
     assert state.step == state.total_steps

@@ -23,7 +23,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.health import HealthCheck
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 from nearkin.training.step import train_step
 
 
@@ -43,7 +43,7 @@ def test_the_untrained_network_is_scored_once_for_each_part_it_is_scored_on(
     state.score = counted
     folder = RunFolder(tmp_path)
     folder.begin(state.recipe)
-    fit(state, folder, Silent())
+    fit(state, folder, NullObserver())
     assert len(parts) == times
     assert state.untrained == score(state.protocol.test, baseline=True)
 
@@ -52,7 +52,7 @@ def test_the_baseline_is_the_backbone_without_its_head(recipe_for, tmp_path):
     """Pooled features, normalised: by hand from the backbone that the run began with."""
     first = []
 
-    class Look(Silent):
+    class Look(NullObserver):
         def on_evaluation(self, state, row):
             if not row["step"]:
                 encoder, test = state.encoder.eval(), state.protocol.test.query
@@ -77,13 +77,13 @@ def test_without_a_step_the_score_is_of_the_encoder_as_it_is_saved(recipe_for, t
     """With its random head, that is; a run of the backbone alone has no head."""
     for name, overrides in (("head", "encoder.dim=1"), ("none", "encoder.dim=null")):
         recipe = recipe_for("training.epochs=0", "protocol.test_share=0.6", overrides)
-        scores = run(recipe, RunFolder(tmp_path / name), Silent())
+        scores = run(recipe, RunFolder(tmp_path / name), NullObserver())
         assert (scores["test"]["MAP@R"] == scores["untrained"]["MAP@R"]) == (name == "none")
 
 
 def test_a_run_leaves_a_complete_folder(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    scores = run(recipe_for(), folder, Silent())
+    scores = run(recipe_for(), folder, NullObserver())
     assert json.loads(folder.scores_file.read_text()) == scores
     assert scores["protocol"] == "conventional"
     assert scores["selection"] == "best R@1 on the test classes"
@@ -107,14 +107,14 @@ def test_a_run_leaves_a_complete_folder(recipe_for, tmp_path):
 
 def test_a_folder_with_a_run_is_not_overwritten_by_accident(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    first = run(recipe_for("training.max_steps=1"), folder, Silent())
+    first = run(recipe_for("training.max_steps=1"), folder, NullObserver())
     with pytest.raises(RecipeError, match=r"holds a finished run.*--resume.*--overwrite.*-o"):
-        run(recipe_for("training.max_steps=1"), folder, Silent())
+        run(recipe_for("training.max_steps=1"), folder, NullObserver())
     with pytest.raises(RecipeError, match=r"training\.max_steps was 1, is 2"):
-        run(recipe_for("training.max_steps=2"), folder, Silent(), resume=True)
-    assert run(recipe_for("training.max_steps=1"), folder, Silent(), resume=True) == first
+        run(recipe_for("training.max_steps=2"), folder, NullObserver(), resume=True)
+    assert run(recipe_for("training.max_steps=1"), folder, NullObserver(), resume=True) == first
     (folder.path / "my notes.txt").write_text("keep")
-    run(recipe_for("training.max_steps=2"), folder, Silent(), overwrite=True)
+    run(recipe_for("training.max_steps=2"), folder, NullObserver(), overwrite=True)
     assert (folder.path / "my notes.txt").exists()
     assert folder.scores()["steps"] == 2
 
@@ -168,7 +168,7 @@ def test_validation_chooses_the_epoch_and_test_is_scored_once(recipe_for, photos
         (photos / extra).mkdir()
         for index, file in enumerate(sorted((photos / "kiwi").iterdir())):
             (photos / extra / f"{index}.png").write_bytes(file.read_bytes())
-    scores = run(recipe, RunFolder(tmp_path / "run"), Silent())
+    scores = run(recipe, RunFolder(tmp_path / "run"), NullObserver())
     assert scores["selection"] == "best R@1 on the validation classes, within its error MAP@R"
     assert asked == ["validation", "test", "validation", "validation", "test"]  # untrained once, at the end once
 

@@ -17,13 +17,13 @@ from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.pooling import AvgPool
 from nearkin.encoders.preprocessing import HALF
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe
 from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training import memory
 from nearkin.training.build import build_state
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 CPU = torch.device("cpu")
 
@@ -106,7 +106,7 @@ def recipe(photos, *overrides):
         "training": {"epochs": 1, "batch_size": 8, "device": "cpu"},
         "protocol": {"test_share": 0.34},
     }
-    return Recipe.from_mapping(mapping, overrides)
+    return load_recipe(mapping, overrides)
 
 
 def test_a_run_that_cannot_fit_is_refused_with_figures_and_what_to_lower(photos, tmp_path, monkeypatch):
@@ -117,9 +117,9 @@ def test_a_run_that_cannot_fit_is_refused_with_figures_and_what_to_lower(photos,
         r"training\.batch_size \(8; about 4 would fit; training\.micro_batch instead needs encoder\.freeze_batch_norm="
         r"true\) or data\.image_size \(32\), or set training\.memory_check=false",
     ):
-        run(recipe(photos), RunFolder(tmp_path / "run"), Silent())
+        run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
     assert not (tmp_path / "run").exists(), "refused before anything was written"
-    run(recipe(photos, "training.memory_check=false"), RunFolder(tmp_path / "run"), Silent())
+    run(recipe(photos, "training.memory_check=false"), RunFolder(tmp_path / "run"), NullObserver())
 
 
 def test_smaller_pieces_are_advised_before_smaller_batches_and_help(photos, tmp_path, monkeypatch):
@@ -128,30 +128,30 @@ def test_smaller_pieces_are_advised_before_smaller_batches_and_help(photos, tmp_
     with pytest.raises(
         RecipeError, match=r"free: set training\.micro_batch \(the same training in pieces; about (\d)"
     ) as e:
-        run(recipe(photos, *frozen), RunFolder(tmp_path / "run"), Silent())
+        run(recipe(photos, *frozen), RunFolder(tmp_path / "run"), NullObserver())
     assert "batch_size" not in str(e.value)
     fitting = int(re.search(r"about (\d) would fit", str(e.value))[1])
-    run(recipe(photos, *frozen, f"training.micro_batch={fitting}"), RunFolder(tmp_path / "run"), Silent())
+    run(recipe(photos, *frozen, f"training.micro_batch={fitting}"), RunFolder(tmp_path / "run"), NullObserver())
     more = fitting + 1
     with pytest.raises(
         RecipeError, match=rf"\({more} at a time\) .*training\.micro_batch \({more}; about {fitting} would"
     ):
-        run(recipe(photos, *frozen, f"training.micro_batch={more}"), RunFolder(tmp_path / "more"), Silent())
+        run(recipe(photos, *frozen, f"training.micro_batch={more}"), RunFolder(tmp_path / "more"), NullObserver())
 
 
 def test_what_only_the_backward_pass_of_the_backbone_needs_is_not_asked_of_a_head(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda device: 3_000_000)
     monkeypatch.setattr(memory, "HELD_AT_ONCE", 0.5)
     with pytest.raises(RecipeError, match="a training step on 8 images"):
-        run(recipe(photos), RunFolder(tmp_path / "run"), Silent())
-    run(recipe(photos, "training.warmup_epochs=1"), RunFolder(tmp_path / "run"), Silent())
+        run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
+    run(recipe(photos, "training.warmup_epochs=1"), RunFolder(tmp_path / "run"), NullObserver())
 
 
 def test_what_fits_is_not_refused_and_what_cannot_be_known_neither(photos, tmp_path, monkeypatch):
     for number, free in enumerate((8_000_000, None)):
         monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
         folder = RunFolder(tmp_path / str(number))
-        run(recipe(photos), folder, Silent())
+        run(recipe(photos), folder, NullObserver())
         assert folder.is_finished
 
 
@@ -159,7 +159,7 @@ def test_an_evaluation_that_cannot_fit_is_refused_too(photos, tmp_path, monkeypa
     monkeypatch.setattr(memory, "free_memory", lambda device: 20_000_000)
     monkeypatch.setattr(memory, "measure", lambda *_: memory.Footprint(kept=10, largest=1000))
     with pytest.raises(RecipeError, match=r"scoring 16 images at a time of 32 .*training\.evaluation_batch_size \(16;"):
-        run(recipe(photos), RunFolder(tmp_path / "run"), Silent())
+        run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
 
 
 def test_an_image_size_that_no_machine_has_memory_for(nearkin, photos, tmp_path):
@@ -237,12 +237,12 @@ def test_resuming_may_turn_the_check_off(photos, tmp_path):
 
 def test_crops_that_are_only_scored_are_counted_at_their_own_size(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda device: 20_000_000)
-    run(recipe(photos), RunFolder(tmp_path / "run"), Silent())
+    run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
     with pytest.raises(
         RecipeError,
         match=r"scoring \d+ images at a time of 320 × 320 .*evaluation_batch_size .* or protocol\.test_size",
     ):
-        run(recipe(photos, "protocol.test_size=320"), RunFolder(tmp_path / "large"), Silent())
+        run(recipe(photos, "protocol.test_size=320"), RunFolder(tmp_path / "large"), NullObserver())
 
 
 @pytest.mark.parametrize("more", [[], ["training.weight_average=0.9"], ["training.pull_to_start=1"]])

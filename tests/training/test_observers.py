@@ -87,7 +87,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = RunFolder(tmp_path)
-    observer = progress.Observers(progress.TensorBoardObserver(folder))
+    observer = progress.Observers(progress.TensorBoardObserver(folder.path))
     observer.on_step(state(), 2.5, 8)
     observer.on_evaluation(state(), ROW)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -104,4 +104,4 @@ def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(MissingExtraError, match=r"nearkin\[tensorboard\]"):
-        progress.TensorBoardObserver(RunFolder(tmp_path))
+        progress.TensorBoardObserver(tmp_path)

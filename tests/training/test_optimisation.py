@@ -15,7 +15,7 @@ from nearkin.evaluation.protocol import Protocol
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.health import HealthCheck
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 from nearkin.training.step import train_step
 
 
@@ -67,7 +67,7 @@ def test_a_trained_margin_does_not_take_the_proxies_rate(state_for):
 def test_schedules_scale_every_group_alike(recipe_for, tmp_path, options, factors):
     seen = []
 
-    class Rates(Silent):
+    class Rates(NullObserver):
         def on_step(self, state, loss, images):
             if state.step % state.sampler.batches_per_epoch == 1:
                 seen.append([group["lr"] / group["initial_lr"] for group in state.optimiser.param_groups])
@@ -87,7 +87,7 @@ def test_plateau_waits_for_evaluations_without_improvement(recipe_for, tmp_path)
             "protocol.monitor_test=true",
         ),
         folder,
-        Silent(),
+        NullObserver(),
     )
     assert folder.scores()["selection"] == "best R@1 on the test classes, which training also followed"
     rates = [float(row["lr"]) for row in csv.DictReader(folder.evaluations_file.open())]
@@ -98,10 +98,10 @@ def test_plateau_waits_for_evaluations_without_improvement(recipe_for, tmp_path)
 def test_a_plateau_of_the_test_classes_is_refused_unless_the_recipe_says_so(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(RecipeError, match=r"rate by the scores of the test classes: .*protocol\.monitor_test=true"):
-        run(recipe_for("training.schedule=plateau"), folder, Silent())
+        run(recipe_for("training.schedule=plateau"), folder, NullObserver())
     assert not folder.is_begun
     validated = ["protocol.name=validation", "protocol.test_share=0.2", "training.max_steps=1"]
-    run(recipe_for("training.schedule=plateau", *validated), folder, Silent())
+    run(recipe_for("training.schedule=plateau", *validated), folder, NullObserver())
     assert "followed" not in folder.scores()["selection"]
 
 
@@ -194,14 +194,14 @@ def test_a_run_ends_after_evaluations_without_a_new_best(recipe_for, tmp_path, s
     # Untrained; by step: best, equal, best, not a number, and worse, the second without a best; then the final score.
     scripted([0.9, 0.5, 0.5, 0.6, math.nan, 0.55, 0.6])
     folder = RunFolder(tmp_path / "run")
-    run(recipe_for(*EVERY_STEP, "protocol.monitor_test=true"), folder, Silent())
+    run(recipe_for(*EVERY_STEP, "protocol.monitor_test=true"), folder, NullObserver())
     assert folder.scores()["steps"] == 5
     assert folder.scores().chosen["step"] == 3
     assert folder.scores()["selection"] == "best R@1 on the test classes, which training also followed"
 
 
 def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_for, tmp_path, scripted):
-    class Interrupt(Silent):
+    class Interrupt(NullObserver):
         def on_step(self, state, loss, images):
             if state.step == 2:
                 signal.raise_signal(signal.SIGINT)
@@ -211,7 +211,7 @@ def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_fo
     with pytest.raises(InterruptedRunError):
         run(recipe, folder, Interrupt())
     scripted([0.4, 0.5])
-    run(recipe, folder, Silent(), resume=True)
+    run(recipe, folder, NullObserver(), resume=True)
     assert folder.scores()["steps"] == 3
 
 
@@ -231,4 +231,4 @@ def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_fo
 )
 def test_ends_and_floors_that_make_no_sense_are_refused(recipe_for, tmp_path, overrides, said):
     with pytest.raises(RecipeError, match=said):
-        run(recipe_for(*overrides), RunFolder(tmp_path / "run"), Silent())
+        run(recipe_for(*overrides), RunFolder(tmp_path / "run"), NullObserver())

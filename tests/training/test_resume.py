@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin import methods
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import Protocol
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
-from nearkin.training import checkpoint
+from nearkin.training import checkpoint, methods
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 SIZES = (6, 1, 5, 2, 6, 4)  # 24 images: three batches to an epoch
 TOY = {
@@ -44,7 +43,7 @@ class Killed(Exception):
     pass
 
 
-class KillAfter(Silent):
+class KillAfter(NullObserver):
     """Ends the run after a step, before anything of that step has been written."""
 
     def __init__(self, step):
@@ -64,7 +63,7 @@ def toy_state(*overrides, sizes=SIZES):
     pixels = (colours[labels] + rng.normal(0, 20, (len(labels), 16, 16, 3))).clip(0, 255).astype(np.uint8)
     splits = np.where(labels < len(sizes), "train", "test").tolist()
     table = ImageTable.build("toy", pixels, [f"class {label}" for label in labels], splits=splits)
-    recipe = Recipe.from_mapping(TOY, overrides)
+    recipe = load_recipe(TOY, overrides)
     methods.catalogue()[recipe.method.name].check(recipe)
     return build_state(recipe, open_images(table, cache_dir=None))
 
@@ -111,10 +110,10 @@ MOCO = ["method.name=momentum", "objective.name=momentum_proxy_anchor", "objecti
 def test_killed_and_resumed_is_bit_identical(overrides, kills, tmp_path):
     """From the checkpoint before the kill to the end: everything that the last checkpoint of a whole run holds."""
     whole = toy_state(*overrides)
-    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Silent())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), NullObserver())
 
     folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
-    for number, observer in enumerate([*map(KillAfter, kills), Silent()]):
+    for number, observer in enumerate([*map(KillAfter, kills), NullObserver()]):
         state = toy_state(*overrides)
         if number:
             torch.manual_seed(100 + number)  # a new process has random states of its own
@@ -135,7 +134,7 @@ def test_killed_and_resumed_is_bit_identical(overrides, kills, tmp_path):
 def test_the_queues_above_are_half_filled_and_in_use(tmp_path):
     isa, xbm = toy_state(*ISA, "training.max_steps=7"), toy_state(*XBM, "training.max_steps=5")
     for name, state in (("isa", isa), ("xbm", xbm)):
-        fit(state, RunFolder(tmp_path / name).begin(state.recipe), Silent())
+        fit(state, RunFolder(tmp_path / name).begin(state.recipe), NullObserver())
     assert isa.objective.memory_on
     assert isa.objective.filter_on
     assert int(isa.objective.diagnostics()["in_memory"].sum()) == 4 * 8  # steps 3 to 6
@@ -171,7 +170,7 @@ def test_classes_that_an_epoch_leaves_out_and_classes_of_one_image(overrides, tm
 
     state.method.loss = spy
 
-    class Watch(Silent):
+    class Watch(NullObserver):
         def on_step(self, state, loss, images):
             losses.append(loss)
 
@@ -207,7 +206,7 @@ def test_a_score_that_is_not_a_number_is_never_the_best_over_one_that_is(scores,
     scripted(*scores)
     state = toy_state("objective.name=proxy_anchor")
     folder = RunFolder(tmp_path / "run").begin(state.recipe)
-    fit(state, folder, Silent())
+    fit(state, folder, NullObserver())
     assert state.best["step"] == best_step
     assert [file.name for file in folder.checkpoints.glob("best-*.pt")] == [f"best-{best_step:08d}.pt"]
 
@@ -220,12 +219,12 @@ def test_a_run_that_its_method_ended_stays_ended(scripted, tmp_path):
     scripted(untrained_on_test, 0.4, 0.3, 0.9, 0.9)
     whole = toy_state(*overrides)
     folder = RunFolder(tmp_path / "run").begin(whole.recipe)
-    fit(whole, folder, Silent())
+    fit(whole, folder, NullObserver())
     assert whole.ended
     assert whole.step < whole.total_steps
     resumed = toy_state(*overrides)
     checkpoint.load_last(resumed, folder)
-    fit(resumed, folder, Silent())
+    fit(resumed, folder, NullObserver())
     assert resumed.step == 8
     assert resumed.best["R@1"] == 0.4
 

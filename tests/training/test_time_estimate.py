@@ -13,14 +13,14 @@ from rich.console import Console
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import Protocol
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 from nearkin.training.observers import ConsoleObserver
+from nearkin.training.recipes import load_recipe
 from nearkin.training.run_time import RunTime
-from nearkin.training.state import Silent
+from nearkin.training.state import NullObserver
 from nearkin.training.time_estimate import Estimate, Estimator
 
 STEP, FIRST, EVALUATION, CHECKPOINT = 2.0, 30.0, 9.0, 0.5
@@ -72,7 +72,7 @@ def slow(monkeypatch):
         pixels = np.random.default_rng(0).integers(0, 256, (36, 16, 16, 3), dtype=np.uint8)
         splits = np.where(labels < 4, "train", "test").tolist()
         table = ImageTable.build("toy", pixels, [f"class {label}" for label in labels], splits=splits)
-        state = build_state(Recipe.from_mapping(TOY, overrides), open_images(table, cache_dir=None))
+        state = build_state(load_recipe(TOY, overrides), open_images(table, cache_dir=None))
         state.time = RunTime(clock)
         genuine, first = state.method.loss, True
 
@@ -90,7 +90,7 @@ def slow(monkeypatch):
     return build
 
 
-class Foreteller(Silent):
+class Foreteller(NullObserver):
     def __init__(self):
         self.estimator, self.estimates = Estimator(), {}
 
@@ -141,10 +141,10 @@ def test_a_resumed_run_counts_what_it_took_before(slow, tmp_path):
 def test_the_parts_are_kept_apart_over_two_sittings(slow, tmp_path):
     first = slow("training.max_steps=8")
     folder = RunFolder(tmp_path / "run").begin(first.recipe)
-    fit(first, folder, Silent())
+    fit(first, folder, NullObserver())
     second = slow("training.max_steps=13")
     checkpoint.load_last(second, folder)
-    fit(second, folder, Silent())
+    fit(second, folder, NullObserver())
     assert second.time.by["steps"] == pytest.approx(2 * FIRST + 11 * STEP)
     assert second.time.by["evaluations"] == pytest.approx(5 * EVALUATION)  # untrained, 4, 8, 12, 13
     # At 4, 12 and 13: the last one of a sitting cannot be in it.
@@ -155,7 +155,7 @@ def test_the_parts_are_kept_apart_over_two_sittings(slow, tmp_path):
 def test_a_checkpoint_of_an_early_version_is_read(slow, tmp_path):
     state = slow("training.max_steps=4")
     folder = RunFolder(tmp_path / "run").begin(state.recipe)
-    fit(state, folder, Silent())
+    fit(state, folder, NullObserver())
     content = torch.load(folder.last_checkpoint, weights_only=True)
     del content["baseline"]
     content |= {"seconds": 50.0, "step_seconds": 40.0}

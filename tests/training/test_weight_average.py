@@ -7,7 +7,6 @@ import safetensors.torch
 import torch
 
 from nearkin.encoders import build_encoder
-from nearkin.recipe import Recipe
 from nearkin.report.run_table import run_table
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
@@ -15,7 +14,8 @@ from nearkin.runs.trained import load_run
 from nearkin.training import checkpoint
 from nearkin.training.health import HealthCheck
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 from nearkin.training.step import train_step
 from nearkin.training.weight_average import WeightAverage
 
@@ -76,7 +76,7 @@ def test_the_average_is_what_is_scored_and_saved(recipe_for, tmp_path):
     recipe = recipe_for("training.weight_average=0.8", "training.epochs=2", "protocol.test_share=0.6")
     seen = {}
 
-    class Look(Silent):
+    class Look(NullObserver):
         def on_evaluation(self, state, row):
             seen[row["step"]] = copy.deepcopy(state.average.encoder.state_dict())
             assert state.score(state.protocol.test, baseline=not row["step"])["MAP@R"] == row["MAP@R"]
@@ -119,7 +119,7 @@ def test_ccp_pulls_to_the_weights_that_train(state_for, tmp_path):
         *("method.name=ccp", "objective.name=contrastive", "method.pool_size=2", "method.proxies_per_class=1"),
         *("method.steps_per_problem=2", "training.max_steps=2", "training.weight_average=0.9"),
     )
-    fit(state, RunFolder(tmp_path).begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path).begin(state.recipe), NullObserver())
     centre = state.method._reference.centre
     assert all(map(torch.equal, centre, state.weights))
 
@@ -127,7 +127,7 @@ def test_ccp_pulls_to_the_weights_that_train(state_for, tmp_path):
 @pytest.mark.parametrize("value", [1.0, -0.1, 2])
 def test_a_share_out_of_range_is_refused(value):
     with pytest.raises(ValueError, match=r"training.weight_average must be at least 0 and below 1"):
-        Recipe.from_mapping({"training": {"weight_average": value}})
+        load_recipe({"training": {"weight_average": value}})
 
 
 @pytest.mark.gpu

@@ -38,7 +38,8 @@ from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 from nearkin.training.optimisation import add_up_gradients, clip_gradients
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 CLASSES, DIM = 7, 4
 SMALL = {"size": 32, "warmup_steps": 1, "memory_size": 40, "queue_size": 20, "proxies_per_class": 3}
@@ -186,7 +187,7 @@ def clipped() -> dict[str, Tensor]:
     weight, bank = nn.Parameter(torch.ones(3)), ProxyBank(5, 2, 3)
     optimiser = torch.optim.SGD([{"name": "head", "params": [weight]}, {"name": "proxies", "params": [bank.vectors]}])
     weight.grad, bank.vectors.grad = torch.full((3,), 4.0), bank.vectors.detach() * 10
-    clip_gradients(optimiser, Recipe.from_mapping({"training": {"clip": "norm", "clip_at": 1.5}}).training)
+    clip_gradients(optimiser, load_recipe({"training": {"clip": "norm", "clip_at": 1.5}}).training)
     return {"weight": weight.grad, "bank": ranks.gather_rows(bank.vectors.grad, 5)}
 
 
@@ -287,7 +288,7 @@ def scored(distance: str, copies: int, classes: int = 150) -> dict[str, Tensor]:
 
 
 def recipe_of(course: str, *overrides: str) -> Recipe:
-    return Recipe.from_mapping(RECIPE, [*COURSES[course], *overrides])
+    return load_recipe(RECIPE, [*COURSES[course], *overrides])
 
 
 def state_of(recipe: Recipe):
@@ -314,7 +315,7 @@ def course_of_a_run(course: str, folder: Path, *, from_step: int = 0, to_step: i
     return found_in(state)
 
 
-class Until(Silent):
+class Until(NullObserver):
     """Interrupts the training after a step, if it has not come to its end; of one process, several would go on."""
 
     def __init__(self, last: int) -> None:

@@ -29,9 +29,7 @@ from nearkin.cli.report import report, table  # isort: skip
 from nearkin.cli.listing import backbones, datasets, keys, losses, methods, plots, recipes, scores  # isort: skip
 from nearkin.cli.cache import cache  # isort: skip
 from nearkin.disk import REFUSED, output_error
-from nearkin.errors import NearkinError, lacks_torch
-from nearkin.lack_of_memory import memory_watched
-from nearkin.notices import notices_told_to
+from nearkin.errors import NearkinError, catching_out_of_memory, lacks_torch, notices_to
 
 __all__ = [
     "app",
@@ -69,7 +67,7 @@ __all__ = [
 def main() -> None:
     """Run the command line; errors a person can put right are printed without a traceback."""
     try:
-        with _one_of_several(), notices_told_to(_say), memory_watched():
+        with _one_of_several(), notices_to(_say), catching_out_of_memory():
             app()
     except NearkinError as error:
         _fail(error)

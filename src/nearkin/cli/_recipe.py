@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from nearkin.errors import RecipeError
+from nearkin.training.recipes import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,13 +60,12 @@ def recipe_from(
     epochs: int | None = None,
 ) -> Recipe:
     """The recipe that a command line gives: a name and changes to it, or what suits the images of --data."""
-    from nearkin.recipe import Recipe
     from nearkin.runs.own_photos import own_photos_recipe
 
     name, changes = split_arguments(arguments, what="recipe")
     changes = changes_from(changes, epochs=epochs, root=root, device=device, class_folders=class_folders)
     if name is not None:
-        return Recipe.load(name, changes_from(changes, data=data))
+        return load_recipe(name, changes_from(changes, data=data))
     if data is None:
         raise RecipeError("what to train? Name a recipe (nearkin recipes lists them) or give images with --data FOLDER")
     return own_photos_recipe(data, changes, say=console.print)

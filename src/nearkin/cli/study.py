@@ -65,10 +65,10 @@ def study(
     Stopped at any time, the same command goes on. The folder gets the table as Markdown, CSV and JSON, and a picture.
     """
     from nearkin.catalogue import keyword_options
+    from nearkin.errors import did_you_mean
     from nearkin.recipe.coerce import coerce
     from nearkin.studies import catalogue
     from nearkin.studies.listing import list_planners, takes_recipe
-    from nearkin.suggest import did_you_mean
 
     if planner is None:
         print_listing(list_planners(), as_json=as_json, markdown=markdown)

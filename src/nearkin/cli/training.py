@@ -117,7 +117,7 @@ def train(
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
             drawn_too = recipe.training.tensorboard and is_first()
-            observer = Observers(bar, TensorBoardObserver(folder)) if drawn_too else bar
+            observer = Observers(bar, TensorBoardObserver(folder.path)) if drawn_too else bar
             scores = run(
                 recipe,
                 folder,

@@ -14,8 +14,7 @@ from typing import Literal, get_args
 from nearkin.data.file_names import class_name, natural_key, readable, some_of
 from nearkin.data.images import MANIFEST_ENDINGS, image_extensions, is_archive, is_picture, why_left_out
 from nearkin.data.table import SPLITS, ImageTable, LeftOut
-from nearkin.errors import DataError, RecipeError
-from nearkin.suggest import did_you_mean
+from nearkin.errors import DataError, RecipeError, did_you_mean
 
 SPLIT_FOLDERS = {split: split for split in SPLITS} | {"valid": "validation", "val": "validation"}
 

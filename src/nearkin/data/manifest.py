@@ -12,8 +12,7 @@ from nearkin.data.file_names import class_name, existing_images, natural_key
 from nearkin.data.folder import SPLIT_FOLDERS
 from nearkin.data.images import ARCHIVE_ENDINGS, OTHER_FILES, is_archive, is_image_file, why_left_out
 from nearkin.data.table import SPLITS, ImageTable
-from nearkin.errors import DataError
-from nearkin.suggest import did_you_mean
+from nearkin.errors import DataError, did_you_mean
 
 COLUMNS = {
     "path": ("path", "image", "file", "filename"),

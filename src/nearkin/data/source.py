@@ -13,8 +13,7 @@ from nearkin.data.folder import ClassFolders, folder_images, folder_table, sugge
 from nearkin.data.images import is_image_file
 from nearkin.data.manifest import manifest_images, read_manifest
 from nearkin.data.table import ImageTable
-from nearkin.errors import DataError, RecipeError
-from nearkin.suggest import did_you_mean
+from nearkin.errors import DataError, RecipeError, did_you_mean
 
 
 def data_root(given: str | Path | None = None) -> Path | None:

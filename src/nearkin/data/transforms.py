@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.images import resized_shape
-from nearkin.errors import RecipeError
-from nearkin.suggest import did_you_mean
+from nearkin.errors import RecipeError, did_you_mean
 
 TrainCrop = Literal["random-resized", "random", "centre", "none"]
 Box = tuple[float, float, float, float]

@@ -16,9 +16,8 @@ from nearkin.encoders.backbone import Backbone, folded_together
 from nearkin.encoders.pooling import build_pooling
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import WeightsReport, load_weights
-from nearkin.errors import RecipeError
+from nearkin.errors import RecipeError, did_you_mean
 from nearkin.numerics import Normalisation, at_least_float32, full_precision, normalise
-from nearkin.suggest import did_you_mean
 
 HeadInit = Literal["default", "glorot", "pca"]
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from nearkin.errors import RecipeError
+from nearkin.errors import RecipeError, did_you_mean
 from nearkin.numerics import at_least_float32, full_precision
-from nearkin.suggest import did_you_mean
 
 
 class AvgPool(nn.Module):

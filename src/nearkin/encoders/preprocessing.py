@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearkin.errors import RecipeError
+from nearkin.errors import RecipeError, did_you_mean
 from nearkin.recipe.coerce import coerce_fields
-from nearkin.suggest import did_you_mean
 
 Channels = tuple[float, float, float]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearkin.errors import did_you_mean
 from nearkin.evaluation.pairs import Distance, Metric, metric_of
 from nearkin.evaluation.selection import argsort_rows, columns_of, places_for_sure, positions, sorted_by, spread
 from nearkin.evaluation.vectors import ArrayLike, Vectors, as_count, as_gallery, as_vectors, row_hashes
-from nearkin.suggest import did_you_mean
 
 # What a block of queries against the whole gallery may take; larger blocks are hardly faster.
 BLOCK_BYTES = 256 * 2**20

@@ -17,7 +17,7 @@ from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.reranking import Rerank, measure_reranked
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
-from nearkin.recipe.sections import ProtocolSection
+from nearkin.recipe import ProtocolSection
 
 Embed = Callable[[NDArray[np.int64]], Tensor]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
-from nearkin.recipe.sections import ProtocolSection
+from nearkin.recipe import ProtocolSection
 
 Rows = NDArray[np.int64]
 

@@ -18,18 +18,16 @@ from PIL import Image
 from nearkin.data.image_inputs import ImageInput, ImageInputs
 from nearkin.data.source import read_source
 from nearkin.disk import check_writable, make_folder, write_atomically, writing
-from nearkin.errors import DataError, NearkinError, RecipeError, require
+from nearkin.errors import DataError, NearkinError, RecipeError, did_you_mean, notice, require
 from nearkin.exports.graph import PixelsToEmbeddings
 from nearkin.exports.model import ExportedModel, Settings, load_exported
 from nearkin.exports.quantise import quantise
 from nearkin.exports.torch_files import write_onnx, write_program, write_weights
-from nearkin.notices import notice
 from nearkin.runs.data import Progress, RunData, open_run_data, with_root_found
 from nearkin.runs.model_card import model_card
 from nearkin.runs.run_model import identity_of
 from nearkin.runs.scores import Conditions, Scores
 from nearkin.runs.trained import TrainedRun, load_run
-from nearkin.suggest import did_you_mean
 from nearkin.training.build import data_of
 
 Format = Literal["onnx", "torch-export", "safetensors"]

@@ -17,8 +17,7 @@ from nearkin.data.cache import Images
 from nearkin.data.image_inputs import ImageInput, as_images
 from nearkin.data.threads import usable_cores
 from nearkin.data.transforms import Transform
-from nearkin.errors import DataError, require, require_torch
-from nearkin.suggest import did_you_mean
+from nearkin.errors import DataError, did_you_mean, require, require_torch
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors")
 KEY = "nearkin"

@@ -17,11 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from nearkin.data.cache import Images
-from nearkin.errors import DataError, MissingExtraError, RecipeError
+from nearkin.errors import DataError, MissingExtraError, RecipeError, did_you_mean, notice
 from nearkin.exports.model import ExportedModel, load_exported
-from nearkin.notices import notice
 from nearkin.runs.trained import TrainedRun
-from nearkin.suggest import did_you_mean
 
 Runtime = Literal["auto", "torch", "onnx"]
 MANY = 10_000

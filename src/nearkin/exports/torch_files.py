@@ -18,8 +18,9 @@ from nearkin.data.transforms import Transform
 from nearkin.errors import DataError, require
 from nearkin.exports.graph import PixelsToEmbeddings
 from nearkin.exports.model import KEY, ExportedModel, Settings
-from nearkin.recipe import EncoderSection, Recipe
+from nearkin.recipe import EncoderSection
 from nearkin.training.build import encoder_from
+from nearkin.training.recipes import load_recipe
 
 _ENCODER, _FLIP = "nearkin.encoder", "nearkin.flip"
 
@@ -99,7 +100,7 @@ def _read_weights(path: Path) -> tuple[Settings, torch.nn.Module]:
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read ({error}): export the run again") from error
     settings = Settings.from_metadata(metadata, path)
-    section = Recipe.from_mapping({"encoder": json.loads(metadata[_ENCODER])}).encoder
+    section = load_recipe({"encoder": json.loads(metadata[_ENCODER])}).encoder
     encoder = encoder_from(section, pretrained=False)
     encoder.load_state_dict(tensors)
     transform = Transform(name="exported", size=settings.size, resize=settings.resize, squash=settings.squash)

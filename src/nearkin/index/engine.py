@@ -20,9 +20,8 @@ from urllib.parse import urlsplit, urlunsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.errors import RecipeError, require
+from nearkin.errors import RecipeError, did_you_mean, require
 from nearkin.index.segments import Segments
-from nearkin.suggest import did_you_mean
 
 Distance = Literal["cosine", "euclidean"]
 _SECRET = ("password", "sslpassword", "token")

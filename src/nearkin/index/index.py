@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.folder import suggest_folder
-from nearkin.errors import DataError, RecipeError, require
+from nearkin.errors import DataError, RecipeError, did_you_mean, require
 from nearkin.index.adding import Added, Labels, Progress, sources_of, write_all
 from nearkin.index.calibration import Calibration
 from nearkin.index.confidence import calibrate, read_calibration
@@ -27,7 +27,6 @@ from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
-from nearkin.suggest import did_you_mean
 
 FORMAT = 1
 

@@ -21,13 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, write_atomically
-from nearkin.errors import DataError
+from nearkin.errors import DataError, notice
 from nearkin.index.engine import Distance
 from nearkin.index.exact import ExactEngine
 from nearkin.index.queries import nearest_of
 from nearkin.index.recall import K, held_out, recall
 from nearkin.index.segments import Segments
-from nearkin.notices import notice
 
 LEAST_SHARE = 0.05
 """Below this share of rows that a filter allows they are scanned exactly instead."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.disk import check_room, make_folder, write_atomically, writing
-from nearkin.errors import DataError, NearkinError, RecipeError
+from nearkin.errors import DataError, NearkinError, RecipeError, notice
 from nearkin.index.adding import Progress, check_vectors, hash_of
 from nearkin.index.confidence import fitted_curve
 from nearkin.index.engine import ENGINES, Distance, new_identity
@@ -30,7 +30,6 @@ from nearkin.index.index import Index
 from nearkin.index.items import NAME, Items, vectors_folder
 from nearkin.index.queries import nearest_of, unit_rows
 from nearkin.index.segments import Segments
-from nearkin.notices import notice
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
 

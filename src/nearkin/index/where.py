@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nearkin.errors import RecipeError
-from nearkin.suggest import did_you_mean
+from nearkin.errors import RecipeError, did_you_mean
 
 Where = Mapping[str, Any]
 """By field: a value, a list of values of which any will do, or a pair (from, to) of which one may be None."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin import ranks
+from nearkin.errors import notice
 from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
 from nearkin.losses._blocks import Parts, by_blocks, is_large
 from nearkin.losses._class_block import Negatives
@@ -16,7 +17,6 @@ from nearkin.losses._closed_form import closed_form
 from nearkin.losses._gathered import with_all_similarities
 from nearkin.losses._informative import ClassWeights, InformativeSampleWeights, SampleWeights
 from nearkin.losses._shards import ALL_HERE, OfRanks, Shards
-from nearkin.notices import notice
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
 

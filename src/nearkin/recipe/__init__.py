@@ -1,8 +1,7 @@
-"""Recipes: their sections, how they are read, what makes two of them the same, and those that come with nearkin."""
+"""Recipes: typed sections, how they are read from files and overridden, and what makes two of them the same."""
 
-from nearkin.recipe.recipe import Recipe
-from nearkin.recipe.sections import DataSection, EncoderSection, PartSection, ProtocolSection, TrainingSection
-from nearkin.recipe.shipped import find_recipe, recipes_folder, shipped_recipes
+from nearkin.recipe.reading import find_recipe, recipes_folder, shipped_recipes
+from nearkin.recipe.recipe import DataSection, EncoderSection, PartSection, ProtocolSection, Recipe, TrainingSection
 
 __all__ = [
     "DataSection",

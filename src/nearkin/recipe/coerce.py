@@ -1,4 +1,4 @@
-"""Turn what a YAML file or a command line says into the type a field declares, or say what is wrong with it."""
+"""From what a YAML file or a command line holds to the type that a field declares, or an error that names both."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
-from nearkin.errors import RecipeError
-from nearkin.suggest import did_you_mean
+from nearkin.errors import RecipeError, did_you_mean
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
@@ -56,22 +53,6 @@ def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[
         if key not in kinds:
             raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), kinds)}")
     return {key: coerce(value, kinds[key], f"{where}.{key}") for key, value in values.items()}
-
-
-def parse_override(text: str) -> tuple[list[str], Any]:
-    """``"training.epochs=5"`` as the path ``["training", "epochs"]`` and the value 5.
-
-    >>> parse_override("training.epochs=5")
-    (['training', 'epochs'], 5)
-    """
-    key, separator, value = text.partition("=")
-    if not separator or not key.strip():
-        raise RecipeError(f"an override is written section.key=value, for instance training.epochs=5; got {text!r}")
-    try:
-        parsed = yaml.safe_load(value) if value.strip() else value
-    except yaml.YAMLError as error:
-        raise RecipeError(f"cannot read the value of {key!r}: {value!r} ({error})") from error
-    return key.strip().split("."), parsed
 
 
 def _coerce_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:

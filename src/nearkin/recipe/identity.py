@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from nearkin.data.source import is_benchmark
 from nearkin.recipe.recipe import Recipe
 
 INDIFFERENT = (
@@ -25,74 +22,23 @@ INDIFFERENT = (
 )
 """Keys that may differ when a run is resumed: they do not decide what is computed, but for rounding."""
 
-LATER: Mapping[str, Any] = {
-    "data.class_folders": None,
-    "data.random_erasing": 0.0,
-    "encoder.last_stride": None,
-    "encoder.freeze_scale_and_shift": False,
-    "encoder.head_init": "default",
-    "encoder.head_bias": True,
-    "training.stop_at_epoch": None,
-    "training.weight_average": None,
-    "training.pull_to_start": 0.0,
-    "training.milestones": [],
-    "training.beta2": 0.999,
-    "training.min_learning_rate": 0.0,
-    "training.stop_after": None,
-    "protocol.validation_seed": None,
-    "protocol.monitor_test": False,
-    "protocol.flip": False,
-    "protocol.test_size": None,
-    "protocol.test_scale": 1.0,
-    "protocol.scores": [],
-}
-"""Keys that came after recipes had names by their hash, with the defaults that leave it as it was."""
-
-BEFORE: Mapping[str, Any] = {"training.evaluation_batch_size": 256}
-"""Keys whose default is None by now, with the number that it was: the same to a hash and to a run that goes on."""
-
 LOCATIONS = ("data.source", "encoder.weights")
 """Keys that say where something lies. It may have moved since a run began, which its content then has to show."""
 
 
-def located(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths, so that it means the same from another working directory.
-
-    >>> located(Recipe()).data.source
-    'glyphs'
-    >>> located(Recipe.from_mapping({"data": {"source": "."}})).data.source == os.getcwd()
-    True
-    """
-    data, encoder = recipe.data, recipe.encoder
-    source, root = _absolute(data.source), data.root and _absolute(data.root)
-    if is_benchmark(data.source):
-        source = data.source
-        if root is None and not os.environ.get("NEARKIN_DATA") and Path("data").is_dir():
-            root = _absolute("data")  # what nearkin.data.source.data_root takes from here
-    family, colon, model = encoder.backbone.partition(":")
-    backbone = f"{family}:{_absolute(model)}" if colon else encoder.backbone
-    weights = encoder.weights and (encoder.weights if encoder.weights == "imagenet" else _absolute(encoder.weights))
-    return recipe.but(
-        {"data.source": source, "data.root": root, "encoder.backbone": backbone, "encoder.weights": weights}
-    )
-
-
 def deciding(recipe: Recipe, *, besides: Iterable[str] = ()) -> dict[str, Any]:
-    """What decides a run, as ``section.key: value`` with absolute paths; ``besides`` leaves out further keys."""
+    """What decides a run, as ``section.key: value``; ``besides`` leaves out further keys."""
     ignored = {*INDIFFERENT, *besides}
-    known = flat(located(recipe).as_mapping())
-    known |= {key: value for key, value in BEFORE.items() if known[key] is None}
-    return {key: value for key, value in known.items() if key not in ignored}
+    return {key: value for key, value in flat(recipe.as_mapping()).items() if key not in ignored}
 
 
 def fingerprint(recipe: Recipe, *, besides: Iterable[str] = ()) -> str:
     """A short hash of what decides a run.
 
-    >>> fingerprint(Recipe()) == fingerprint(Recipe.from_mapping({"training": {"device": "cpu"}}))
+    >>> fingerprint(Recipe()) == fingerprint(Recipe().with_changes({"training.device": "cpu"}))
     True
     """
-    known = deciding(recipe, besides=besides)
-    return short_hash({key: value for key, value in known.items() if key not in LATER or value != LATER[key]})
+    return short_hash(deciding(recipe, besides=besides))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
@@ -125,9 +71,3 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def short_hash(content: Any) -> str:
     """Eight hexadecimal digits for plain values."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _absolute(path: str) -> str:
-    """Only what is there becomes absolute: what is not was perhaps never meant as a path."""
-    given = Path(path).expanduser()
-    return os.path.abspath(given) if given.exists() else path

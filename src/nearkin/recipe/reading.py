@@ -1,35 +1,89 @@
-"""From a file, a mapping and a command line to a recipe, checked before any work starts.
+"""From a file, a mapping and overrides to a recipe whose values have their types and lie in their ranges.
 
 A recipe is a YAML file with the sections ``data``, ``encoder``, ``objective``, ``method``, ``training`` and
-``protocol``. This is where both are known: what a recipe says, and which losses and methods there are.
+``protocol``. It may name another recipe as its ``base`` and then holds only what differs. The options of losses and
+methods are checked where these are known: :func:`nearkin.training.recipes.load_recipe`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import importlib.resources
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nearkin import losses, methods
-from nearkin.catalogue import keyword_options
-from nearkin.errors import RecipeError
-from nearkin.recipe.coerce import coerce, coerce_fields, parse_override
-from nearkin.recipe.layers import read_layers
-from nearkin.recipe.recipe import Recipe
-from nearkin.recipe.rules import check_values
-from nearkin.recipe.sections import DataSection, EncoderSection, PartSection, ProtocolSection, TrainingSection
-from nearkin.recipe.shipped import find_recipe
-from nearkin.suggest import did_you_mean
+import yaml
+
+from nearkin.errors import RecipeError, did_you_mean, mistakes_in
+from nearkin.recipe.coerce import coerce_fields
+from nearkin.recipe.recipe import DataSection, EncoderSection, PartSection, ProtocolSection, Recipe, TrainingSection
 
 Section = TypeVar("Section")
+PARTS = ("objective", "method", "pair_loss", "weighting")
+"""Keys with a name and its options: under another name the options of the base would not fit."""
+PAPERS = "papers"
+"""The folder of the papers' recipes, whose names do without it: ``ccp/c2`` is ``papers/ccp/c2.yaml``."""
+
+AT_LEAST = {
+    "training.epochs": 0,
+    "training.batch_size": 1,
+    "training.images_per_class": 1,
+    "training.schedule_every": 1,
+    "training.evaluate_every": 1,
+    "training.warmup_epochs": 0,
+    "training.seed": 0,
+    "training.learning_rate": 0,
+    "training.min_learning_rate": 0,
+    "training.weight_decay": 0,
+    "training.momentum": 0,
+    "training.head_multiplier": 0,
+    "training.proxy_multiplier": 0,
+    "training.clip_at": 0,
+    "training.checkpoint_minutes": 0,
+    "training.pull_to_start": 0,
+    "protocol.folds": 2,
+    "protocol.fold": 0,
+    "protocol.split_seed": 0,
+    "data.shorter_side": 8,
+    "data.unreadable_tolerance": 0,
+    "protocol.recall_at": 1,
+    "protocol.precision_at": 1,
+    "protocol.map_at": 1,
+    "protocol.ndcg_at": 1,
+    "training.max_steps": 1,
+    "training.micro_batch": 1,
+    "training.evaluate_every_steps": 1,
+    "training.evaluation_batch_size": 1,
+    "training.stop_at_epoch": 0,
+    "training.stop_after": 1,
+    "encoder.dim": 1,
+    "data.image_size": 8,
+    "protocol.test_size": 8,
+    "protocol.test_scale": 0.25,
+    "protocol.validation_seed": 0,
+    "data.workers": 0,
+}
+"""The least value of a key, of each where it is a list; where it may be left out, of what is given."""
 
 
-def read_mapping(mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe from nested mappings and ``section.key=value`` overrides."""
-    merged = _merge(mapping, overrides)
+def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe from nested mappings, a file, or the name of one that comes with nearkin; overrides are ``key=value``.
+
+    >>> read_recipe({"training": {"batch_size": 32}}, ["training.epochs=5"]).training.epochs
+    5
+    >>> read_recipe({}, ["training.epoch=5"])
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: unknown key 'training.epoch': did you mean 'epochs'? Valid: ...
+    """
+    if not isinstance(source, Mapping):
+        file = find_recipe(source)
+        content = read_layers(file)
+        with mistakes_in(file.name):
+            return read_recipe(content, overrides)
+    merged = _merge(source, overrides)
     sections = {f.name for f in dataclasses.fields(Recipe)}
     for name in merged:
         if name not in sections:
@@ -37,8 +91,8 @@ def read_mapping(mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> R
     recipe = Recipe(
         data=_section(DataSection, merged.get("data"), "data"),
         encoder=_section(EncoderSection, merged.get("encoder"), "encoder"),
-        objective=_objective(merged.get("objective", {"name": "proxy_anchor"}), "objective"),
-        method=_part(merged.get("method", {"name": "plain"}), "method", methods.catalogue()),
+        objective=read_part(merged.get("objective", "proxy_anchor"), "objective"),
+        method=read_part(merged.get("method", "plain"), "method"),
         training=_section(TrainingSection, merged.get("training"), "training"),
         protocol=_section(ProtocolSection, merged.get("protocol"), "protocol"),
     )
@@ -46,14 +100,29 @@ def read_mapping(mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> R
     return recipe
 
 
-def read_file(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe from a file, or by the name of one that comes with nearkin."""
-    file = find_recipe(path)
-    content = read_layers(file)
+def read_part(content: Any, where: str) -> PartSection:
+    """A name with its options, as they are written."""
+    if isinstance(content, str):
+        return PartSection(content)
+    if not isinstance(content, Mapping) or "name" not in content:
+        raise RecipeError(f"section {where!r} needs a name, got {content!r}")
+    return PartSection(str(content["name"]), {key: value for key, value in content.items() if key != "name"})
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """``"training.epochs=5"`` as the path ``["training", "epochs"]`` and the value 5.
+
+    >>> parse_override("training.epochs=5")
+    (['training', 'epochs'], 5)
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise RecipeError(f"an override is written section.key=value, for instance training.epochs=5; got {text!r}")
     try:
-        return read_mapping(content, overrides)
-    except RecipeError as error:
-        raise RecipeError(f"{file.name}: {error}") from error
+        parsed = yaml.safe_load(value) if value.strip() else value
+    except yaml.YAMLError as error:
+        raise RecipeError(f"cannot read the value of {key!r}: {value!r} ({error})") from error
+    return key.strip().split("."), parsed
 
 
 def _merge(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -83,48 +152,129 @@ def _section(cls: type[Section], content: Any, where: str) -> Section:
     return cls(**coerce_fields(content, cls, where))
 
 
-def _part(content: Any, where: str, parts: Mapping[str, type]) -> PartSection:
-    if isinstance(content, str):
-        content = {"name": content}
-    if not isinstance(content, Mapping) or "name" not in content:
-        raise RecipeError(f"section {where!r} needs a name: {did_you_mean('', parts)}")
-    name = str(content["name"])
-    if name not in parts:
-        raise RecipeError(f"unknown {where} {name!r}: {did_you_mean(name, parts)}")
-    known = keyword_options(parts[name])
-    values = {}
-    for key, value in content.items():
-        if key == "name":
-            continue
+def read_layers(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What a recipe file says, on top of its base, which may have one in turn.
+
+    Args:
+        file: may hold ``base:``, a path beside it or the name of a recipe that comes with nearkin.
+        above: the files that it is the base of.
+    """
+    content = read_yaml(file)
+    base = content.pop("base", None)
+    if base is None:
+        return content
+    if not isinstance(base, str):
+        raise RecipeError(f"{file}: 'base' must name one recipe, got {base!r}")
+    try:
+        found = find_recipe(base, beside=file.parent)
+    except RecipeError as error:
+        raise RecipeError(f"{file} has no base to stand on: {error}") from error
+    chain = (*above, file)
+    if any(found.samefile(each) for each in chain):
+        raise RecipeError(f"recipes are bases of each other: {' → '.join(str(each) for each in (*chain, found))}")
+    return layered(read_layers(found, chain), content)
+
+
+def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values with others on top.
+
+    >>> layered({"training": {"epochs": 5, "batch_size": 8}}, {"training": {"epochs": 6}})
+    {'training': {'epochs': 6, 'batch_size': 8}}
+    >>> layered({"objective": {"name": "mpa", "gamma": 0.1}}, {"objective": {"name": "vcpa"}})
+    {'objective': {'name': 'vcpa'}}
+    """
+    result = dict(base)
+    for key, value in over.items():
+        before = base.get(key)
+        if key in PARTS:
+            before, value = ({"name": each} if isinstance(each, str) else each for each in (before, value))
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            renamed = key in PARTS and value.get("name", before.get("name")) != before.get("name")
+            value = value if renamed else layered(before, value)
+        result[key] = value
+    return result
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file; none where it is empty."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file} is not valid YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise RecipeError(f"{file} must hold keys and values, got {content!r}")
+    return content
+
+
+def check_keys(given: Any, known: Collection[str], what: str = "keys and values") -> None:
+    """Refuse what is no mapping, and keys that nobody reads."""
+    if not isinstance(given, Mapping):
+        raise RecipeError(f"must hold {what}, got {given!r}")
+    for key in given:
         if key not in known:
-            raise RecipeError(f"unknown key '{where}.{key}' for {name}: {did_you_mean(str(key), ['name', *known])}")
-        values[key] = coerce(value, known[key].annotation, f"{where}.{key}")
-    lacking = [key for key, p in known.items() if p.default is inspect.Parameter.empty and key not in values]
-    if lacking:
-        raise RecipeError(f"{where} {name!r} needs {', '.join(f'{where}.{key}' for key in lacking)}")
-    return PartSection(name, values)
+            raise RecipeError(f"unknown key {key!r}: {did_you_mean(str(key), known)}")
 
 
-def _objective(content: Any, where: str) -> PartSection:
-    """A loss with its options; a wrapper's ``pair_loss`` and a loss's ``weighting`` are parts inside the part."""
-    if isinstance(content, Mapping):
-        nested = {key: content[key] for key in ("pair_loss", "weighting") if key in content}
-        content = {key: value for key, value in content.items() if key not in nested}
-    else:
-        nested = {}
-    section = _part(content, where, losses.catalogue())
-    loss = losses.catalogue()[section.name]
-    if losses.kind(loss) == "wrapper":
-        inner = _objective(nested.pop("pair_loss", {"name": "contrastive"}), f"{where}.pair_loss")
-        if losses.kind(losses.catalogue()[inner.name]) != "pair":
-            raise RecipeError(f"{where}.pair_loss must be a pair loss, got {inner.name!r}")
-        section = PartSection(section.name, {**section.options, "pair_loss": inner})
-    if "weighting" in nested and "weighting" in losses.options(loss):
-        weighting = nested.pop("weighting")
-        if weighting is not None:
-            content = {"name": "isa", **weighting} if isinstance(weighting, Mapping) else weighting
-            part = _part(content, f"{where}.weighting", losses.weightings())
-            section = PartSection(section.name, {**section.options, "weighting": part})
-    if nested:
-        raise RecipeError(f"{section.name} takes no {' or '.join(nested)}")
-    return section
+def find_recipe(path: str | Path, *, beside: Path | None = None) -> Path:
+    """The file of a recipe given by path or by name.
+
+    Args:
+        path: of a file, or the name of a recipe that comes with nearkin, such as ``ccp/c2``.
+        beside: a folder in which it is looked for first, also without its ending.
+    """
+    shipped = recipes_folder()
+    names = (str(path), f"{path}.yaml")
+    own = [Path(path)] if beside is None else [beside / name for name in names]
+    for candidate in (*own, *(folder / name for folder in (shipped, shipped / PAPERS) for name in names)):
+        if candidate.is_file():
+            return candidate
+    if Path(path).is_dir():
+        raise RecipeError(f"{str(path)!r} is a folder and no recipe: images are given with --data {path}")
+    near = did_you_mean(str(path), shipped_recipes())
+    raise RecipeError(f"no recipe {str(path)!r}, neither as a file nor by name (nearkin recipes lists them): {near}")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Every recipe by its name. Files whose names begin with an underscore are only bases of others, and left out."""
+    folder = recipes_folder()
+    files = (file for file in folder.rglob("*.yaml") if not file.name.startswith("_"))
+    named = {file.relative_to(folder).with_suffix("").as_posix().removeprefix(f"{PAPERS}/"): file for file in files}
+    return dict(sorted(named.items()))
+
+
+def recipes_folder() -> Path:
+    """Where the recipes lie: inside the installed package, or at the top of the source tree."""
+    packaged = Path(str(importlib.resources.files("nearkin"))) / "recipes"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "recipes"
+
+
+def check_values(recipe: Recipe) -> None:
+    """Refuse a value that is out of its range, by its key."""
+    training, protocol = recipe.training, recipe.protocol
+    for key, low in AT_LEAST.items():
+        section, name = key.split(".")
+        given = getattr(getattr(recipe, section), name)
+        value = min(given, default=None) if isinstance(given, tuple) else given
+        if value is not None and value < low:
+            raise RecipeError(f"{key} must be at least {low}, got {value}")
+    for name in ("test_share", "validation_share", "label_noise"):
+        share = getattr(protocol, name)
+        if not 0 <= share < 1:
+            raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
+    if training.weight_average is not None and not 0 <= training.weight_average < 1:
+        raise RecipeError(f"training.weight_average must be at least 0 and below 1, got {training.weight_average}")
+    if not 0 <= recipe.data.random_erasing <= 1:
+        raise RecipeError(f"data.random_erasing must be a probability from 0 to 1, got {recipe.data.random_erasing}")
+    if not 0 < protocol.train_share <= 1:
+        raise RecipeError(f"protocol.train_share must be a share above 0 and at most 1, got {protocol.train_share}")
+    if not 0 <= training.beta2 < 1:
+        raise RecipeError(f"training.beta2 must be at least 0 and below 1, got {training.beta2}")
+    if protocol.fold >= protocol.folds:
+        raise RecipeError(f"protocol.fold must be below protocol.folds ({protocol.folds}), got {protocol.fold}")
+    if training.sampler == "balanced" and training.batch_size % training.images_per_class:
+        raise RecipeError(
+            f"a balanced batch needs training.batch_size ({training.batch_size}) to be a multiple of "
+            f"training.images_per_class ({training.images_per_class})"
+        )

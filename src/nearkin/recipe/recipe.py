@@ -1,36 +1,250 @@
-"""A whole run as one frozen value.
-
-Everything stands on this class, so it imports nothing that does: how a recipe is read and what makes two of them the
-same is looked up when it is asked for.
-"""
+"""A recipe: a whole run as one frozen value, in typed sections. What a file leaves out has the default written here."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from nearkin.errors import RecipeError
 from nearkin.recipe.coerce import coerce_fields
-from nearkin.recipe.sections import DataSection, EncoderSection, PartSection, ProtocolSection, TrainingSection
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Where the images come from and what is done to them."""
+
+    source: str = "glyphs"
+    """A benchmark's name, a folder with one folder per class, or a CSV/JSONL manifest."""
+    root: str | None = None
+    """Folder that holds the benchmarks; default: the environment variable NEARKIN_DATA."""
+    class_folders: Literal["deepest", "top"] | None = None
+    """Which folders are the classes where folders of images lie inside class folders; without it they are refused."""
+    transform: str = "standard"
+    """How crops are cut: standard, mild, ccp, profs, glyphs or digits."""
+    image_size: int | None = None
+    """Overrides the side of the crop."""
+    crop_scale: tuple[float, float] | None = None
+    """Overrides the smallest and largest share of the area that a training crop covers."""
+    random_erasing: float = 0.0
+    """Probability that a box of a training crop, of 2 to 33 % of its area, is filled with the backbone's mean pixel."""
+    cache: Literal["auto", "disk", "memory", "device"] = "auto"
+    """Where decoded images are kept: on ``disk``, in ``memory`` and not on disk, or on disk and for training on the GPU
+    (``device``), which then makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
+    shorter_side: int = 256
+    """Decoded images are kept with this shorter side, or with a longer one where ``image_size`` or
+    ``protocol.test_size`` ask for it; none is ever enlarged for that."""
+    unreadable_tolerance: float = 0.01
+    """A larger share of unreadable files stops the run before training."""
+    workers: int | None = None
+    """Threads that decode images and prepare batches; default: every core to decode, up to four for batches. For a GPU
+    without the images on it batches are prepared by processes; default: every core but one."""
+
+
+@dataclass(frozen=True)
+class EncoderSection:
+    """Backbone, pooling, projection, normalisation."""
+
+    backbone: str = "small"
+    """A name that ``nearkin backbones`` lists, or ``hf:<model>`` or ``timm:<model>``."""
+    dim: int | None = 128
+    """Dimension of the embeddings; null leaves out the projection, and they are the pooled features."""
+    pooling: str = "avg"
+    """How the feature map becomes one vector: avg, max, avg+max, gem, or gem3 with p fixed at 3."""
+    normalisation: Literal["l2", "ball"] = "l2"
+    """Onto the unit sphere, or into the unit ball, where length counts too."""
+    weights: str | None = None
+    """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
+    freeze_batch_norm: bool = False
+    """Batch-norm keeps the statistics that it came with."""
+    freeze_scale_and_shift: bool = False
+    """Batch-norm's scale and shift do not train, whatever ``freeze_batch_norm`` says of its statistics."""
+    head_init: Literal["default", "glorot", "pca"] = "default"
+    """How the projection begins: Kaiming-normal by fan-out as in Proxy-Anchor, Glorot-uniform as in Keras, or ``pca``:
+    the principal axes of the training images' features."""
+    head_bias: bool = True
+    """Whether the projection adds a bias."""
+    channels_last: bool = False
+    """Channels last in memory: the same numbers, faster on most machines."""
+    last_stride: int | None = None
+    """Stride of the last stage: 1 for a feature map twice as fine from the same weights, where it is 2 by default."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The backbone's own options."""
+
+
+@dataclass(frozen=True)
+class PartSection:
+    """A part chosen by name, with that part's own options."""
+
+    name: str
+    """Which one: ``nearkin losses`` and ``nearkin methods`` list them."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its own options; in a recipe they stand beside the name."""
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """The loop: batches, optimiser, schedule, precision, seeds."""
+
+    epochs: int = 20
+    """Passes over the training images."""
+    max_steps: int | None = None
+    """Ends the run after this many steps, whatever ``epochs`` says."""
+    stop_at_epoch: float | None = None
+    """Ends the run there, with the schedule of all ``epochs``: what ``nearkin train --final`` sets."""
+    batch_size: int = 128
+    """Images of a step, of all processes together."""
+    micro_batch: int | None = None
+    """Images that are in the network at a time: the step of the whole batch in the memory of so many images. It takes
+    up to a third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``. By default
+    all of the batch, but on a CPU as many as keep about a gigabyte, where that is the same training."""
+    sampler: Literal["random", "balanced"] = "random"
+    """Batches of any images, or of so many images of each of some classes."""
+    images_per_class: int = 4
+    """Images of one class in a balanced batch."""
+    optimiser: Literal["adamw", "adam", "sgd"] = "adamw"
+    """Who takes the steps."""
+    learning_rate: float = 1e-4
+    """That of the backbone, and of what the objective learns beside its proxies."""
+    weight_decay: float = 1e-4
+    """Of everything that is learned; apart from the gradient with adamw, added to it with the others."""
+    momentum: float = 0.9
+    """For SGD."""
+    beta2: float = 0.999
+    """How slowly Adam and AdamW forget the squares of past gradients."""
+    head_multiplier: float = 1.0
+    """The projection's rate, as a multiple of the learning rate."""
+    proxy_multiplier: float = 100.0
+    """The proxies' rate, as a multiple of the learning rate."""
+    schedule: Literal["constant", "step", "milestones", "plateau", "cosine"] = "step"
+    """How the rates fall."""
+    schedule_every: int = 10
+    """Epochs between decays (step), or evaluations without improvement (plateau)."""
+    schedule_factor: float = 0.5
+    """What the rates are multiplied by at a decay (step, milestones, plateau)."""
+    min_learning_rate: float = 0.0
+    """The rate does not fall below this (plateau, milestones); head and proxies in proportion."""
+    milestones: tuple[int, ...] = ()
+    """Epochs after which the rate decays (milestones); one that is named twice counts twice."""
+    warmup_epochs: int = 0
+    """Epochs at the start that train head and proxies only."""
+    weight_average: float | None = None
+    """Evaluate and save an average of the encoder's weights over the steps, of which each step leaves this share, such
+    as 0.995; training goes on with the weights themselves."""
+    pull_to_start: float = 0.0
+    """Pulls the backbone back to its pretrained weights: half of this, times the squared distance, is added to the loss
+    (L2-SP)."""
+    clip: Literal["none", "value", "norm"] = "none"
+    """Whether gradients are cut, number by number or by the length of all together."""
+    clip_at: float = 10.0
+    """Above which they are cut."""
+    precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
+    """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
+    keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
+    compile: Literal["auto", "none", "graphs"] = "auto"
+    """On a CUDA device the network's passes as ``graphs``, which spares the host their launching and takes memory;
+    ``auto``: where there is ample, and not for networks of other packages."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    seed: int = 0
+    """Decides the head, the proxies, the batches and their crops."""
+    evaluate_every: int = 1
+    """Epochs between evaluations."""
+    evaluate_every_steps: int | None = None
+    """Steps between evaluations; replaces ``evaluate_every``."""
+    stop_after: int | None = None
+    """Ends the run after so many evaluations without a new best, whatever the method. It needs validation classes, or
+    ``protocol.monitor_test``."""
+    evaluation_batch_size: int | None = None
+    """Images that are embedded at a time; default: 256, on a CPU no more pixels than 32 of 224 × 224 have."""
+    checkpoint_minutes: float = 5.0
+    """A checkpoint is written at every evaluation, and at least this often."""
+    tensorboard: bool = False
+    """Also write what TensorBoard reads into the run folder (extra ``tensorboard``)."""
+    memory_check: bool = True
+    """Refuse, before the first step, a run that is bound to need more memory than there is."""
+
+
+@dataclass(frozen=True)
+class ProtocolSection:
+    """How classes are split, what is measured and how the reported epoch is chosen."""
+
+    name: Literal["conventional", "validation", "mlrc", "query-gallery", "in-distribution", "everything"] = (
+        "conventional"
+    )
+    """Which classes train, which choose the epoch, and which are scored."""
+    test_share: float = 0.25
+    """Share of the classes (``in-distribution``: of each class's images) kept for testing where the data set has no
+    split of its own."""
+    validation_share: float = 0.15
+    """Share of the training classes held out to choose the epoch (protocol ``validation``)."""
+    folds: int = 4
+    """Contiguous folds that the training classes are cut into (protocol ``mlrc``)."""
+    fold: int = 0
+    """The one of them, counted from 0, that is held out to choose the epoch."""
+    train_share: float = 1.0
+    """Share of the training images of each class that is used, at least one of each: small data."""
+    label_noise: float = 0.0
+    """Share of the training labels that is replaced by another training class."""
+    split_seed: int = 0
+    """Decides every split that the data set does not bring, which images ``train_share`` leaves and which labels are
+    wrong."""
+    validation_seed: int | None = None
+    """Decides which classes the protocol ``validation`` holds out; default: as ``split_seed``. In a study each seed
+    above 0 holds out others, so that several draws of them choose a row; a number here holds all seeds to one."""
+    select_by: str | None = None
+    """Score that chooses the best evaluation; default: R@1, within the error that so few validation images have MAP@R;
+    MAP@R alone with ``mlrc``."""
+    monitor_test: bool = False
+    """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau``,
+    ``training.stop_after`` and CCP's patience, which are refused there otherwise. Every table names it."""
+    flip: bool = False
+    """What is scored is the mean of an image's embedding and its mirror image's, normalised. Every table names it."""
+    test_size: int | None = None
+    """Side of the crops that are scored, of images scaled in proportion; default: as in training, times
+    ``test_scale``. Every table names it."""
+    test_scale: float = 1.0
+    """Side of the crops that are scored as a multiple of those of training, to the nearest eight pixels: 1.15 makes
+    256 of 224. Every table names it; ``test_size`` takes precedence."""
+    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    """Every k of R@k."""
+    precision_at: tuple[int, ...] = ()
+    """Every k of P@k."""
+    map_at: tuple[int, ...] = ()
+    """Every k of MAP@k."""
+    ndcg_at: tuple[int, ...] = (8,)
+    """Every k of nDCG@k."""
+    covering: bool = False
+    """Measure the covering radius and the distance between classes at every evaluation, not only at the end."""
+    clustering: bool = False
+    """Also report NMI and F1 at the end."""
+    scores: tuple[str, ...] = ()
+    """Further scores by name, such as MRR@10: any that ``nearkin scores`` lists."""
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of the scores that the keys above ask for.
+
+        >>> ProtocolSection(recall_at=(1,), ndcg_at=(), clustering=True).measured
+        ('R@1', 'P@R', 'MAP@R', 'NMI', 'F1')
+        """
+        names = [f"R@{k}" for k in self.recall_at] + ["P@R", "MAP@R"] + [f"P@{k}" for k in self.precision_at]
+        names += [f"MAP@{k}" for k in self.map_at] + [f"nDCG@{k}" for k in self.ndcg_at]
+        names += ["covering_radius", "inter_class_distance"] if self.covering else []
+        names += ["NMI", "F1"] if self.clustering else []
+        return tuple(dict.fromkeys([*names, *self.scores]))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A whole run.
+    """A whole run. ``nearkin.load_recipe`` reads one from a file and checks it.
 
-    >>> recipe = Recipe.from_mapping({"objective": {"name": "proxy_anchor", "alpha": 16}}, ["training.epochs=5"])
-    >>> recipe.objective.options, recipe.training.epochs
-    ({'alpha': 16.0}, 5)
-    >>> Recipe.from_mapping({}, ["training.epoch=5"])
-    Traceback (most recent call last):
-    ...
-    nearkin.errors.RecipeError: unknown key 'training.epoch': did you mean 'epochs'? Valid: ...
+    >>> Recipe().objective.name, Recipe().training.epochs
+    ('proxy_anchor', 20)
     """
 
     data: DataSection = field(default_factory=DataSection)
@@ -39,20 +253,6 @@ class Recipe:
     method: PartSection = field(default_factory=lambda: PartSection("plain"))
     training: TrainingSection = field(default_factory=TrainingSection)
     protocol: ProtocolSection = field(default_factory=ProtocolSection)
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-        """Build and check a recipe from nested mappings and ``section.key=value`` overrides."""
-        from nearkin.recipe.reading import read_mapping
-
-        return read_mapping(mapping, overrides)
-
-    @classmethod
-    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-        """Read a recipe file, or one of the recipes that come with nearkin by its name (``glyphs/demo``)."""
-        from nearkin.recipe.reading import read_file
-
-        return read_file(path, overrides)
 
     def as_mapping(self) -> dict[str, Any]:
         """Nested plain values, the form that is saved as YAML."""
@@ -64,31 +264,25 @@ class Recipe:
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.as_mapping(), sort_keys=False, allow_unicode=True)
 
-    def fingerprint(self) -> str:
-        """A short hash of everything that decides a run: the device, for one, does not."""
-        from nearkin.recipe.identity import fingerprint
-
-        return fingerprint(self)
-
     def replace(self, **sections: Any) -> Recipe:
         return dataclasses.replace(self, **sections)
 
-    def but(self, changes: Mapping[str, Any]) -> Recipe:
+    def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
         """The same recipe with single keys of its data, encoder, training or protocol changed.
 
-        >>> Recipe().but({"training.seed": 3, "encoder.dim": 64}).training.seed
+        >>> Recipe().with_changes({"training.seed": 3, "encoder.dim": 64}).training.seed
         3
         """
-        kinds = {name: type(getattr(self, name)) for name in ("data", "encoder", "training", "protocol")}
+        sections = {name: type(getattr(self, name)) for name in ("data", "encoder", "training", "protocol")}
         values: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
             name, _, key = path.partition(".")
-            if name not in kinds:
-                raise RecipeError(f"unknown key {path!r}: it is not in {', '.join(kinds)}")
+            if name not in sections:
+                raise RecipeError(f"unknown key {path!r}: it is not in {', '.join(sections)}")
             values.setdefault(name, {})[key] = value
         return self.replace(
             **{
-                name: dataclasses.replace(getattr(self, name), **coerce_fields(keys, kinds[name], name))
+                name: dataclasses.replace(getattr(self, name), **coerce_fields(keys, sections[name], name))
                 for name, keys in values.items()
             }
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nearkin import losses, methods
+from nearkin import losses
 from nearkin.catalogue import keyword_options, plot_names
 from nearkin.data.benchmarks import benchmarks
 from nearkin.encoders.architectures import backbones, families
@@ -27,6 +27,7 @@ from nearkin.evaluation import scores
 from nearkin.recipe import Recipe
 from nearkin.report.formats import markdown_table
 from nearkin.report.table import NOTHING, Part, Table
+from nearkin.training import methods
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def list_losses() -> Listing:
 def list_methods() -> Listing:
     """The training methods and their options."""
     intro = (
-        "Read off the files in `src/nearkin/methods/` by `nearkin methods --markdown > docs/methods.md`: what\n"
+        "Read off the files in `src/nearkin/training/methods/` by `nearkin methods --markdown`: what "
         "changes the one training loop through its hooks. The name is that of a recipe's `method.name`; every\n"
         "method goes with the losses that its check admits."
     )

@@ -27,7 +27,7 @@ from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, wit
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained import TrainedRun, load_run
 from nearkin.training.build import build_objective, data_of
-from nearkin.training.checkpoint import Checkpoint, best_file, read_checkpoint
+from nearkin.training.checkpoint import Checkpoint, read_checkpoint
 from nearkin.training.state import Event
 
 IMAGE_LIMIT = 3000
@@ -315,7 +315,7 @@ class OpenedRun:
         best = self._last["best"]
         if self.view.checkpoint == "last" or best is None or best["step"] == self._last["step"]:
             return self._last
-        return read_checkpoint(best_file(self.folder, int(best["step"])))
+        return read_checkpoint(self.folder.best_checkpoint(int(best["step"])))
 
     @property
     def _method_state(self) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def published_lines(recipe: Recipe, protocol: str) -> list[PublishedLine]:
 def published_names(recipe: Recipe) -> list[str]:
     """What papers call a recipe's loss with its method; empty where that is not certain.
 
-    >>> published_names(Recipe.from_mapping({"objective": {"name": "vcpa"}}))
+    >>> published_names(load_recipe({"objective": {"name": "vcpa"}}))
     ['VCPA']
     """
     loss, method = recipe.objective, recipe.method

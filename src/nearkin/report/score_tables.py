@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError, RecipeError, did_you_mean
 from nearkin.evaluation.protocol import as_tested, select_by
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
@@ -15,7 +15,6 @@ from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.scores import Scores
-from nearkin.suggest import did_you_mean
 
 CONDITIONS = ("data", "encoder", "protocol", "selection", "seeds", "hardware")
 """What every score holds for: in the caption where it is the same for all lines, a column where it is not."""

@@ -21,6 +21,7 @@ from nearkin.runs.scores import Evaluated
 from nearkin.training.build import data_of, encoder_from, scored_transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
 from nearkin.training.embedding import embed_images, embedded_by_all
+from nearkin.training.recipes import load_recipe
 
 
 def evaluate_backbone(
@@ -58,7 +59,7 @@ def evaluate_backbone(
     changes += [f"data.source={json.dumps(data)}"]
     changes += [] if data_root is None else [f"data.root={json.dumps(str(data_root))}"]
     changes += [] if class_folders is None else [f"data.class_folders={class_folders}"]
-    recipe = Recipe.load("own_photos/pretrained", [*changes, *overrides])
+    recipe = load_recipe("own_photos/pretrained", [*changes, *overrides])
     with ranks.joined():
         return _score(recipe, data, device, progress, watch, announce)
 

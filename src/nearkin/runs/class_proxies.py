@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearkin.errors import DataError
 from nearkin.numerics import normalise
 from nearkin.runs.folder import RunFolder
-from nearkin.training.checkpoint import best_file, read_checkpoint
+from nearkin.training.checkpoint import read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def proxies_of(path: Path, dim: int) -> ClassProxies | None:
         split, recipe = folder.stored_split, folder.recipe()
         checkpoint = read_checkpoint(folder.last_checkpoint)
         if (best := checkpoint["best"]) is not None and best["step"] != checkpoint["step"]:
-            checkpoint = read_checkpoint(best_file(folder, int(best["step"])))
+            checkpoint = read_checkpoint(folder.best_checkpoint(int(best["step"])))
     except (DataError, OSError):
         return None
     vectors = checkpoint["objective"].get("bank.vectors")

@@ -10,10 +10,9 @@ from pathlib import Path
 from nearkin.data.cache import OpenedImages, cache_root, open_images
 from nearkin.data.source import is_benchmark, read_source
 from nearkin.data.table import ImageTable
-from nearkin.errors import DataError
+from nearkin.errors import DataError, notice
 from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.stored_split import Changes
-from nearkin.notices import notice
 from nearkin.recipe import DataSection, Recipe
 from nearkin.runs.data_report import DataReport, describe_data, parts_of
 from nearkin.runs.folder import RunFolder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nearkin.errors import NearkinError
 from nearkin.recipe import Recipe
-from nearkin.recipe.identity import deciding, differences, located
+from nearkin.recipe.identity import deciding, differences, fingerprint
 from nearkin.runs.folder import RunFolder
 
 RUNS = Path("runs")
@@ -24,16 +24,16 @@ def default_folder(recipe: Recipe) -> Path:
 def usual_folder(recipe: Recipe) -> Path:
     """The folder of a recipe that has not been run yet.
 
-    >>> usual_folder(Recipe()) == usual_folder(Recipe.from_mapping({"training": {"device": "cpu"}}))
+    >>> usual_folder(Recipe()) == usual_folder(Recipe().with_changes({"training.device": "cpu"}))
     True
     """
     method = [] if recipe.method.name == "plain" else [recipe.method.name]
-    return RUNS / "-".join([data_name(recipe), recipe.objective.name, *method, recipe.fingerprint()])
+    return RUNS / "-".join([data_name(recipe), recipe.objective.name, *method, fingerprint(recipe)])
 
 
 def data_name(recipe: Recipe) -> str:
     """What the data of a recipe are called in the name of a folder."""
-    return Path(located(recipe).data.source).stem or "data"
+    return Path(recipe.data.source).stem or "data"
 
 
 def holds_run_of(folder: Path, recipe: Recipe) -> bool:

@@ -19,6 +19,7 @@ import torch
 from nearkin.encoders import Encoder
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.recipe import EncoderSection
+from nearkin.recipe.identity import fingerprint
 from nearkin.runs.scores import Record, known_fields
 from nearkin.training.device import describe_hardware, precision_on
 from nearkin.training.state import TrainingState
@@ -78,7 +79,7 @@ class Environment(Record):
         table, protocol, recipe = state.table, state.protocol, state.recipe
         return cls(
             **_here(state.device),
-            recipe=recipe.fingerprint(),
+            recipe=fingerprint(recipe),
             seed=recipe.training.seed,
             precision=precision_on(state.device, recipe.training.precision),
             protocol=protocol.section.name,

@@ -43,9 +43,9 @@ def train_final(
     scores = chosen.scores()
     recipe = final_recipe(chosen.recipe(), scores, chosen.evaluations())
     if data_root is not None:
-        recipe = recipe.but({"data.root": str(data_root)})
+        recipe = recipe.with_changes({"data.root": str(data_root)})
     if device is not None:
-        recipe = recipe.but({"training.device": device})
+        recipe = recipe.with_changes({"training.device": device})
     folder = RunFolder(output or final_folder(path))
     if folder.path.resolve() == chosen.path.resolve():
         raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
@@ -78,7 +78,7 @@ def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[s
     epoch = float(scores.chosen.get("epoch", 0.0))
     if epoch == 0:
         raise RecipeError("the run took no training step, so there is no epoch to train to")
-    recipe = recipe.but(
+    recipe = recipe.with_changes(
         {
             "training.max_steps": None,
             "training.stop_at_epoch": epoch,
@@ -90,7 +90,7 @@ def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[s
         }
     )
     if recipe.training.schedule == "plateau":
-        recipe = recipe.but({"training.schedule": "milestones", "training.milestones": _falls(evaluations)})
+        recipe = recipe.with_changes({"training.schedule": "milestones", "training.milestones": _falls(evaluations)})
     return recipe
 
 

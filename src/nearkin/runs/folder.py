@@ -5,23 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
-from nearkin.disk import make_folder, write_atomically
-from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.stored_split import StoredSplit
-from nearkin.notices import notice
+from nearkin.errors import DataError, RecipeError, notice
 from nearkin.ranks import is_first
 from nearkin.recipe import Recipe
-from nearkin.recipe.identity import LOCATIONS, deciding, differences, located
+from nearkin.recipe.identity import LOCATIONS, deciding, differences
 from nearkin.runs.environment import Environment
 from nearkin.runs.scores import Scores
-from nearkin.training.state import Evaluation, Event
+from nearkin.training.folder import TrainingFolder, read_run_recipe, write
+from nearkin.training.state import Event
 
 WRITTEN = (
     "scores.json",
@@ -51,7 +49,7 @@ makes it a run, goes last when a run is cleared away."""
 T = TypeVar("T")
 
 
-class RunFolder:
+class RunFolder(TrainingFolder):
     """Paths and small files of one run.
 
     >>> import tempfile
@@ -61,18 +59,10 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.recipe_file = self.path / "recipe.yaml"
+        super().__init__(path)
         self.environment_file = self.path / "environment.json"
-        self.split_file = self.path / "split.csv"
-        self.evaluations_file = self.path / "evaluations.csv"
-        self.events_file = self.path / "events.json"
         self.scores_file = self.path / "scores.json"
-        self.encoder_file = self.path / "encoder.safetensors"
         self.card_file = self.path / "MODEL_CARD.md"
-        self.checkpoints = self.path / "checkpoints"
-        self.last_checkpoint = self.checkpoints / "last.pt"
-        self._split: StoredSplit | None = None
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
@@ -96,16 +86,6 @@ class RunFolder:
     def is_finished(self) -> bool:
         return self.scores_file.exists()
 
-    def begin(self, recipe: Recipe) -> RunFolder:
-        """Make the folder of a run that is about to train."""
-        make_folder(self.checkpoints)
-        self.write_recipe(recipe)
-        return self
-
-    def write_recipe(self, recipe: Recipe) -> None:
-        """Write the recipe, with absolute paths: a run can be used from any working directory."""
-        _write(self.recipe_file, located(recipe).to_yaml().encode())
-
     def clear(self) -> None:
         """Remove what an earlier run left, and nothing else that lies in the folder."""
         self._split = None
@@ -118,11 +98,11 @@ class RunFolder:
     def recipe(self) -> Recipe:
         """The recipe that the run was begun with."""
         try:
-            return self._own_recipe()
+            return super().recipe()
         except (OSError, ValueError, yaml.YAMLError) as error:
             reason = _reason(error)
             try:
-                kept = _recipe(self.environment().resolved_recipe)
+                kept = read_run_recipe(self.environment().resolved_recipe)
             except (DataError, KeyError, ValueError):
                 raise DataError(
                     f"{self.recipe_file} cannot be read ({reason}), and without it nothing else in the folder can be "
@@ -132,9 +112,6 @@ class RunFolder:
                 f"{self.recipe_file} cannot be read ({reason}); the recipe is taken from {self.environment_file.name}"
             )
             return kept
-
-    def _own_recipe(self) -> Recipe:
-        return _recipe(yaml.safe_load(self.recipe_file.read_text(encoding="utf-8")))
 
     def check_same_recipe(self, recipe: Recipe, *, may_move: bool = False) -> list[str]:
         """A run is only continued with the recipe it was begun with.
@@ -152,28 +129,8 @@ class RunFolder:
             )
         return moved
 
-    def write_split(self, split: StoredSplit) -> None:
-        _write(self.split_file, split.to_csv())
-        self._split = split
-
-    @property
-    def stored_split(self) -> StoredSplit | None:
-        """Which image was what in the run; None for a run of an earlier version, which did not keep it."""
-        if self._split is None and self.split_file.exists():
-            self._split = self._read_split()
-        return self._split
-
-    def _read_split(self) -> StoredSplit:
-        try:
-            return StoredSplit.from_csv(self.split_file.read_bytes())
-        except (OSError, ValueError, csv.Error) as error:
-            raise DataError(
-                f"{self.split_file} cannot be read ({error}): put it back from a copy. If no image has been added, "
-                f"taken away or changed since the run began, it can be deleted, and the split is made anew"
-            ) from error
-
     def write_environment(self, record: Environment) -> None:
-        _write(self.environment_file, json.dumps(dict(record), indent=2, ensure_ascii=False).encode())
+        write(self.environment_file, json.dumps(dict(record), indent=2, ensure_ascii=False).encode())
 
     @property
     def images(self) -> tuple[str, str] | None:
@@ -183,21 +140,6 @@ class RunFolder:
             return (data.source, data.images_hash) if data.images_hash else None
         except DataError:
             return None
-
-    def write_evaluations(self, history: Sequence[Evaluation]) -> None:
-        """Every evaluation so far, one row each; written whole, so an interrupted run leaves no row twice."""
-        first = ("epoch", "step", "loss", "lr")
-        columns = list(dict.fromkeys([*first, *(key for row in history for key in row)]))
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(history)
-        _write(self.evaluations_file, text.getvalue().encode())
-
-    def write_events(self, events: Sequence[Event]) -> None:
-        """What the method did and when, such as CCP's new sub-problems; nothing for a method without events."""
-        if events:
-            _write(self.events_file, json.dumps(events).encode())
 
     def events(self) -> list[Event]:
         return self._read(self.events_file, lambda text: _whole(json.loads(text), list), [])
@@ -213,7 +155,7 @@ class RunFolder:
         return self._read(self.evaluations_file, _evaluations, [])
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
-        _write(self.scores_file, json.dumps(dict(scores), indent=2, ensure_ascii=False).encode())
+        write(self.scores_file, json.dumps(dict(scores), indent=2, ensure_ascii=False).encode())
 
     def scores(self) -> Scores:
         if not self.is_finished:
@@ -234,7 +176,7 @@ class RunFolder:
             ("evaluations.csv", self.evaluations),
             ("events.json", self.events),
             ("environment.json", self.environment),
-            ("recipe.yaml", self._own_recipe),
+            ("recipe.yaml", super().recipe),
         ):
             try:
                 if (self.path / name).exists():
@@ -261,28 +203,11 @@ class RunFolder:
             raise DataError(f"{file} cannot be read ({error}): {remedy}") from error
 
 
-def _write(file: Path, content: bytes) -> None:
-    """Of several ranks the first writes."""
-    if is_first():
-        write_atomically(file, content)
-
-
 def _reason(error: Exception) -> str:
     """On one line; YAML's own errors also draw the place."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     return " ".join(str(error).split())
-
-
-def _recipe(content: Any) -> Recipe:
-    # Sections have defaults, so half a file would pass for another recipe.
-    sections = [content.get(name) for name in ("data", "protocol")] if isinstance(content, Mapping) else [None]
-    if not all(isinstance(section, Mapping) for section in sections):
-        raise RecipeError("it is not whole")
-    recipe = Recipe.from_mapping(content)
-    # Runs of earlier versions took folders inside class folders as part of the class, and do not say so.
-    earlier = "kinds" not in content["data"]
-    return recipe.but({"data.class_folders": "top"}) if earlier else recipe
 
 
 def _whole(content: Any, kind: type[T]) -> T:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 
 from nearkin.errors import MissingExtraError, require
 from nearkin.recipe import Recipe
+from nearkin.training.recipes import load_recipe
 
 
 def own_photos_recipe(source: str, overrides: Iterable[str] = (), *, say: Callable[[str], None] = print) -> Recipe:
     """The recipe for a folder or manifest of own images; see :func:`own_photos_name`."""
-    return Recipe.load(own_photos_name(say=say), [f"data.source={json.dumps(source)}", *overrides])
+    return load_recipe(own_photos_name(say=say), [f"data.source={json.dumps(source)}", *overrides])
 
 
 def own_photos_name(*, say: Callable[[str], None] = print) -> str:

@@ -14,14 +14,11 @@ from torch import Tensor
 from nearkin import ranks
 from nearkin.data.cache import OpenedImages
 from nearkin.disk import check_room, remove_leftovers
-from nearkin.errors import RecipeError
+from nearkin.errors import RecipeError, catching_out_of_memory, notice
 from nearkin.evaluation.stored_split import StoredSplit
-from nearkin.lack_of_memory import memory_watched
-from nearkin.notices import notice
 from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe
-from nearkin.recipe.identity import located
-from nearkin.runs.admission import admit
+from nearkin.recipe.identity import fingerprint
 from nearkin.runs.data import Progress, RunData, open_data, open_own_data, report_on, split_as_stored
 from nearkin.runs.data_report import Announce
 from nearkin.runs.environment import Environment, weights_hash
@@ -33,7 +30,8 @@ from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
 from nearkin.training.memory import check_memory
-from nearkin.training.state import Observer, Silent, TrainingState
+from nearkin.training.recipes import check_recipe, validate
+from nearkin.training.state import NullObserver, Observer, TrainingState
 
 
 def run(
@@ -66,14 +64,14 @@ def run(
         BusyError: while another process writes to the folder.
         InterruptedRunError: after Ctrl-C or SIGTERM; ``resume`` goes on.
         LostRankError: where one of several processes has ended.
-        LackOfMemoryError: where memory is full in the middle of it; ``resume`` goes on.
+        OutOfMemoryError: where memory is full in the middle of it; ``resume`` goes on.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
-    recipe = located(recipe)
-    admit(recipe)
+    recipe = check_recipe(recipe)
+    validate(recipe)
     if folder.path.exists() and not folder.path.is_dir():
         raise RecipeError(f"{folder.path} is a file: give a folder for the run with -o")
-    with ranks.joined(), memory_watched(), contextlib.ExitStack() as held:
+    with ranks.joined(), catching_out_of_memory(), contextlib.ExitStack() as held:
         again = ranks.from_first(lambda: ranks.was_restarted() and folder.is_begun)
         resume, overwrite = resume or again, overwrite and not again
 
@@ -117,7 +115,7 @@ def run(
             state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
         _check_shared(folder)
         with float32_products(recipe.training.precision):
-            fit(state, folder, Silent() if observer is None or not ranks.is_first() else observer)
+            fit(state, folder, NullObserver() if observer is None or not ranks.is_first() else observer)
             scores = _final_scores(state, folder, lost)
         folder.write_scores(scores)
         return scores
@@ -254,7 +252,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
             weights=_averaged(state),
             seed=state.recipe.training.seed,
             hardware=describe_hardware(state.device),
-            recipe=state.recipe.fingerprint(),
+            recipe=fingerprint(state.recipe),
         ),
         steps=state.step,
         epochs=round(state.epoch, 4),

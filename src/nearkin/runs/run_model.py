@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from nearkin.errors import DataError
+from nearkin.errors import DataError, notices_to
 from nearkin.exports.runtime import RunEmbedding
-from nearkin.notices import notices_told_to
 from nearkin.runs.data import open_own_data, split_as_stored
 from nearkin.runs.model import HeldOut, Model
 from nearkin.runs.trained import TrainedRun
@@ -62,7 +61,7 @@ def _held_out(run: TrainedRun) -> HeldOut | None:
     """The run's test images, or some of them; None where it has none or they cannot be found any more."""
     section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
     try:
-        with notices_told_to(lambda _: None):  # what has become of the run's images is nothing to whoever searches
+        with notices_to(lambda _: None):  # what has become of the run's images is nothing to whoever searches
             data = split_as_stored(run.folder, run.recipe, open_own_data(run.folder, section), scored=("test",))
     except DataError:
         return None

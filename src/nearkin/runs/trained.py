@@ -23,6 +23,7 @@ from nearkin.training import checkpoint
 from nearkin.training.build import data_of, encoder_from, scored_transform_of
 from nearkin.training.device import autocast_dtype, float32_products, pick_device
 from nearkin.training.embedding import embed_images, embedded_by_all
+from nearkin.training.recipes import load_recipe
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def load_run(
     recipe = folder.recipe()
     changes = {"protocol.flip": flip, "protocol.test_size": test_size}
     if given := [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]:
-        recipe = Recipe.from_mapping(recipe.as_mapping(), given)  # which also looks whether they can be
+        recipe = load_recipe(recipe.as_mapping(), given)  # which also looks whether they can be
     where = pick_device(device or "auto")
     encoder = encoder_from(recipe.encoder, pretrained=False)
     weights = checkpoint.encoder_weights(folder, which)

@@ -9,6 +9,7 @@ from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
 from nearkin.studies.compare.row_study import RowStudy
 from nearkin.studies.study import Row
+from nearkin.training.recipes import load_recipe
 
 __all__ = ["Ablate"]
 
@@ -24,7 +25,7 @@ class Ablate(RowStudy):
 
     Example:
         >>> changes = ("training.clip=norm", "training.batch_size=64&training.learning_rate=5e-5")
-        >>> study = Ablate(Recipe.load("glyphs/demo"), changes=changes, seeds=1)
+        >>> study = Ablate(load_recipe("glyphs/demo"), changes=changes, seeds=1)
         >>> [(row.name, row.base) for row in study.rows]
         [('as_it_is', None), ('clip-norm', 'as_it_is'), ('batch_size-64-learning_rate-5e-5', 'as_it_is')]
     """
@@ -36,7 +37,7 @@ class Ablate(RowStudy):
         self._rows = [own]
         for text in changes:
             parts = text.split("&")
-            recipe = Recipe.from_mapping(base.as_mapping(), parts)
+            recipe = load_recipe(base.as_mapping(), parts)
             if recipe == base:
                 raise RecipeError(f"{text} changes nothing: the recipe has it already")
             name = "-".join(part.partition("=")[0].rpartition(".")[2] + "-" + part.partition("=")[2] for part in parts)

@@ -21,13 +21,20 @@ from rich.console import Console
 
 from nearkin.data.cache import OpenedImages
 from nearkin.disk import make_folder, write_atomically
-from nearkin.errors import BusyError, DataError, InterruptedRunError, LackOfMemoryError, NearkinError, RecipeError
+from nearkin.errors import (
+    BusyError,
+    DataError,
+    InterruptedRunError,
+    NearkinError,
+    OutOfMemoryError,
+    RecipeError,
+    did_you_mean,
+)
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.report.differences import COMPARED
 from nearkin.report.table import Table
-from nearkin.runs.admission import admit_all
 from nearkin.runs.data import open_data, report_on, say_if_images_differ
 from nearkin.runs.data_report import Announce
 from nearkin.runs.folder import RunFolder
@@ -35,12 +42,12 @@ from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.outcome import FILE, Outcome
 from nearkin.runs.run import run
 from nearkin.studies.pool import Job, run_side_by_side, training_job
-from nearkin.suggest import did_you_mean
 from nearkin.training.build import data_of
 from nearkin.training.observers import ConsoleObserver
+from nearkin.training.recipes import validate_all
 from nearkin.training.state import Observer
 
-NO_ROOM = (LackOfMemoryError.exit_code, -9)
+NO_ROOM = (OutOfMemoryError.exit_code, -9)
 """How a run ends for which memory was full: by itself, or killed by the system where it is the machine's."""
 
 
@@ -69,10 +76,10 @@ class PlannedRun:
     @property
     def recipe(self) -> Recipe:
         """The row's with this seed and validation classes of its own, as one draw of them puts rows in order badly."""
-        recipe = self.row.recipe.but({"training.seed": self.seed})
+        recipe = self.row.recipe.with_changes({"training.seed": self.seed})
         protocol = recipe.protocol
         if self.seed and protocol.name == "validation" and protocol.validation_seed is None:
-            return recipe.but({"protocol.validation_seed": protocol.split_seed + self.seed})
+            return recipe.with_changes({"protocol.validation_seed": protocol.split_seed + self.seed})
         return recipe
 
     @property
@@ -214,7 +221,7 @@ def run_all(
     console = console or Console(quiet=True)
     changed = {planned.folder.path for planned in runs if planned.was_changed(forgive=overwrite)}
     waiting = [planned for planned in runs if planned.folder.path in changed or not planned.folder.is_finished]
-    admit_all({f"row {planned.row.name!r}": planned.recipe for planned in waiting})
+    validate_all({f"row {planned.row.name!r}": planned.recipe for planned in waiting})
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already", highlight=False)
     here = [planned for planned in waiting if jobs == 1 or planned.row.watched_by is not None]

@@ -148,7 +148,7 @@ def run_seconds(recipe: Recipe) -> float:
     """
     table = read_source(recipe.data.source, root=recipe.data.root, class_folders=recipe.data.class_folders)
     # Without the method, whose start can take long, and without the warm-up, whose steps are cheaper than the rest.
-    plain = recipe.but({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
+    plain = recipe.with_changes({"training.warmup_epochs": 0}).replace(method=PartSection("plain"))
     state = build_state(plain, OpenedImages(table, _stand_ins(table, data_of(recipe))))
     chosen_on, test = state.protocol.selection_set(), state.protocol.test
     try:

@@ -9,6 +9,7 @@ from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe
 from nearkin.studies.compare.row_study import RowStudy
 from nearkin.studies.study import Row
+from nearkin.training.recipes import load_recipe
 
 __all__ = ["Vary"]
 
@@ -25,7 +26,7 @@ class Vary(RowStudy):
         folder: where everything goes.
 
     Example:
-        >>> study = Vary(Recipe.load("glyphs/demo"), key="training.batch_size", values=("64", "128"), seeds=1)
+        >>> study = Vary(load_recipe("glyphs/demo"), key="training.batch_size", values=("64", "128"), seeds=1)
         >>> [(row.title, row.base) for row in study.rows]
         [('training.batch_size=64', 'batch_size-128'), ('training.batch_size=128', None)]
     """
@@ -36,7 +37,7 @@ class Vary(RowStudy):
         if len(set(values)) < 2:
             raise RecipeError(f"two values or more are compared, got {', '.join(values) or 'none'}: values=A,B,…")
         short = key.rpartition(".")[2]
-        recipes = {f"{short}-{value}": Recipe.from_mapping(base.as_mapping(), [f"{key}={value}"]) for value in values}
+        recipes = {f"{short}-{value}": load_recipe(base.as_mapping(), [f"{key}={value}"]) for value in values}
         own = next((name for name, recipe in recipes.items() if recipe == base), None)
         self._rows = [
             Row(name, f"{key}={value}", recipe, None if name == own else own)

@@ -12,16 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from nearkin import losses, methods
+from nearkin import losses
 from nearkin.data.cache import OpenedImages
 from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.synchronised import synchronise_batch_norm
+from nearkin.errors import notice
 from nearkin.evaluation.protocol import Protocol
-from nearkin.notices import notice
 from nearkin.ranks import share_of, world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe, TrainingSection
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
+from nearkin.training import methods
 from nearkin.training.allocator import keep_freed_memory
 from nearkin.training.device import autocast_dtype, pick_device
 from nearkin.training.memory import fitting_piece
@@ -216,9 +217,9 @@ def training_transform_of(section: DataSection, encoder: Encoder) -> Transform:
 def scored_transform_of(recipe: Recipe) -> Transform:
     """The transform that makes the crops to be scored.
 
-    >>> scored_transform_of(Recipe.from_mapping({"protocol": {"test_size": 288}})).resize
+    >>> scored_transform_of(Recipe().with_changes({"protocol.test_size": 288})).resize
     329
-    >>> scored_transform_of(Recipe.from_mapping({"protocol": {"test_scale": 1.15}})).size
+    >>> scored_transform_of(Recipe().with_changes({"protocol.test_scale": 1.15})).size
     256
     """
     plain, scale, size = transform_of(recipe.data), recipe.protocol.test_scale, recipe.protocol.test_size
@@ -230,7 +231,7 @@ def scored_transform_of(recipe: Recipe) -> Transform:
 def data_of(recipe: Recipe) -> DataSection:
     """What a recipe says of its data, with decoded images kept as large as its crops ask for.
 
-    >>> data_of(Recipe.from_mapping({"data": {"image_size": 256}})).shorter_side
+    >>> data_of(Recipe().with_changes({"data.image_size": 256})).shorter_side
     293
     """
     asked = max(transform_of(recipe.data).resize, scored_transform_of(recipe).resize)

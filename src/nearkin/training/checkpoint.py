@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 from nearkin import ranks
 from nearkin.disk import write_atomically
 from nearkin.encoders import Encoder
-from nearkin.errors import DataError, NearkinError
-from nearkin.notices import notice
+from nearkin.errors import DataError, NearkinError, notice
 from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences
-from nearkin.runs.folder import RunFolder
 from nearkin.training import slices
 from nearkin.training.background import BackgroundWriter, copied_to_host
+from nearkin.training.folder import TrainingFolder
+from nearkin.training.recipes import load_recipe
 from nearkin.training.state import Evaluation, TrainingState
 
 FORMAT = 1
@@ -55,7 +55,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return cast(Checkpoint, content)
 
 
-def save_last(state: TrainingState, folder: RunFolder, writer: BackgroundWriter | None = None) -> None:
+def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter | None = None) -> None:
     """Write ``checkpoints/last.pt``, then drop best weights, and slices of classes, that have been superseded.
 
     Of several ranks all must call it; a checkpoint counts from the moment that the first has written ``last.pt``. With
@@ -66,7 +66,7 @@ def save_last(state: TrainingState, folder: RunFolder, writer: BackgroundWriter 
     values["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
     sampler, seconds = state.loader_state(), state.time.state_dict()
     events = copy.deepcopy(state.method.events)
-    best = None if state.best is None else best_file(folder, int(state.best["step"]))
+    best = None if state.best is None else folder.best_checkpoint(int(state.best["step"]))
 
     def afterwards(needed: Collection[str]) -> None:
         folder.write_events(events)
@@ -81,16 +81,16 @@ def save_last(state: TrainingState, folder: RunFolder, writer: BackgroundWriter 
     _write(folder.last_checkpoint, state, folder, parts, others, writer, afterwards)
 
 
-def save_best(state: TrainingState, folder: RunFolder, writer: BackgroundWriter | None = None) -> None:
+def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter | None = None) -> None:
     """Keep the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own.
 
     A ``writer`` writes them with the next ``last.pt``: before it nothing would look for them.
     """
     weights = {"encoder": state.scored_encoder.state_dict()}
-    _write(best_file(folder, state.step), state, folder, ("objective",), weights, writer, put_off=True)
+    _write(folder.best_checkpoint(state.step), state, folder, ("objective",), weights, writer, put_off=True)
 
 
-def load_last(state: TrainingState, folder: RunFolder) -> None:
+def load_last(state: TrainingState, folder: TrainingFolder) -> None:
     """Put a freshly built state back to where ``last.pt`` was written."""
     # Early versions did not write all of it: a run is not ended, its baseline had a random head, and there was one sum
     # of seconds beside the steps' share.
@@ -110,10 +110,10 @@ def load_last(state: TrainingState, folder: RunFolder) -> None:
             torch.cuda.set_rng_state_all(content["random"]["cuda"])
 
 
-def load_best(state: TrainingState, folder: RunFolder) -> None:
+def load_best(state: TrainingState, folder: TrainingFolder) -> None:
     """Put the encoder and objective back to the best evaluation."""
     if state.best is not None:
-        file = best_file(folder, int(state.best["step"]))
+        file = folder.best_checkpoint(int(state.best["step"]))
         content = _read_own(file, folder)
         slices.put_back(content, file)
         with _fitting(file):
@@ -121,12 +121,12 @@ def load_best(state: TrainingState, folder: RunFolder) -> None:
             state.objective.load_state_dict(content["objective"])
 
 
-def check_best(state: TrainingState, folder: RunFolder) -> None:
+def check_best(state: TrainingState, folder: TrainingFolder) -> None:
     """Find out before training goes on, not at its end, that the best weights so far are gone."""
     if state.best is None or state.protocol.selects_on == "last":
         return
     try:
-        file = best_file(folder, int(state.best["step"]))
+        file = folder.best_checkpoint(int(state.best["step"]))
         slices.put_back(_read_own(file, folder), file)
     except DataError as error:
         raise DataError(
@@ -135,7 +135,7 @@ def check_best(state: TrainingState, folder: RunFolder) -> None:
         ) from error
 
 
-def encoder_weights(folder: RunFolder, which: str = "best") -> dict[str, torch.Tensor]:
+def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, torch.Tensor]:
     """The encoder's weights of a finished run, or of the checkpoint of one that is not finished.
 
     An exported encoder that is damaged, or another run's, gives way to the checkpoint beside it.
@@ -153,7 +153,7 @@ def encoder_weights(folder: RunFolder, which: str = "best") -> dict[str, torch.T
     return _from_checkpoint(folder, which)
 
 
-def is_encoder_whole(folder: RunFolder) -> bool:
+def is_encoder_whole(folder: TrainingFolder) -> bool:
     """Whether the exported encoder can be read; one that is not there yet counts as whole."""
     try:
         return not folder.encoder_file.exists() or bool(_exported(folder))
@@ -161,20 +161,20 @@ def is_encoder_whole(folder: RunFolder) -> bool:
         return False
 
 
-def save_encoder(state: TrainingState, folder: RunFolder) -> None:
+def save_encoder(state: TrainingState, folder: TrainingFolder) -> None:
     """Write the encoder alone, as safetensors: what embedding and search load."""
     if ranks.is_first():
         write_encoder(state.scored_encoder, state.recipe, folder)
 
 
-def write_encoder(encoder: Encoder, recipe: Recipe, folder: RunFolder) -> None:
+def write_encoder(encoder: Encoder, recipe: Recipe, folder: TrainingFolder) -> None:
     """Write an encoder as that of the run of ``recipe`` in ``folder``, which has its split already."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
     known = json.dumps(_run_of(recipe, folder))
     write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
 
 
-def _exported(folder: RunFolder) -> dict[str, torch.Tensor]:
+def _exported(folder: TrainingFolder) -> dict[str, torch.Tensor]:
     file = folder.encoder_file
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
@@ -187,7 +187,7 @@ def _exported(folder: RunFolder) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _from_checkpoint(folder: RunFolder, which: str) -> dict[str, torch.Tensor]:
+def _from_checkpoint(folder: TrainingFolder, which: str) -> dict[str, torch.Tensor]:
     if not folder.last_checkpoint.exists():
         raise DataError(
             f"{folder.path} has no checkpoint yet: train it with: "
@@ -195,20 +195,15 @@ def _from_checkpoint(folder: RunFolder, which: str) -> dict[str, torch.Tensor]:
         )
     content = _read_own(folder.last_checkpoint, folder)
     if which == "best" and content["best"] is not None:
-        content = _read_own(best_file(folder, content["best"]["step"]), folder)
+        content = _read_own(folder.best_checkpoint(content["best"]["step"]), folder)
     weights: dict[str, torch.Tensor] = content.get("average", content)["encoder"]
     return weights
-
-
-def best_file(folder: RunFolder, step: int) -> Path:
-    """Where the weights of the best evaluation lie, which was after ``step`` steps."""
-    return folder.checkpoints / f"best-{step:08d}.pt"
 
 
 def _write(
     path: Path,
     state: TrainingState,
-    folder: RunFolder,
+    folder: TrainingFolder,
     parts: Sequence[str],
     others: Mapping[str, Any],
     writer: BackgroundWriter | None,
@@ -269,14 +264,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _advice(path: Path) -> str:
     """What can be done without a checkpoint; the exported encoder only helps where it is whole and of this run."""
-    folder = RunFolder(path.parent.parent)
+    folder = TrainingFolder(path.parent.parent)
     anew = "begin anew with --overwrite"
     if not folder.encoder_file.exists() or not is_encoder_whole(folder):
         return anew
     return f"{folder.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed; or {anew}"
 
 
-def _run_of(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
+def _run_of(recipe: Recipe, folder: TrainingFolder) -> dict[str, Any]:
     """What tells a run's checkpoints from those of another, wherever its data lie."""
     known = recipe.as_mapping()
     for key in (*LOCATIONS, "data.root"):
@@ -286,11 +281,11 @@ def _run_of(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
     return {"recipe": known, "split": None if split is None else split.content_hash}
 
 
-def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
+def _otherwise(known: Mapping[str, Any] | None, folder: TrainingFolder) -> list[str]:
     """What a checkpoint has otherwise than its folder; nothing for those of earlier versions, which do not say."""
     if known is None:
         return []
-    saved, here = Recipe.from_mapping(known["recipe"]), folder.recipe()
+    saved, here = load_recipe(known["recipe"]), folder.recipe()
     found = differences(deciding(saved, besides=LOCATIONS), deciding(here, besides=LOCATIONS))
     split = folder.stored_split
     if split is not None and known["split"] not in (None, split.content_hash):
@@ -298,7 +293,7 @@ def _otherwise(known: Mapping[str, Any] | None, folder: RunFolder) -> list[str]:
     return list(found.values())
 
 
-def _read_own(file: Path, folder: RunFolder) -> dict[str, Any]:
+def _read_own(file: Path, folder: TrainingFolder) -> dict[str, Any]:
     """What a checkpoint of the run holds; one that was copied from another run is refused."""
     content = _read(file)
     if differing := _otherwise(content.get("run"), folder):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.encoders import Encoder
-from nearkin.notices import notice
+from nearkin.errors import notice
 
 
 class GraphedEncoder:

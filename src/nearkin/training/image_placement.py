@@ -6,8 +6,7 @@ import torch
 
 from nearkin.data.device_images import DeviceImages, shapes_of
 from nearkin.data.loader import CropCache
-from nearkin.errors import RecipeError
-from nearkin.notices import notice
+from nearkin.errors import RecipeError, notice
 from nearkin.training.memory import HELD_AT_ONCE, bytes_beside_weights, free_memory, measure
 from nearkin.training.state import TrainingState
 

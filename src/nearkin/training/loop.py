@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from nearkin import ranks
 from nearkin.data.loader import TrainingLoader
 from nearkin.errors import InterruptedRunError, RecipeError
-from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.background import BackgroundWriter
+from nearkin.training.folder import TrainingFolder
 from nearkin.training.head_start import start_head
 from nearkin.training.health import HealthCheck
 from nearkin.training.image_placement import place_images
@@ -26,7 +26,7 @@ from nearkin.training.state import Evaluation, Observer, TrainingState
 from nearkin.training.step import train_step
 
 
-def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
+def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> None:
     """Train from where ``state`` is to the end of its recipe, leaving checkpoints in ``folder``.
 
     Ctrl-C and SIGTERM end the step in hand, write a checkpoint and raise an error that says how to go on.
@@ -103,7 +103,7 @@ def fit(state: TrainingState, folder: RunFolder, observer: Observer) -> None:
         _finish(state, writer)
 
 
-def evaluate(state: TrainingState, folder: RunFolder, observer: Observer, writer: BackgroundWriter | None) -> bool:
+def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, writer: BackgroundWriter | None) -> bool:
     """Score the selection classes, keep the best, write the table; True when this was the last evaluation."""
     part = state.protocol.selection_set()
     row: Evaluation = {"epoch": round(state.epoch, 4), "step": state.step}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from nearkin.errors import require
-from nearkin.runs.folder import RunFolder
 from nearkin.training.state import EVALUATING, Evaluation, TrainingState
 from nearkin.training.time_estimate import Estimate, Estimator, in_words
 
@@ -114,10 +114,10 @@ class ConsoleObserver:
 class TensorBoardObserver:
     """The same numbers as TensorBoard events in the run folder (extra ``tensorboard``)."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: Path) -> None:
         require("tensorboard", "tensorboard")
         writer: Any = require("torch.utils.tensorboard", "tensorboard")
-        self.writer = writer.SummaryWriter(str(folder.path / "tensorboard"))
+        self.writer = writer.SummaryWriter(str(folder / "tensorboard"))
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
         self.writer.add_scalar("loss", loss, state.step)

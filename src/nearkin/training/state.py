@@ -379,7 +379,7 @@ class Observer(typing.Protocol):
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None: ...
 
 
-class Silent:
+class NullObserver:
     """An observer that tells nobody."""
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:

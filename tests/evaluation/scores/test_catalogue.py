@@ -14,7 +14,7 @@ import torch
 from nearkin.errors import RecipeError
 from nearkin.evaluation import measure, scores
 from nearkin.evaluation.scores import RetrievalScore, is_score, score_named
-from nearkin.recipe import Recipe
+from nearkin.training.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [name.replace("@k", "@3") for family in scores.catalogue().values() for name in family.meanings]
@@ -103,4 +103,4 @@ def test_a_score_is_one_file(tmp_path, nearkin, photos):
 
 def test_without_its_file_the_score_is_unknown():
     with pytest.raises(RecipeError, match=r"protocol\.scores: unknown score 'All@2'"):
-        Recipe.load("own_photos/small", ["protocol.scores=[All@2]"])
+        load_recipe("own_photos/small", ["protocol.scores=[All@2]"])

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from nearkin.recipe import Recipe
 from nearkin.runs.outcome import Outcome
 from nearkin.studies.results import RowResult, results_of
 from nearkin.studies.study import Row, planned_runs
+from nearkin.training.recipes import load_recipe
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def write_row(tmp_path):
 
     def write(name, tests, *, base=None, overrides=(), problems=(), side_by_side=1, **said) -> RowResult:
         changes = ["training.epochs=10", "protocol.name=validation", "training.optimiser=adamw", *overrides]
-        row = Row(name, name.replace("_", "-"), Recipe.from_mapping({"training": {"batch_size": 128}}, changes), base)
+        row = Row(name, name.replace("_", "-"), load_recipe({"training": {"batch_size": 128}}, changes), base)
         runs = planned_runs([row], tmp_path / "study", range(len(tests) + len(problems)))
         for planned, test in zip(runs, tests, strict=False):
             known = {

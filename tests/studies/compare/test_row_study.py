@@ -7,9 +7,9 @@ import json
 import pytest
 
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe
 from nearkin.studies.compare.row_study import RowStudy
 from nearkin.studies.study import Row
+from nearkin.training.recipes import load_recipe
 
 
 class Rates(RowStudy):
@@ -18,13 +18,13 @@ class Rates(RowStudy):
 
     @property
     def rows(self):
-        recipes = [self.base.but({"training.learning_rate": value}) for value in self.values]
+        recipes = [self.base.with_changes({"training.learning_rate": value}) for value in self.values]
         return [Row(f"r{n}", f"rate {n}", recipe, "r0" if n else None) for n, recipe in enumerate(recipes)]
 
 
 @pytest.fixture
 def base():
-    return Recipe.load("glyphs/demo", ["training.seed=4"])
+    return load_recipe("glyphs/demo", ["training.seed=4"])
 
 
 def test_rows_and_seeds_become_runs_and_a_plan(base, tmp_path):
@@ -46,9 +46,9 @@ def test_the_usual_folder_depends_on_the_rows_and_not_on_the_seed(base):
         values = (0.001, 0.1)
 
     assert Rates(base).folder.name.startswith("rates-glyphs-")
-    assert Rates(base).folder == Rates(base.but({"training.seed": 5})).folder
+    assert Rates(base).folder == Rates(base.with_changes({"training.seed": 5})).folder
     assert Rates(base).folder.name[-6:] != Others(base).folder.name[-6:]
-    assert Rates(base).folder != Rates(base.but({"training.epochs": 3})).folder
+    assert Rates(base).folder != Rates(base.with_changes({"training.epochs": 3})).folder
 
 
 def test_what_is_written_listed_and_said_to_be_next(base, tmp_path):

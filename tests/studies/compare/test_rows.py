@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nearkin import losses, methods
+from nearkin import losses
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe
-from nearkin.runs.admission import admit
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.compare.rows import (
@@ -23,8 +21,10 @@ from nearkin.studies.compare.rows import (
     shared_recipe,
     what_differs,
 )
+from nearkin.training import methods
 from nearkin.training.build import build_objective
-from nearkin.training.state import Silent
+from nearkin.training.recipes import load_recipe, validate
+from nearkin.training.state import NullObserver
 
 ASKED_FOR = {
     "proxy_anchor": ("proxy_anchor", "plain", None),
@@ -109,7 +109,7 @@ def test_rows_that_train_as_the_papers_do_differ_from_their_base_by_the_method_o
         assert same, "beside the budget, which the table names, training is alike"
         loss = row.base and row.recipe.objective != rows[row.base].recipe.objective
         assert not (loss and ours != theirs), "either another loss or another budget"
-    shared = Recipe.load(shared_recipe("cub", rows_from=name))
+    shared = load_recipe(shared_recipe("cub", rows_from=name))
     assert any((row.recipe.objective, row.recipe.method) == (shared.objective, shared.method) for row in rows.values())
 
 
@@ -141,7 +141,7 @@ def test_changes_go_to_every_row_and_win():
 
 
 def test_the_method_of_the_base_recipe_does_not_leak_into_the_rows():
-    base = Recipe.load("glyphs/demo", ["objective.name=contrastive", "method.name=profs", "training.sampler=balanced"])
+    base = load_recipe("glyphs/demo", ["objective.name=contrastive", "method.name=profs", "training.sampler=balanced"])
     (row,) = comparison_rows(base, only=["proxy_anchor"])
     assert (row.recipe.objective.name, row.recipe.method.name) == ("proxy_anchor", "plain")
 
@@ -242,7 +242,7 @@ def test_ccp_on_cub_differs_from_its_base_by_the_method_alone(name, overrides):
     base = base_recipe("cub", shared_recipe("cub", rows_from=name), overrides)
     rows = {row.name: row for row in comparison_rows(base, rows=read_rows(named_rows(name)), overrides=overrides)}
     for row in rows.values():
-        admit(row.recipe)
+        validate(row.recipe)
         if row.recipe.method.name == "ccp":
             loss = rows[row.base]
             assert replace(row.recipe, method=loss.recipe.method) == loss.recipe
@@ -270,14 +270,14 @@ def test_ccp_on_cub_trains_on_what_stands_in_for_it(name, photos, tmp_path):
     source = f"data.source={json.dumps(str(photos))}"
     changes = [source, *STAND_IN] + (["method.warmup_steps=1"] if "ccp" in name else [])
     if name.startswith("cub/"):
-        recipe = Recipe.load(name, changes)
+        recipe = load_recipe(name, changes)
     else:
         base = base_recipe(None, "cub/c2", [*changes, *ON_TEST])
         rows = read_rows(named_rows("cub-ccp-conventional"))
         (row,) = comparison_rows(base, rows=rows, only=[name], overrides=[*changes, *ON_TEST])
         recipe = row.recipe
     folder = RunFolder(tmp_path / "run")
-    scores = run(recipe, folder, Silent())
+    scores = run(recipe, folder, NullObserver())
     assert scores.steps == 4
     assert all(math.isfinite(row["loss"]) for row in folder.evaluations()[1:])
     followed = "which training also followed" in scores["selection"]
@@ -292,10 +292,10 @@ def test_every_method_stands_on_all_levers_of_the_best_recipe():
     rows = {
         each.name: each for each in comparison_rows(base, rows=read_rows(named_rows("cub-best")), overrides=overrides)
     }
-    best = Recipe.load("cub/best")
+    best = load_recipe("cub/best")
     assert rows["proxy_anchor"].recipe.objective == best.objective
     for row in rows.values():
-        admit(row.recipe)
+        validate(row.recipe)
         encoder, training = row.recipe.encoder, row.recipe.training
         assert (encoder.last_stride, encoder.dim) == (best.encoder.last_stride, best.encoder.dim) == (1, 2048)
         assert row.recipe.data == best.data

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from nearkin.recipe import Recipe
 from nearkin.runs.trained import TrainedRun
 from nearkin.studies import study
+from nearkin.training.recipes import load_recipe
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -22,7 +22,7 @@ TINY = {
 @pytest.fixture
 def make_recipe(photos):
     """The recipe with changes."""
-    return lambda *changes: Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(photos))}", *changes])
+    return lambda *changes: load_recipe(TINY, [f"data.source={json.dumps(str(photos))}", *changes])
 
 
 @pytest.fixture

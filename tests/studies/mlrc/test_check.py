@@ -9,8 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 import nearkin
-from nearkin.errors import DataError, InterruptedRunError, RecipeError, TrainingError
-from nearkin.notices import Notice
+from nearkin.errors import DataError, InterruptedRunError, Notice, RecipeError, TrainingError
 from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.folder import RunFolder
 from nearkin.studies import study

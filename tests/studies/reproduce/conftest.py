@@ -8,11 +8,11 @@ import json
 import pytest
 
 from nearkin.evaluation.statistics import Statistic
-from nearkin.recipe import Recipe
 from nearkin.studies.reproduce import Reproduction, Settings
 from nearkin.studies.reproduce.papers import find_item, tables_of
 from nearkin.studies.reproduce.results import Column, Reproduced, columns_of
 from nearkin.studies.reproduce.rows import planned_rows
+from nearkin.training.recipes import load_recipe
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -37,7 +37,7 @@ def tiny(photos, tmp_path):
                 whole = row.recipe.as_mapping()
                 small = {**TINY, "objective": whole["objective"], "method": whole["method"]}
                 source = "./nowhere" if row.row.name in lost else str(photos)
-                recipe = Recipe.from_mapping(small, [f"data.source={json.dumps(source)}", *overrides])
+                recipe = load_recipe(small, [f"data.source={json.dumps(source)}", *overrides])
             return dataclasses.replace(row, recipe=recipe, problem=row.row.missing)
 
         study.asked = [

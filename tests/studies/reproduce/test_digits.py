@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.studies import study as study_module
 from nearkin.studies.reproduce.digits import (
@@ -20,6 +19,7 @@ from nearkin.studies.reproduce.digits import (
 from nearkin.studies.reproduce.papers import find_item, tables_of
 from nearkin.studies.reproduce.rows import Settings
 from nearkin.studies.study import PlannedRun, Row, run_all
+from nearkin.training.recipes import load_recipe
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def study(tmp_path_factory):
     """The study with a small network on digits of 16 pixels: about three seconds."""
     root = tmp_path_factory.mktemp("digits")
     images = write_digits(root / "digits", drawings=4, size=16, strength=0.25)
-    recipe = Recipe.load(
+    recipe = load_recipe(
         "ccp/digits_proxies",
         [
             f"data.source={images}",

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
+from nearkin.recipe import recipes_folder, shipped_recipes
 from nearkin.report.published import look_up
 from nearkin.studies.reproduce.expected import ExpectedScore, listed_recipes
 from nearkin.studies.reproduce.papers import papers
+from nearkin.training.recipes import load_recipe
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
 
@@ -61,7 +62,7 @@ def test_scores_are_those_of_the_row_that_is_the_recipe(listed, name, wanted, ro
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="a source distribution has no result files")
 @pytest.mark.parametrize("name", sorted({line["recipe"] for line in lines_of("measured.csv")}))
 def test_measured_scores_are_in_the_result_files(name):
-    recipe = Recipe.load(name)
+    recipe = load_recipe(name)
     for line in (line for line in lines_of("measured.csv") if line["recipe"] == name):
         contents = [json.loads(file.read_text()) for file in sorted(RESULTS.glob(line["results"]))]
         every = [run for content in contents for run in (content if isinstance(content, list) else [content])]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nearkin.recipe import Recipe
 from nearkin.runs.scores import Scores
 from nearkin.studies.reproduce.results import Column, columns_of, measured
+from nearkin.training.recipes import load_recipe
 
 MLRC = Path(__file__).parents[2] / "assets" / "records" / "mlrc.json"
 
@@ -67,5 +67,5 @@ def test_columns_without_published_figures_are_those_the_table_names(tiny):
 
 @pytest.mark.parametrize(("steps", "best", "wanted"), [(40_000, 10_000, 25.0), (20_000, 10_000, 20.0)])
 def test_steps_are_counted_to_where_the_paper_would_have_stopped(steps, best, wanted):
-    recipe = Recipe.from_mapping({}, ["training.evaluate_every_steps=250"])
+    recipe = load_recipe({}, ["training.evaluate_every_steps=250"])
     assert measured(Scores(steps=steps, best={"step": best}), Column("ksteps"), recipe) == wanted

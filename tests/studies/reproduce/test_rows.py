@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.mlrc import mlrc_models
 from nearkin.studies.reproduce.papers import chosen_rows, find_item, tables_of
 from nearkin.studies.reproduce.rows import Settings, missing_data, missing_weights, planned_rows
 from nearkin.studies.reproduce.survey import standing_of
+from nearkin.training.recipes import load_recipe
 
 
 def row_of(table, name, data, settings=None):
@@ -271,7 +271,7 @@ def test_other_data_get_the_loss_and_the_method_on_a_recipe_that_suits_them(phot
         table, chosen_rows(table.rows, ["c2_ccp"]), ["glyphs", str(photos)], Settings(backbone="small"), say=said.append
     )
     glyphs, own = (row.recipe for row in rows)
-    demo = Recipe.load("glyphs/demo")
+    demo = load_recipe("glyphs/demo")
     assert (glyphs.method.name, glyphs.objective.options["neg_margin"]) == ("ccp", 0.3841)
     assert glyphs.training.learning_rate == demo.training.learning_rate
     assert (glyphs.training.sampler, glyphs.encoder.normalisation) == ("balanced", "ball")
@@ -307,8 +307,8 @@ def test_the_folder_follows_the_recipe_and_not_what_does_not_matter(tmp_path):
 def test_runs_in_folders_that_earlier_versions_named_are_found_again(tmp_path):
     row = row_of("mpa/table-4", "mpa", "cub")
     usual = row.folder_in(tmp_path)
-    elsewhere = row.known_recipe.but({"training.seed": 5, "training.device": "cpu"})
-    RunFolder(tmp_path / "cub" / "mpa-00000000" / "seed-5").begin(elsewhere.but({"training.epochs": 3}))
+    elsewhere = row.known_recipe.with_changes({"training.seed": 5, "training.device": "cpu"})
+    RunFolder(tmp_path / "cub" / "mpa-00000000" / "seed-5").begin(elsewhere.with_changes({"training.epochs": 3}))
     RunFolder(tmp_path / "cub" / "mpa-of-mine" / "seed-5").begin(elsewhere)
     assert row.folder_in(tmp_path) == usual, "of another recipe, and one that no version would have named so"
     RunFolder(tmp_path / "cub" / "mpa-12345678" / "seed-5").begin(elsewhere)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.recipe import Recipe
 from nearkin.studies.tune import Plan, Search, Trial, Tuning, read_space
+from nearkin.training.recipes import load_recipe
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "shorter_side": 10, "workers": 1},
@@ -39,7 +39,7 @@ def make_plan(kinds):
     """Builds a plan: ``make_plan("objective.alpha=4..32", changes=["training.max_steps=4"], pruner="none")``."""
 
     def make(*space, changes=(), **settings):
-        recipe = Recipe.from_mapping(TINY, [f"data.source={json.dumps(str(kinds))}", *changes])
+        recipe = load_recipe(TINY, [f"data.source={json.dumps(str(kinds))}", *changes])
         return Plan(recipe, read_space(space or ["training.learning_rate=1e-4..1e-1:log"], recipe), **settings)
 
     return make
@@ -62,7 +62,7 @@ def made_up(tmp_path):
     """Builds a search from ``(status, score, *values)`` of its trials."""
 
     def build(trials, space=PLANE, **settings):
-        recipe = Recipe.load("glyphs/ccp")
+        recipe = load_recipe("glyphs/ccp")
         plan = Plan(recipe, read_space(space, recipe), **settings)
         made = []
         for number, (status, score, *values) in enumerate(trials):

@@ -8,7 +8,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.tune import Plan
-from nearkin.studies.tune.plan import admit, check_folder, check_plan, default_tuning_folder, plan_file
+from nearkin.studies.tune.plan import check_folder, check_plan, default_tuning_folder, plan_file, validate_plan
 
 
 @pytest.mark.parametrize("name", ["conventional", "query-gallery", "in-distribution"])
@@ -53,7 +53,7 @@ def test_it_is_read_back_as_it_was_written(make_plan, tmp_path):
     plan = make_plan("training.learning_rate=1e-4..1e-1:log", "training.batch_size=4,8", pruner="halving", seeds=2)
     with pytest.raises(DataError, match=r"holds no search, as it has no plan\.json"):
         Plan.read(tmp_path)
-    admit(plan, tmp_path)
+    validate_plan(plan, tmp_path)
     assert Plan.read(tmp_path) == plan
     for broken in ("{", "[]", json.dumps(plan.definition() | {"sample": 1})):
         plan_file(tmp_path).write_text(broken)
@@ -63,13 +63,13 @@ def test_it_is_read_back_as_it_was_written(make_plan, tmp_path):
 
 def test_a_folder_is_gone_on_with_by_its_own_plan_alone(make_plan, tmp_path):
     (tmp_path / "search").mkdir()
-    admit(make_plan(), tmp_path / "search")
+    validate_plan(make_plan(), tmp_path / "search")
     check_folder(make_plan(changes=["data.workers=2"]), tmp_path / "search")
     with pytest.raises(RecipeError, match=r"holds another search .*seeds was 1, is 2.*only --trials and --jobs"):
         check_folder(make_plan(seeds=2), tmp_path / "search")
     RunFolder(tmp_path / "run").begin(Recipe())
     with pytest.raises(RecipeError, match="holds a run: give another folder"):
-        admit(make_plan(), tmp_path / "run")
+        validate_plan(make_plan(), tmp_path / "run")
 
 
 def test_the_usual_folder_is_that_of_the_plan(make_plan, tmp_path, monkeypatch):
@@ -80,5 +80,5 @@ def test_the_usual_folder_is_that_of_the_plan(make_plan, tmp_path, monkeypatch):
     assert default_tuning_folder(make_plan(seed=1)) != usual
     old = usual.with_name("tune-kinds-proxy_anchor-00000000")
     old.mkdir(parents=True)
-    admit(make_plan(), old)
+    validate_plan(make_plan(), old)
     assert default_tuning_folder(make_plan()) == old

@@ -8,11 +8,12 @@ from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.studies.tune import Dimension, read_space
 from nearkin.studies.tune.space import ENDING, check_space, with_values
+from nearkin.training.recipes import load_recipe
 
 
 @pytest.fixture
 def recipe():
-    return Recipe.from_mapping({"objective": "contrastive", "method": "ccp", "protocol": {"name": "validation"}})
+    return load_recipe({"objective": "contrastive", "method": "ccp", "protocol": {"name": "validation"}})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_shipped_spaces_fit_the_recipe_of_their_command(file):
     assert file.name.endswith(ENDING)
     name = file.name.removesuffix(ENDING)
     command = re.match(rf"# \S.*\n# nearkin tune (\S+) --space {name}( |\n)", file.read_text())
-    recipe = Recipe.load(command[1])
+    recipe = load_recipe(command[1])
     check_space(read_space([name], recipe), recipe)
 
 

@@ -8,9 +8,9 @@ import io
 import pytest
 from rich.console import Console
 
-from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.studies.tune.tables import best_recipe, remarks, tuning_table
+from nearkin.training.recipes import load_recipe
 
 
 @pytest.fixture
@@ -68,6 +68,6 @@ def test_the_best_is_a_recipe_that_loads(some):
     assert second == f"# nearkin train '{some.folder / 'best.yaml'}'"
     assert not third.startswith("#")
     (some.folder / "best.yaml").write_text(text)
-    best, base = Recipe.load(some.folder / "best.yaml").as_mapping(), some.plan.recipe.as_mapping()
+    best, base = load_recipe(some.folder / "best.yaml").as_mapping(), some.plan.recipe.as_mapping()
     assert best["method"] == base["method"] | {"pull": 1e-5, "proxies_per_class": 7}
     assert {key: best[key] for key in best if key != "method"} == {key: base[key] for key in base if key != "method"}

@@ -13,7 +13,7 @@ from nearkin.errors import DataError
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.pool import last_words
 from nearkin.studies.tune import read_tuning, trials, worker
-from nearkin.studies.tune.plan import admit
+from nearkin.studies.tune.plan import validate_plan
 from nearkin.training.interrupt import StopRequest
 
 
@@ -23,7 +23,7 @@ def begun(make_plan, tmp_path):
     plan = make_plan(changes=["training.max_steps=2"])
     folder = tmp_path / "search"
     folder.mkdir()
-    admit(plan, folder)
+    validate_plan(plan, folder)
     assert trials.ask(plan, trials.open_study(plan, folder)) == 0
     return folder
 

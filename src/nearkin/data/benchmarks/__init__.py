@@ -10,8 +10,7 @@ from types import MappingProxyType
 from nearkin.catalogue import modules_of
 from nearkin.data.benchmarks.benchmark import Benchmark
 from nearkin.data.table import ImageTable
-from nearkin.errors import DataError, RecipeError
-from nearkin.suggest import did_you_mean
+from nearkin.errors import DataError, RecipeError, did_you_mean
 
 __all__ = ["Benchmark", "benchmarks", "read_benchmark"]
 

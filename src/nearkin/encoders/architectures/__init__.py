@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from nearkin.catalogue import modules_of
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.preprocessing import as_preprocessing
-from nearkin.errors import RecipeError
+from nearkin.errors import RecipeError, did_you_mean
 from nearkin.recipe.coerce import coerce
-from nearkin.suggest import did_you_mean
 
 Builder = Callable[..., Backbone]
 

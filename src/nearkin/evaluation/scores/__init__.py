@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 
 from nearkin.catalogue import parts_of
-from nearkin.errors import RecipeError
+from nearkin.errors import RecipeError, did_you_mean
 from nearkin.evaluation.scores._score import ClusteringScore, EmbeddingScore, RetrievalScore, Score
-from nearkin.suggest import did_you_mean
 
 __all__ = ["ClusteringScore", "EmbeddingScore", "RetrievalScore", "Score", "catalogue", "is_score", "score_named"]
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import check_writable, make_folder
-from nearkin.errors import DataError, NearkinError, RecipeError
+from nearkin.errors import DataError, NearkinError, RecipeError, did_you_mean
 from nearkin.report.figure_style import STYLE, save_figure
 from nearkin.report.figures._maps import WITH_MAPS, without_tsne
 from nearkin.report.figures._runs import Drawing
 from nearkin.report.opened_run import CLASSES_BY, OpenedRun, ViewOptions, open_runs
 from nearkin.runs.data import Progress
 from nearkin.runs.folder import RunFolder
-from nearkin.suggest import did_you_mean
 
 __all__ = ["WITH_MAPS", "NotDrawn", "ViewOptions", "Written", "draw_plots", "without_tsne"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.data.benchmarks import benchmarks
-from nearkin.errors import RecipeError, mistakes_in
+from nearkin.errors import RecipeError, did_you_mean, mistakes_in
 from nearkin.recipe import Recipe, recipes_folder
-from nearkin.recipe.layers import check_keys, layered, read_yaml
+from nearkin.recipe.reading import check_keys, layered, read_yaml
 from nearkin.runs.own_photos import own_photos_name
 from nearkin.studies.study import Row, chosen_names
-from nearkin.suggest import did_you_mean
+from nearkin.training.recipes import load_recipe
 
 ENDING = ".compare.yml"
 """Of those that come with nearkin; a file given by its path may end as it likes."""
@@ -105,13 +105,13 @@ def base_recipe(
     shared = [text for text in overrides if not text.startswith(("objective.", "method."))]
     data = data or (None if recipe else "glyphs")
     source = [] if data is None else [f"data.source={json.dumps(data)}"]
-    return Recipe.load(shared_recipe(data, recipe, say=say), [*source, "protocol.name=validation", *shared])
+    return load_recipe(shared_recipe(data, recipe, say=say), [*source, "protocol.name=validation", *shared])
 
 
 def rows_file(base: Recipe, given: str | Path | None = None) -> Path:
     """The file with the rows for a recipe: as given by path or name, or by what is trained on what.
 
-    >>> rows_file(Recipe.load("glyphs/demo")).name
+    >>> rows_file(load_recipe("glyphs/demo")).name
     'glyphs.compare.yml'
     """
     if given is not None:
@@ -156,7 +156,7 @@ def comparison_rows(
 
     Without ``rows`` those of :func:`rows_file` are taken; ``overrides`` are stronger than what a row says.
 
-    >>> rows = comparison_rows(Recipe.load("glyphs/demo"), only=["c2_ccp"])
+    >>> rows = comparison_rows(load_recipe("glyphs/demo"), only=["c2_ccp"])
     >>> rows[0].title, rows[0].base, rows[0].recipe.objective.name, rows[0].recipe.training.sampler
     ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
     """
@@ -166,7 +166,7 @@ def comparison_rows(
     for name in known if only is None else chosen_names(only, list(known)):
         row = known[name]
         with mistakes_in(f"row {name!r}"):
-            recipe = Recipe.from_mapping(layered(shared, row.changes), overrides)
+            recipe = load_recipe(layered(shared, row.changes), overrides)
         found.append(Row(name, row.title, recipe, row.base))
     return found
 
@@ -174,7 +174,7 @@ def comparison_rows(
 def what_differs(recipe: Recipe, base: Recipe) -> list[str]:
     """The loss, the method unless it is plain, and every other key that differs from ``base``.
 
-    >>> row = comparison_rows(base := Recipe.load("glyphs/demo"), only=["vcpa"])[0]
+    >>> row = comparison_rows(base := load_recipe("glyphs/demo"), only=["vcpa"])[0]
     >>> what_differs(row.recipe, base)
     ['vcpa tau=0.001', 'training.learning_rate=0.003']
     """

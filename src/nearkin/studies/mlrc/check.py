@@ -17,7 +17,6 @@ from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
-from nearkin.runs.admission import admit
 from nearkin.runs.data_report import Announce
 from nearkin.runs.default_folders import found_again, holds_run_of, usual_folder
 from nearkin.runs.ensemble_scores import FILE, EnsembleScores
@@ -26,6 +25,7 @@ from nearkin.runs.outcome import Outcome
 from nearkin.studies.mlrc.scoring import score_models
 from nearkin.studies.mlrc.tables import mlrc_table
 from nearkin.studies.study import PlannedRun, Row, Study, opened, run_all
+from nearkin.training.recipes import load_recipe, validate
 
 
 def mlrc(
@@ -63,7 +63,7 @@ def mlrc(
         TrainingError: where a model did not finish.
         InterruptedRunError: after Ctrl-C or SIGTERM; calling again goes on.
     """
-    check = RealityCheck(Recipe.load(recipe, changes) if isinstance(recipe, str) else recipe, repeats, folder)
+    check = RealityCheck(load_recipe(recipe, changes) if isinstance(recipe, str) else recipe, repeats, folder)
     check.run(jobs=jobs, console=console)
     check.write()
     return check.result
@@ -154,7 +154,7 @@ def mlrc_models(recipe: Recipe, folder: str | Path, repeats: int, *, title: str 
 
 
 def _fold_recipe(recipe: Recipe, fold: int) -> Recipe:
-    return recipe.but({"protocol.name": "mlrc", "protocol.fold": fold})
+    return recipe.with_changes({"protocol.name": "mlrc", "protocol.fold": fold})
 
 
 def checked_data(models: Sequence[PlannedRun], console: Console, announce: Announce | None = None) -> OpenedImages:
@@ -163,7 +163,7 @@ def checked_data(models: Sequence[PlannedRun], console: Console, announce: Annou
     for model in models:
         model.was_changed(forgive=False)
     if left:
-        admit(models[0].recipe)
+        validate(models[0].recipe)
     data = opened(models[0].recipe, console, announce if left else None)
     _check_images(models, data)
     return data

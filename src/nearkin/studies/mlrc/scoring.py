@@ -23,6 +23,7 @@ from nearkin.evaluation.protocol import Protocol, as_tested
 from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
+from nearkin.recipe.identity import fingerprint
 from nearkin.runs.data import RunData, split_as_stored
 from nearkin.runs.ensemble_scores import FILE, Combinations, EnsembleScores, FoldModel
 from nearkin.runs.scores import Conditions
@@ -70,7 +71,7 @@ def score_models(models: Sequence[PlannedRun], data: OpenedImages, folder: Path,
             training_conditions=protocol.training_conditions,
             weights=runs[0].conditions.weights,
             hardware=" and ".join(sorted({run.conditions.hardware for run in runs})),
-            recipe=recipe.fingerprint(),
+            recipe=fingerprint(recipe),
         ),
         select_by=protocol.select_by,
         folds=folds,

@@ -18,13 +18,13 @@ from PIL import Image
 from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
 from nearkin.disk import write_atomically
 from nearkin.evaluation.measurement import measure
-from nearkin.methods.ccp import Ccp
 from nearkin.numerics import normalise
 from nearkin.report.figure_style import CLASS_COLOURS, RUN_COLOURS, new_figure, save_figure
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import Settings, missing_data
 from nearkin.studies.reproduce.survey import DIGITS
+from nearkin.training.methods.ccp import Ccp
 from nearkin.training.state import Evaluation, Observer, TrainingState
 
 FILE = "moments.npz"

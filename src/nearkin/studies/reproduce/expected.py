@@ -12,6 +12,7 @@ from nearkin.report.formats import markdown_table
 from nearkin.report.table import NOTHING
 from nearkin.studies.reproduce.papers import PaperTable, TableRow, items, paper_titles, papers, rows_on, tables_of
 from nearkin.studies.reproduce.rows import Settings, published_values, recipe_of
+from nearkin.training.recipes import load_recipe
 from nearkin.training.time_estimate import in_words
 
 
@@ -75,7 +76,7 @@ def listed_recipes() -> list[ListedRecipe]:
     listed = []
     for name, file in shipped_recipes().items():
         summary, command = (line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines()[:2])
-        recipe = Recipe.load(file)
+        recipe = load_recipe(file)
         scores: list[ExpectedScore] = []
         source = row = None
         if name in measured:

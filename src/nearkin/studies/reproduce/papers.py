@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nearkin.errors import RecipeError, mistakes_in
+from nearkin.errors import RecipeError, did_you_mean, mistakes_in
 from nearkin.recipe import recipes_folder
-from nearkin.recipe.layers import check_keys, layered, read_yaml
-from nearkin.recipe.shipped import PAPERS
+from nearkin.recipe.reading import PAPERS, check_keys, layered, read_yaml
 from nearkin.studies.study import chosen_names
-from nearkin.suggest import did_you_mean
 
 ENDING = ".table.yml"
 SECTIONS = ("data", "encoder", "objective", "method", "training", "protocol")

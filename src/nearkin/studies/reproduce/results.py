@@ -176,7 +176,7 @@ def measured(scores: Scores, column: Column, recipe: Recipe) -> float | None:
     ... )
     >>> measured(run, Column("P@1"), Recipe()), measured(run, Column("ms/batch"), Recipe())
     (50.0, 40.0)
-    >>> measured(run, Column("ksteps"), Recipe.from_mapping({}, ["training.evaluate_every_steps=100"]))
+    >>> measured(run, Column("ksteps"), Recipe().with_changes({"training.evaluate_every_steps": 100}))
     8.0
     """
     if column.metric in TIMES:

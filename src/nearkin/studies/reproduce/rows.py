@@ -15,11 +15,12 @@ from nearkin.data.source import data_root
 from nearkin.errors import DataError, mistakes_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, flat, short_hash
-from nearkin.recipe.layers import layered
+from nearkin.recipe.reading import layered
 from nearkin.report.published import DATA_NAMES, Published, look_up
 from nearkin.runs.default_folders import found_again, holds_seeds_of
 from nearkin.studies.compare.rows import base_recipe
 from nearkin.studies.reproduce.papers import PaperTable, TableRow, data_changes, rows_on, text_of
+from nearkin.training.recipes import load_recipe
 
 FROM_SCRATCH = ("small", "resnetv2_20")
 OWN_WEIGHTS = ("efficientnet_lite0",)
@@ -138,11 +139,11 @@ def recipe_of(table: PaperTable, row: TableRow, data: str, settings: Settings, *
         changes = [*data_changes(table.item.paper, data, row.recipe), *changes]
         if data in settings.stand_ins:
             changes.append({"data": {"source": settings.stand_ins[data]}})
-        return Recipe.from_mapping(functools.reduce(layered, changes, kept_recipe(row.recipe)), overrides)
-    paper = Recipe.from_mapping(functools.reduce(layered, changes, kept_recipe(row.recipe)))
+        return load_recipe(functools.reduce(layered, changes, kept_recipe(row.recipe)), overrides)
+    paper = load_recipe(functools.reduce(layered, changes, kept_recipe(row.recipe)))
     suited = base_recipe(data, overrides=[f"data.root={json.dumps(settings.root)}"], say=say)
     own = [{key: each[key] for key in each if key not in ("objective", "method")} for each in own]
-    return Recipe.from_mapping(functools.reduce(layered, own, _on_other_data(paper, suited)), overrides)
+    return load_recipe(functools.reduce(layered, own, _on_other_data(paper, suited)), overrides)
 
 
 def published_values(table: PaperTable, row: TableRow, data: str) -> list[Published]:
@@ -190,7 +191,7 @@ def missing_weights(backbone: str, root: str | Path | None) -> str | None:
 def command_words(name: str, recipe: Recipe) -> list[str]:
     """What follows ``nearkin train``: the recipe's name and every key in which it is otherwise.
 
-    >>> command_words("mpa/mpa", Recipe.load("mpa/mpa", ["training.epochs=5", "data.source=my photos"]))
+    >>> command_words("mpa/mpa", load_recipe("mpa/mpa", ["training.epochs=5", "data.source=my photos"]))
     ['mpa/mpa', "'data.source=my photos'", 'training.epochs=5']
     """
     before, now = flat(kept_recipe(name)), flat(recipe.as_mapping())
@@ -206,7 +207,7 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
 @functools.cache
 def kept_recipe(name: str) -> dict[str, Any]:
     """A recipe as it is in its file, read once: a table starts from the same few again and again."""
-    return Recipe.load(name).as_mapping()
+    return load_recipe(name).as_mapping()
 
 
 def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
@@ -239,7 +240,7 @@ def _with_weights(recipe: Recipe, settings: Settings) -> tuple[Recipe, str | Non
             return recipe, missing_weights(backbone, settings.root)
         if weights != "imagenet" and not Path(weights).is_file():
             raise DataError(f"--weights names {weights!r}, which is not a file")
-    return recipe.but({"encoder.weights": weights}), None
+    return recipe.with_changes({"encoder.weights": weights}), None
 
 
 def _needs_no_weights(backbone: str) -> bool:

@@ -13,10 +13,10 @@ from nearkin.disk import write_atomically
 from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import deciding, differences, short_hash
-from nearkin.runs.admission import admit as admit_recipe
 from nearkin.runs.default_folders import RUNS, found_again, usual_folder
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.tune.space import Space, check_space, read_space
+from nearkin.training.recipes import load_recipe, validate
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["median", "halving", "none"]
@@ -58,7 +58,7 @@ class Plan:
             raise DataError(f"{folder} holds no search, as it has no {file.name}: begin one with nearkin tune RECIPE")
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            recipe = Recipe.from_mapping(content.pop("recipe"))
+            recipe = load_recipe(content.pop("recipe"))
             return cls(recipe, read_space(content.pop("space"), recipe), **content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
@@ -68,7 +68,7 @@ class Plan:
     def grid(self) -> list[dict[str, Any]]:
         """Every combination of values, the first key's changing slowest.
 
-        >>> recipe = Recipe.from_mapping({})
+        >>> recipe = load_recipe({})
         >>> Plan(recipe, read_space(["training.batch_size=8,16"], recipe)).grid()
         [{'training.batch_size': 8}, {'training.batch_size': 16}]
         """
@@ -107,14 +107,14 @@ def check_plan(plan: Plan) -> None:
         raise RecipeError(f"seeds must be at least 1 and seed at least 0, got {plan.seeds} and {plan.seed}")
     if plan.sampler == "grid":
         plan.grid()
-    admit_recipe(plan.recipe)
+    validate(plan.recipe)
     check_space(plan.space, plan.recipe)
 
 
 def default_tuning_folder(plan: Plan) -> Path:
     """``runs/tune-<data>-<objective>-<hash>``: the same plan always has the same folder.
 
-    >>> recipe = Recipe.from_mapping({})
+    >>> recipe = load_recipe({})
     >>> default_tuning_folder(Plan(recipe, read_space(["training.batch_size=8,16"], recipe))).name[:25]
     'tune-glyphs-proxy_anchor-'
     """
@@ -141,7 +141,7 @@ def check_folder(plan: Plan, folder: Path) -> None:
         raise RecipeError(f"{folder} holds a run: give another folder for the search with -o")
 
 
-def admit(plan: Plan, folder: Path) -> None:
+def validate_plan(plan: Plan, folder: Path) -> None:
     """Write the plan into its folder."""
     check_folder(plan, folder)
     write_atomically(plan_file(folder), json.dumps(plan.definition(), indent=2, ensure_ascii=False).encode())

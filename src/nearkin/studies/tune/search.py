@@ -32,7 +32,7 @@ from nearkin.runs.outcome import Outcome
 from nearkin.studies.pool import LOG, Job, run_side_by_side
 from nearkin.studies.study import PlannedRun, Study, opened
 from nearkin.studies.tune.pictures import draw_tuning
-from nearkin.studies.tune.plan import Plan, Pruner, Sampler, admit, check_plan, default_tuning_folder
+from nearkin.studies.tune.plan import Plan, Pruner, Sampler, check_plan, default_tuning_folder, validate_plan
 from nearkin.studies.tune.space import read_space
 from nearkin.studies.tune.tables import best_recipe, three_seeds, tuning_table
 from nearkin.studies.tune.trials import (
@@ -49,6 +49,7 @@ from nearkin.studies.tune.trials import (
     trial_folder,
     unfinished,
 )
+from nearkin.training.recipes import load_recipe
 
 
 def tune(
@@ -85,7 +86,7 @@ def tune(
         DataError: where the data leave no validation classes; or later, where a trial misses a file.
         InterruptedRunError: after Ctrl-C or SIGTERM; calling again goes on.
     """
-    given = Recipe.load(recipe, changes) if isinstance(recipe, str) else recipe
+    given = load_recipe(recipe, changes) if isinstance(recipe, str) else recipe
     search = Search(Plan.of(given, read_space(space, given), sampler, pruner, seed, seeds), trials, folder)
     search.run(jobs=jobs, console=console)
     search.write()
@@ -123,7 +124,7 @@ class Search(Study):
         if folder.exists() and not folder.is_dir():
             raise RecipeError(f"{folder} is a file: give a folder for the search with -o")
         with sole_writer_of(folder):
-            admit(plan, folder)
+            validate_plan(plan, folder)
             try:
                 (_one_by_one if jobs == 1 else _side_by_side)(plan, folder, wanted, jobs, console)
             except (InterruptedRunError, KeyboardInterrupt) as stop:

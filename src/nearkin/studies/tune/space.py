@@ -15,12 +15,11 @@ from typing import Any
 
 import yaml
 
-from nearkin.errors import RecipeError, mistakes_in, require
+from nearkin.errors import RecipeError, did_you_mean, mistakes_in, require
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.recipe.identity import INDIFFERENT, flat
-from nearkin.recipe.layers import read_yaml
-from nearkin.runs.admission import admit
-from nearkin.suggest import did_you_mean
+from nearkin.recipe.reading import read_yaml
+from nearkin.training.recipes import load_recipe, validate
 
 ENDING = ".space.yml"
 """Unlike a recipe, which ends in ``.yaml`` and can be trained."""
@@ -95,7 +94,7 @@ def read_space(texts: Iterable[str | Path], recipe: Recipe) -> Space:
     A file holds the same in YAML: ``method: {pull: 1e-5..1e-2:log, proxies_per_class: 1..8}``; lists are choices. Files
     that come with nearkin are given by name, such as ``ccp``.
 
-    >>> recipe = Recipe.from_mapping({"objective": "contrastive", "method": "ccp"})
+    >>> recipe = load_recipe({"objective": "contrastive", "method": "ccp"})
     >>> [str(each) for each in read_space(["method.pull=1e-5..1e-2:log", "training.batch_size=32,64"], recipe)]
     ['method.pull=1e-05..0.01:log', 'training.batch_size=32,64']
     >>> read_space(["method.pul=0..1"], recipe)
@@ -129,7 +128,7 @@ def check_space(space: Space, recipe: Recipe) -> None:
     for chosen in _to_check(ends):
         values = dict(zip((dimension.key for dimension in space), chosen, strict=True))
         try:
-            admit(with_values(recipe, values))
+            validate(with_values(recipe, values))
         except ValueError as error:
             listing = " ".join(f"{key}={shown(value)}" for key, value in values.items())
             raise RecipeError(f"the space holds {listing}, and that cannot be trained: {error}") from error
@@ -143,7 +142,7 @@ def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     """
     # Another loss or method clears the options that stand there, so names go first.
     ordered = sorted(values.items(), key=lambda item: not item[0].endswith(".name"))
-    return Recipe.from_mapping(recipe.as_mapping(), [f"{key}={yaml_text(value)}" for key, value in ordered])
+    return load_recipe(recipe.as_mapping(), [f"{key}={yaml_text(value)}" for key, value in ordered])
 
 
 def yaml_text(value: Any) -> str:

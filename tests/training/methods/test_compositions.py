@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
-from nearkin import losses, methods
+from nearkin import losses
 from nearkin.errors import RecipeError
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
+from nearkin.training import methods
 from nearkin.training.loop import fit
+from nearkin.training.recipes import load_recipe
 
 CCP = ["method.name=ccp", "method.pool_size=3", "method.steps_per_problem=4"]
 PROFS = ["method.name=profs", "method.steps_per_projection=4"]
@@ -160,7 +161,7 @@ def test_what_makes_no_sense_is_refused_before_any_image_is_read(overrides, reas
         "protocol": {"name": "validation"},
     }
     with pytest.raises(RecipeError, match=reason):
-        run(Recipe.from_mapping(tiny_recipe, overrides), RunFolder(tmp_path / "run"), Recorder())
+        run(load_recipe(tiny_recipe, overrides), RunFolder(tmp_path / "run"), Recorder())
     assert not (tmp_path / "run").exists()
 
 
@@ -171,7 +172,7 @@ def test_every_method_admits_every_loss_or_says_why_not():
         for loss_name, loss in losses.catalogue().items():
             size = ["objective.size=9"] if losses.kind(loss) == "wrapper" else []
             overrides = [f"method.name={method_name}", f"objective.name={loss_name}", "protocol.name=validation", *size]
-            reason = refusal(method, Recipe.from_mapping({}, overrides))
+            reason = refusal(method, load_recipe({}, overrides))
             if reason is not None:
                 refused.add((method_name, loss_name))
                 assert loss_name in reason.lower()

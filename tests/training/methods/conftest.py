@@ -7,8 +7,8 @@ import pytest
 
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
-from nearkin.recipe import Recipe
 from nearkin.training.build import build_state
+from nearkin.training.recipes import load_recipe
 
 TINY = {
     "data": {"transform": "digits", "image_size": 8, "workers": 1},
@@ -57,8 +57,8 @@ def tiny():
     """Builds a training state: ``tiny("method.name=ccp", table=…)``."""
 
     def build(*overrides, table=None, mapping=None):
-        recipe = Recipe.from_mapping(mapping or TINY, overrides)
-        from nearkin import methods
+        recipe = load_recipe(mapping or TINY, overrides)
+        from nearkin.training import methods
 
         methods.catalogue()[recipe.method.name].check(recipe)
         return build_state(recipe, open_images(tiny_table() if table is None else table, cache_dir=None))

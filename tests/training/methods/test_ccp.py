@@ -9,12 +9,12 @@ import torch
 from nearkin.data.device_images import DeviceImages
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import Protocol
-from nearkin.methods import ccp
 from nearkin.runs.folder import RunFolder
 from nearkin.samplers.stream import generator
 from nearkin.training import checkpoint
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent
+from nearkin.training.methods import ccp
+from nearkin.training.state import NullObserver
 
 
 def weights(state):
@@ -62,7 +62,7 @@ def test_trace_of_problems_by_hand(tiny, tmp_path, scripted):
 
     method._begin_problem = spy
 
-    class Watch(Silent):
+    class Watch(NullObserver):
         def on_step(self, state, loss, images):
             at_step[state.step] = weights(state)
 
@@ -180,26 +180,26 @@ def test_fixed_steps_need_no_validation(tiny, tmp_path):
         "method.proxies_per_class=2",
         "method.pool_size=3",
     )
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert [e["step"] for e in state.method.events] == [0, 3, 6, 9]
 
 
 def test_training_stops_after_evaluations_without_a_best(tiny, tmp_path, scripted):
     scripted([0.0, 0.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4])
     state = tiny("method.name=ccp", "method.stop_after=4", "training.max_steps=40", "method.proxies_per_class=2")
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert state.step == 10  # best at step 2, then evaluations at 4, 6, 8 and 10 without a better one
 
 
 def whole_and_resumed(tiny, overrides, tmp_path, *, stop_at):
     """A run, and the same run broken off after a step and gone on with from its checkpoint."""
     whole = tiny(*overrides)
-    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Silent())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), NullObserver())
 
     class Stop(Exception):
         pass
 
-    class StopAt(Silent):
+    class StopAt(NullObserver):
         def on_step(self, state, loss, images):
             if state.step == stop_at:
                 checkpoint.save_last(state, folder)
@@ -210,7 +210,7 @@ def whole_and_resumed(tiny, overrides, tmp_path, *, stop_at):
         fit(tiny(*overrides), folder, StopAt())
     resumed = tiny(*overrides)
     checkpoint.load_last(resumed, folder)
-    fit(resumed, folder, Silent())
+    fit(resumed, folder, NullObserver())
     return whole, resumed
 
 
@@ -315,7 +315,7 @@ def test_test_scores_do_not_end_the_training(tiny, tmp_path, scripted, protocol,
     scripted([0.0, 0.5, 0.4, 0.4, 0.4] if "validation" not in protocol[0] else [0.0, 0.0, 0.5, 0.4])
     given = ("method.name=ccp", "method.steps_per_problem=3", "method.stop_after=1", "method.proxies_per_class=2")
     state = tiny(*given, "training.max_steps=8", *protocol)
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert state.step == last
 
 
@@ -370,7 +370,7 @@ def test_a_warm_up_trains_with_the_loss_by_itself_and_then_begins_the_first_prob
     state, plain = tiny("method.name=ccp", "method.warmup_steps=2", *given), tiny("training.max_steps=9")
     after = {}
 
-    class Watch(Silent):
+    class Watch(NullObserver):
         def on_step(self, state, loss, images):
             after.setdefault(state.step, []).append(weights(state))
 
@@ -393,16 +393,16 @@ def test_shares_of_the_run_are_steps_whatever_its_length(tiny, tmp_path):
     began = {}
     for steps in (20, 10):
         state = tiny("method.name=ccp", *given, f"training.max_steps={steps}", "training.epochs=50")
-        fit(state, RunFolder(tmp_path / str(steps)).begin(state.recipe), Silent())
+        fit(state, RunFolder(tmp_path / str(steps)).begin(state.recipe), NullObserver())
         began[steps] = [event["step"] for event in state.method.events]
     assert began == {20: [6, 10, 14, 18], 10: [3, 5, 7, 9]}
     stopped = 12 / state.sampler.batches_per_epoch
     given = ("method.name=ccp", *given, "training.max_steps=20", "training.epochs=50")
     state = tiny(*given, f"training.stop_at_epoch={stopped}")
-    fit(state, RunFolder(tmp_path / "stopped").begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "stopped").begin(state.recipe), NullObserver())
     assert (state.step, [event["step"] for event in state.method.events]) == (12, [6, 10])
     state = tiny(*given, "method.warmup_steps=2", "method.steps_per_problem=9")
-    fit(state, RunFolder(tmp_path / "steps").begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "steps").begin(state.recipe), NullObserver())
     assert [event["step"] for event in state.method.events] == [2, 11, 20], "steps that are given count"
 
 
@@ -411,7 +411,7 @@ def test_in_a_warm_up_scores_end_no_problem(tiny, tmp_path, scripted):
     scripted([0.0, 0.0, 0.9, 0.1, 0.5, 0.6, 0.5, 0.1])
     given = ("method.patience=1", "method.proxies_per_class=2", "method.pool_size=3", "training.max_steps=12")
     state = tiny("method.name=ccp", "method.warmup_steps=5", *given)
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert [(e["step"], e["number"]) for e in state.method.events] == [(5, 1), (10, 2)]
 
 
@@ -421,7 +421,7 @@ def test_proxies_that_a_loss_owns_have_been_trained_when_the_warm_up_ends(tiny, 
     genuine = ccp.greedy_k_center
     monkeypatch.setattr(ccp, "greedy_k_center", lambda *args, **rest: held.append(args[1]) or genuine(*args, **rest))
     state = tiny("method.name=ccp", "method.warmup_steps=3", *given)
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert len(held) == 1
     assert held[0] is not None, "what they cover is not to be covered again"
 
@@ -532,7 +532,7 @@ def test_a_problem_moves_away_from_the_proxies_of_its_best_evaluation_if_asked(
     genuine = ccp.greedy_k_center
     monkeypatch.setattr(ccp, "greedy_k_center", lambda *args, **rest: held.append(args[1]) or genuine(*args, **rest))
 
-    class Watch(Silent):
+    class Watch(NullObserver):
         def on_evaluation(self, state, row):
             vectors = state.method.bank.vectors.detach()
             at_step[state.step] = vectors / vectors.norm(dim=2, keepdim=True).clamp_min(1.0)
@@ -581,7 +581,7 @@ def test_a_plateau_counts_anew_in_every_problem(tiny, tmp_path, scripted):
     state = tiny(*given, *plateau, "training.max_steps=28")
     rates = []
 
-    class Watch(Silent):
+    class Watch(NullObserver):
         def on_step(self, state, loss, images):
             if state.step % 2 == 0:
                 rates.append([group["lr"] for group in state.optimiser.param_groups])

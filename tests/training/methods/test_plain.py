@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nearkin.methods.plain import Plain
+from nearkin.training.methods.plain import Plain
 from nearkin.training.state import Method
 
 

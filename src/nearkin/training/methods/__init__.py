@@ -6,7 +6,7 @@ import functools
 
 from nearkin.catalogue import keyword_options as options
 from nearkin.catalogue import parts_of
-from nearkin.methods.plain import Plain
+from nearkin.training.methods.plain import Plain
 from nearkin.training.state import Method
 
 __all__ = ["Method", "Plain", "catalogue", "options"]

@@ -15,14 +15,14 @@ from nearkin.data.loader import TrainingLoader
 from nearkin.data.table import ImageTable
 from nearkin.errors import RecipeError
 from nearkin.losses import Angular, Contrastive, LiftedStructure, Margin, NPair, Triplet
-from nearkin.methods.profs import Profs, representative_loss
-from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.health import HealthCheck
 from nearkin.training.loop import fit
-from nearkin.training.state import Silent, TrainingState
+from nearkin.training.methods.profs import Profs, representative_loss
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver, TrainingState
 from nearkin.training.step import train_step
 
 SIZES = [4, 1, 6, 2, 5, 3]
@@ -55,7 +55,7 @@ def toy_state(*overrides) -> TrainingState:
     pixels = (colours[labels] + rng.normal(0, 20, (len(labels), 16, 16, 3))).clip(0, 255).astype(np.uint8)
     splits = np.where(labels < len(SIZES), "train", "test").tolist()
     table = ImageTable.build("toy", pixels, [f"class {label}" for label in labels], splits=splits)
-    return build_state(Recipe.from_mapping(TOY, overrides), open_images(table, cache_dir=None))
+    return build_state(load_recipe(TOY, overrides), open_images(table, cache_dir=None))
 
 
 def train(state: TrainingState, steps: int):
@@ -339,7 +339,7 @@ def test_every_kind_of_loss_runs_through_the_loop(objective, tmp_path):
     state = toy_state(*objective, "method.hard_negative_classes=true", "training.max_steps=4", "training.epochs=2")
     Profs.check(state.recipe)
     before = weights(state)
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Silent())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert state.step == 4
     assert not torch.equal(weights(state), before)
     assert all(math.isfinite(row["loss"]) for row in state.history if "loss" in row)
@@ -364,7 +364,7 @@ def test_fewer_classes_than_a_batch_asks_for():
 
 
 def test_events_stay_few_and_small(monkeypatch):
-    import nearkin.methods.profs as module
+    import nearkin.training.methods.profs as module
 
     monkeypatch.setattr(module, "_EVENTS_KEPT", 3)
     monkeypatch.setattr(module, "_ROWS_LISTED", len(SIZES) - 1)
@@ -385,6 +385,6 @@ def test_events_stay_few_and_small(monkeypatch):
     ],
 )
 def test_what_makes_no_sense_is_refused_before_training(overrides, message):
-    recipe = Recipe.from_mapping(TOY, overrides)
+    recipe = load_recipe(TOY, overrides)
     with pytest.raises(RecipeError, match=message):
         Profs.check(recipe)

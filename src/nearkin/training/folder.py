@@ -1,0 +1,102 @@
+"""The folder of a run, as far as training needs it: what the loop writes and a resumed run reads."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from nearkin.disk import make_folder, write_atomically
+from nearkin.errors import DataError, RecipeError
+from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.ranks import is_first
+from nearkin.recipe import Recipe
+from nearkin.training.recipes import load_recipe, with_absolute_paths
+from nearkin.training.state import Evaluation, Event
+
+
+class TrainingFolder:
+    """What training writes and a resumed run reads: recipe, split, evaluations, events, checkpoints and the encoder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.recipe_file = self.path / "recipe.yaml"
+        self.split_file = self.path / "split.csv"
+        self.evaluations_file = self.path / "evaluations.csv"
+        self.events_file = self.path / "events.json"
+        self.encoder_file = self.path / "encoder.safetensors"
+        self.checkpoints = self.path / "checkpoints"
+        self.last_checkpoint = self.checkpoints / "last.pt"
+        self._split: StoredSplit | None = None
+
+    def best_checkpoint(self, step: int) -> Path:
+        """Where the weights of the best evaluation lie, which was after ``step`` steps."""
+        return self.checkpoints / f"best-{step:08d}.pt"
+
+    def begin(self, recipe: Recipe) -> Self:
+        """Make the folder of a run that is about to train."""
+        make_folder(self.checkpoints)
+        self.write_recipe(recipe)
+        return self
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write the recipe, with absolute paths: a run can be used from any working directory."""
+        write(self.recipe_file, with_absolute_paths(recipe).to_yaml().encode())
+
+    def recipe(self) -> Recipe:
+        """The recipe that the run was begun with."""
+        return read_run_recipe(yaml.safe_load(self.recipe_file.read_text(encoding="utf-8")))
+
+    def write_split(self, split: StoredSplit) -> None:
+        write(self.split_file, split.to_csv())
+        self._split = split
+
+    @property
+    def stored_split(self) -> StoredSplit | None:
+        """Which image was what in the run; None for a run of an earlier version, which did not keep it."""
+        if self._split is None and self.split_file.exists():
+            self._split = self._read_split()
+        return self._split
+
+    def _read_split(self) -> StoredSplit:
+        try:
+            return StoredSplit.from_csv(self.split_file.read_bytes())
+        except (OSError, ValueError, csv.Error) as error:
+            raise DataError(
+                f"{self.split_file} cannot be read ({error}): put it back from a copy. If no image has been added, "
+                f"taken away or changed since the run began, it can be deleted, and the split is made anew"
+            ) from error
+
+    def write_evaluations(self, history: Sequence[Evaluation]) -> None:
+        """Every evaluation so far, one row each; written whole, so an interrupted run leaves no row twice."""
+        first = ("epoch", "step", "loss", "lr")
+        columns = list(dict.fromkeys([*first, *(key for row in history for key in row)]))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(history)
+        write(self.evaluations_file, text.getvalue().encode())
+
+    def write_events(self, events: Sequence[Event]) -> None:
+        """What the method did and when, such as CCP's new sub-problems; nothing for a method without events."""
+        if events:
+            write(self.events_file, json.dumps(events).encode())
+
+
+def write(file: Path, content: bytes) -> None:
+    """Of several ranks the first writes."""
+    if is_first():
+        write_atomically(file, content)
+
+
+def read_run_recipe(content: Any) -> Recipe:
+    """The recipe of a run's folder. Sections have defaults, so half a file would pass for another recipe."""
+    sections = [content.get(name) for name in ("data", "protocol")] if isinstance(content, Mapping) else [None]
+    if not all(isinstance(section, Mapping) for section in sections):
+        raise RecipeError("it is not whole")
+    return load_recipe(content)

@@ -1,0 +1,213 @@
+"""Recipes checked against the losses, methods, scores and backbones that there are, before any work begins.
+
+:func:`load_recipe` checks names, types and ranges. :func:`validate` builds what can be built without data, and finds
+what only this machine can tell, such as a device that is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nearkin import losses
+from nearkin.catalogue import keyword_options
+from nearkin.data.source import is_benchmark
+from nearkin.encoders.architectures import build_backbone
+from nearkin.encoders.pooling import build_pooling
+from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
+from nearkin.evaluation.scores import score_named
+from nearkin.recipe import EncoderSection, PartSection, ProtocolSection, Recipe
+from nearkin.recipe.coerce import coerce
+from nearkin.recipe.reading import find_recipe, read_part, read_recipe
+from nearkin.training import methods
+from nearkin.training.build import build_objective, data_of
+from nearkin.training.device import autocast_dtype, pick_device
+from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
+from nearkin.training.optimisation import check_schedule
+
+
+def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """A checked recipe from a file, the name of one that comes with nearkin, or nested mappings.
+
+    ``overrides`` are written ``section.key=value``. Paths in it become absolute, so that the recipe means the same from
+    another working directory.
+
+    >>> recipe = load_recipe({"objective": {"name": "proxy_anchor", "alpha": 16}}, ["training.epochs=5"])
+    >>> recipe.objective.options, recipe.training.epochs
+    ({'alpha': 16.0}, 5)
+    >>> load_recipe("glyphs/demo", ["training.epoch=5"])
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: demo.yaml: unknown key 'training.epoch': did you mean 'epochs'? Valid: ...
+    """
+    recipe = read_recipe(source, overrides)
+    if isinstance(source, Mapping):
+        return check_recipe(recipe)
+    with mistakes_in(find_recipe(source).name):
+        return check_recipe(recipe)
+
+
+def check_recipe(recipe: Recipe) -> Recipe:
+    """The recipe with the options of its loss and method in their types, and with absolute paths."""
+    _check_scores(recipe.protocol)
+    return with_absolute_paths(
+        recipe.replace(
+            objective=_checked_objective(recipe.objective, "objective"),
+            method=_checked_part(recipe.method, "method", methods.catalogue()),
+        )
+    )
+
+
+def validate(recipe: Recipe) -> None:
+    """Refuse a recipe that no run could follow here.
+
+    Data are not looked at: whether they suffice for the protocol is found when they are read.
+
+    >>> validate(load_recipe({"data": {"transform": "standart"}}))
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: no transform 'standart': did you mean 'standard'? Valid: ...
+    """
+    device = pick_device(recipe.training.device)
+    autocast_dtype(recipe.training.precision, device)
+    methods.catalogue()[recipe.method.name].check(recipe)
+    check_schedule(recipe)
+    data_of(recipe)
+    check_micro_batch(recipe.training, _has_batch_statistics(recipe.encoder))
+    try:
+        build_objective(
+            recipe.objective, num_classes=2, dim=2, num_images=4, normalisation=recipe.encoder.normalisation
+        )
+    except ValueError as error:
+        raise RecipeError(f"objective.{error}") from error
+
+
+def validate_all(recipes: Mapping[str, Recipe]) -> None:
+    """Refuse at once what a study could not run in the end; recipes by the names that they have there."""
+    for name, recipe in recipes.items():
+        try:
+            validate(recipe)
+        except NearkinError as error:
+            raise type(error)(f"{name}: {error}") from error
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """The recipe as it means the same from another working directory.
+
+    >>> with_absolute_paths(Recipe()).data.source
+    'glyphs'
+    >>> load_recipe({"data": {"source": "."}}).data.source == os.getcwd()
+    True
+    """
+    data, encoder = recipe.data, recipe.encoder
+    source, root = _absolute(data.source), data.root and _absolute(data.root)
+    if is_benchmark(data.source):
+        source = data.source
+        if root is None and not os.environ.get("NEARKIN_DATA") and Path("data").is_dir():
+            root = _absolute("data")  # what nearkin.data.source.data_root takes from here
+    family, colon, model = encoder.backbone.partition(":")
+    backbone = f"{family}:{_absolute(model)}" if colon else encoder.backbone
+    weights = encoder.weights and (encoder.weights if encoder.weights == "imagenet" else _absolute(encoder.weights))
+    return recipe.with_changes(
+        {"data.source": source, "data.root": root, "encoder.backbone": backbone, "encoder.weights": weights}
+    )
+
+
+def _absolute(path: str) -> str:
+    """Only what exists becomes absolute: what does not was perhaps never meant as a path."""
+    given = Path(path).expanduser()
+    return os.path.abspath(given) if given.exists() else path
+
+
+def _checked_part(section: PartSection, where: str, parts: Mapping[str, type]) -> PartSection:
+    name = section.name
+    if name not in parts:
+        raise RecipeError(f"unknown {where} {name!r}: {did_you_mean(name, parts)}")
+    known = keyword_options(parts[name])
+    for key in section.options:
+        if key not in known:
+            raise RecipeError(f"unknown key '{where}.{key}' for {name}: {did_you_mean(str(key), ['name', *known])}")
+    missing = [key for key, p in known.items() if p.default is inspect.Parameter.empty and key not in section.options]
+    if missing:
+        raise RecipeError(f"{where} {name!r} needs {', '.join(f'{where}.{key}' for key in missing)}")
+    values = {key: coerce(value, known[key].annotation, f"{where}.{key}") for key, value in section.options.items()}
+    return PartSection(name, values)
+
+
+def _checked_objective(section: PartSection, where: str) -> PartSection:
+    """A loss with its options; a wrapper's ``pair_loss`` and a loss's ``weighting`` are parts inside the part."""
+    nested = {key: section.options[key] for key in ("pair_loss", "weighting") if key in section.options}
+    options = {key: value for key, value in section.options.items() if key not in nested}
+    checked = _checked_part(PartSection(section.name, options), where, losses.catalogue())
+    loss = losses.catalogue()[section.name]
+    parts: dict[str, PartSection] = {}
+    if losses.kind(loss) == "wrapper":
+        inner = _nested(nested.pop("pair_loss", "contrastive"), f"{where}.pair_loss")
+        parts["pair_loss"] = _checked_objective(inner, f"{where}.pair_loss")
+        if losses.kind(losses.catalogue()[inner.name]) != "pair":
+            raise RecipeError(f"{where}.pair_loss must be a pair loss, got {inner.name!r}")
+    if "weighting" in nested and "weighting" in losses.options(loss):
+        weighting = nested.pop("weighting")
+        if weighting is not None:
+            content = {"name": "isa", **weighting} if isinstance(weighting, Mapping) else weighting
+            part = _nested(content, f"{where}.weighting")
+            parts["weighting"] = _checked_part(part, f"{where}.weighting", losses.weightings())
+    if nested:
+        raise RecipeError(f"{section.name} takes no {' or '.join(nested)}")
+    return PartSection(section.name, {**checked.options, **parts})
+
+
+def _nested(content: Any, where: str) -> PartSection:
+    return content if isinstance(content, PartSection) else read_part(content, where)
+
+
+def _check_scores(protocol: ProtocolSection) -> None:
+    with mistakes_in("protocol.scores"):
+        for name in protocol.scores:
+            score_named(name)
+    scores = [score_named(name) for name in protocol.measured]
+    choosing = [score.name for score in scores if score.every_evaluation and score.higher_is_better]
+    if protocol.select_by is not None and protocol.select_by not in choosing:
+        raise RecipeError(
+            "protocol.select_by must be a score that is measured at every evaluation and of which more is better, "
+            f"{did_you_mean(protocol.select_by, choosing)}"
+        )
+
+
+def _has_batch_statistics(section: EncoderSection) -> bool:
+    """Whether its batch-norm is known to take the statistics of the batch."""
+    weights = section.weights
+    if weights not in (None, "imagenet") and not Path(weights).expanduser().is_file():
+        raise DataError(
+            f"encoder.weights names {weights!r}, which is not a file: give a local .safetensors or .pth, or "
+            f"encoder.weights=null to start from scratch"
+        )
+    build_pooling(section.pooling)
+    if ":" in section.backbone:  # other libraries' models are only known to them
+        return False
+    options = json.dumps(dict(section.options))
+    live = _backbone_has_batch_statistics(section.backbone, options, weights == "imagenet", section.last_stride)
+    return live and not section.freeze_batch_norm
+
+
+@functools.cache
+def _backbone_has_batch_statistics(name: str, options: str, imagenet: bool, last_stride: int | None) -> bool:
+    with torch.random.fork_rng(devices=[]):  # building it draws random numbers, which others rely on
+        backbone = build_backbone(name, json.loads(options), last_stride=last_stride)
+    try:
+        brings_weights = not imagenet or backbone.imagenet_weights() is not None
+    except MissingExtraError:
+        brings_weights = True  # a study continues with the rows that do not need it
+    if not brings_weights:
+        raise RecipeError(
+            f"encoder.weights=imagenet, and backbone {name!r} does not bring ImageNet weights: set encoder.weights to "
+            f"a local .safetensors or .pth file, or take the backbone efficientnet_lite0"
+        )
+    return has_batch_statistics(backbone)
