@@ -45,7 +45,7 @@ class Keeper(NullObserver):
         assert test is not None, "the data have no test classes"
         self.kept["labels"] = state.table.labels[test.rows]
         if state.step:
-            found = state.embed(test.rows, encoder=state.scored_encoder, as_scored=True)
+            found = state.embed(test.rows, encoder=state.eval_encoder, as_scored=True)
             self.kept[f"epoch-{state.epoch:g}"] = found.float().cpu().numpy().astype(np.float16)
             np.savez(self.path, **self.kept)  # type: ignore[arg-type]
             print({name: round(row[name], 3) for name in ("epoch", "R@1", "MAP@R")}, flush=True)

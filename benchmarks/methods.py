@@ -34,7 +34,7 @@ from nearkin.training.loop import train_step
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import TrainingState
 
-CCP = ("method.name=ccp", "method.steps_per_problem=1000000", "training.proxy_multiplier=1")
+CCP = ("method.name=ccp", "method.steps_per_problem=1000000", "training.proxy_lr_multiplier=1")
 PAIRS = ("training.sampler=balanced", "objective.name=contrastive")
 # Name: (base, overrides).
 ROWS: dict[str, tuple[str | None, tuple[str, ...]]] = {

@@ -40,7 +40,7 @@ def encoder(*, frozen: bool) -> Encoder:
         "resnet50_v1",
         pooling="avg+max",
         freeze_batch_norm=True,
-        freeze_scale_and_shift=frozen,
+        freeze_batch_norm_affine=frozen,
         channels_last=True,
     ).to(DEVICE)
 

@@ -89,4 +89,4 @@ def test_commands_arguments_and_options_say_what_they_are(words, command):
 
 def test_keys_of_a_recipe_say_what_they_are():
     unsaid = [each["name"] for each in list_keys().records if len(each["meaning"] or "") <= 5]
-    assert not unsaid, f"a docstring below each in recipe/sections.py: {unsaid}"
+    assert not unsaid, f"a docstring below each in recipe/recipe.py: {unsaid}"

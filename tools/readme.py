@@ -41,7 +41,7 @@ FOLDS = ("cub/2026-11-16-reality-check.json", "cub/2026-11-17-reality-check.json
 ISA, ISA_BASE = ({"group": "ISA, halved every 10", "row": row} for row in ("proxy_isa", "proxy_anchor"))
 RESULTS = (
     Result("**CUB-200-2011**, ResNet-50, `cub/best`, 2,048-d, crops of 256 px", TEST, "cub/2026-11-17-best-wide.json", {"row": "dim-2048"}),
-    Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-17-best-wide-test-time.json", {"flip": True, "test_size": 352}, "scores"),
+    Result("the same runs, tested with mirror images at 352 px", TEST, "cub/2026-11-17-best-wide-test-time.json", {"flip": True, "eval_size": 352}, "scores"),
     Result("three seeds, trained again, side by side, tested likewise", TEST, "cub/2026-11-17-best-products.json", {"of": "proxy_anchor, seeds 0, 1 and 2", "flip": True}, "scores"),
     Result("`cub/best`, 2,048-d, at 224 px", TEST, "cub/2026-11-17-best-wide.json", {"row": "dim-2048-image_size-224"}),
     Result("Proxy-Anchor, 512-d, 224 px", TEST, "cub/2026-11-15-conventional.json", {"group": "proxies", "row": "proxy_anchor"}),

@@ -20,14 +20,14 @@ def test_evaluate_says_what_was_done_at_test_time(nearkin, trained, tmp_path):
 
 def test_an_index_keeps_what_was_asked_of_its_encoder(nearkin, trained, photos, tmp_path):
     index, query = tmp_path / "changed.index", photos / "kiwi" / "Bild 3 ä.png"
-    switches = ("--flip", "--test-size", 40, "--with", trained)
+    switches = ("--flip", "--eval-size", 40, "--with", trained)
     code, _, err = nearkin("index", trained, photos, "-o", index, *switches)
     assert code == 0, err
     code, out, _ = nearkin("index", "status", index, "--json")
-    kept = {"flip": True, "test_size": 40, "also": [str(trained)]}
+    kept = {"flip": True, "eval_size": 40, "also": [str(trained)]}
     assert json.loads(out)["model_options"] == kept
     _, out, _ = nearkin("index", "status", index)
-    assert "flip True, test_size 40" in " ".join(out.split())
+    assert "flip True, eval_size 40" in " ".join(out.split())
     code, _, err = nearkin("index", trained, photos, "-o", index)
     assert (code, "another encoder" in err, "flip True" in " ".join(err.split())) == (3, True, True)
     code, out, err = nearkin("index", trained, photos, "-o", index, *switches, "--json")

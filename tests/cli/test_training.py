@@ -257,15 +257,15 @@ def test_training_that_helped_ends_with_the_way_to_the_final_model(nearkin, phot
 
 
 def test_evaluate_and_embed_take_mirror_images_and_larger_crops(nearkin, trained, photos, tmp_path):
-    code, out, err = nearkin("evaluate", trained, "--flip", "--test-size", "40")
+    code, out, err = nearkin("evaluate", trained, "--flip", "--eval-size", "40")
     assert code == 0, err
     assert "test crops of 40 pixels, embeddings averaged with those of mirror images" in " ".join(out.split())
     code, out, _ = nearkin("evaluate", trained, "--no-flip", "--json")
     assert (code, json.loads(out)["conditions"]) == (0, "test crops 1.15 times as large as those of training")
-    assert nearkin("embed", trained, photos, "-o", tmp_path / "e.npz", "--flip", "--test-size", "40")[0] == 0
-    code, _, err = nearkin("evaluate", trained, "--test-size", "4")
+    assert nearkin("embed", trained, photos, "-o", tmp_path / "e.npz", "--flip", "--eval-size", "40")[0] == 0
+    code, _, err = nearkin("evaluate", trained, "--eval-size", "4")
     assert code != 0
-    assert "protocol.test_size must be at least 8, got 4" in err
+    assert "protocol.eval_size must be at least 8, got 4" in err
     code, out, err = nearkin(
         "evaluate",
         "--backbone",
@@ -274,7 +274,7 @@ def test_evaluate_and_embed_take_mirror_images_and_larger_crops(nearkin, trained
         photos,
         "encoder.weights=null",
         "data.image_size=32",
-        "protocol.test_scale=1",
+        "protocol.eval_scale=1",
         "--flip",
         "--json",
     )

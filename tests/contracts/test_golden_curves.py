@@ -55,7 +55,7 @@ RECIPE = {
         "sampler": "balanced",
         "images_per_class": 4,
         "learning_rate": 3e-3,
-        "proxy_multiplier": 10,
+        "proxy_lr_multiplier": 10,
         "schedule": "constant",
         "precision": "float32",
         "device": "cpu",
@@ -71,8 +71,8 @@ OPTIONS = {
     "proxy_isa": ["objective.positive_penalty=sigma", "objective.negative_penalty=effective", "objective.volume=5"],
     "vcpa": ["objective.tau=1"],
 }
-CCP = ["method.name=ccp", "method.steps_per_problem=8", "method.pull=0.01"]
-PROFS = ["method.name=profs", "method.steps_per_projection=6", "method.pull=0.01"]
+CCP = ["method.name=ccp", "method.steps_per_problem=8", "method.proximal_weight=0.01"]
+PROFS = ["method.name=profs", "method.steps_per_projection=6", "method.proximal_weight=0.01"]
 METHODS = {
     "ccp-contrastive": [*CCP, "objective.name=contrastive", "method.proxies_per_class=4", "method.pool_size=6"],
     "ccp-cosine_contrastive": [

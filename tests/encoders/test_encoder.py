@@ -226,7 +226,7 @@ def test_frozen_scale_and_shift_take_no_gradient_and_leave_the_others_theirs(bac
     gradients = []
     for frozen in (True, False):
         torch.manual_seed(0)
-        encoder = build_encoder(backbone, dim=8, freeze_batch_norm=statistics, freeze_scale_and_shift=frozen).double()
+        encoder = build_encoder(backbone, dim=8, freeze_batch_norm=statistics, freeze_batch_norm_affine=frozen).double()
         norms = {f"backbone.{n}" for n, m in encoder.backbone.named_modules() if isinstance(m, nn.BatchNorm2d)}
         assert norms
         for name, parameter in encoder.named_parameters():

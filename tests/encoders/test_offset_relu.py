@@ -52,7 +52,7 @@ def stand_ins(monkeypatch):
 def test_gradients_find_their_way_through_a_network(name, frozen, stand_ins, monkeypatch):
     torch.manual_seed(0)
     encoder = build_encoder(
-        name, dim=8, freeze_batch_norm=True, freeze_scale_and_shift=frozen, channels_last=True, pooling="avg+max"
+        name, dim=8, freeze_batch_norm=True, freeze_batch_norm_affine=frozen, channels_last=True, pooling="avg+max"
     ).double()
     for module in encoder.backbone.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -100,7 +100,7 @@ def gradients(encoder, images, dtype=None):
 def test_a_network_has_the_gradients_it_had_in_several_passes(name, frozen, monkeypatch):
     torch.manual_seed(0)
     encoder = build_encoder(
-        name, dim=8, freeze_batch_norm=True, freeze_scale_and_shift=frozen, channels_last=True, pooling="avg+max"
+        name, dim=8, freeze_batch_norm=True, freeze_batch_norm_affine=frozen, channels_last=True, pooling="avg+max"
     ).cuda()
     images = torch.randn(4, 3, 96, 96, device="cuda")
     used = []

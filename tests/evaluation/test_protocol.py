@@ -172,12 +172,12 @@ def test_clustering_only_at_the_end_and_when_asked():
 def test_mirror_images_and_another_size_are_named_with_the_selection(name):
     data = table(classes=20)
     plain = Protocol(ProtocolSection(name=name), data).selection_rule
-    unusual = Protocol(ProtocolSection(name=name, flip=True, test_size=320), data).selection_rule
+    unusual = Protocol(ProtocolSection(name=name, flip=True, eval_size=320), data).selection_rule
     said = "; test crops of 320 pixels, embeddings averaged with those of mirror images"
     assert unusual == plain + said
-    scaled = Protocol(ProtocolSection(name=name, test_scale=1.15), data).selection_rule
+    scaled = Protocol(ProtocolSection(name=name, eval_scale=1.15), data).selection_rule
     assert scaled == f"{plain}; test crops 1.15 times as large as those of training"
-    both = Protocol(ProtocolSection(name=name, flip=True, test_size=320, test_scale=1.15), data).selection_rule
+    both = Protocol(ProtocolSection(name=name, flip=True, eval_size=320, eval_scale=1.15), data).selection_rule
     assert both == unusual
 
 

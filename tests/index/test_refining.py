@@ -72,13 +72,13 @@ def test_what_cannot_be_is_refused(index):
 def test_an_index_refuses_the_same_run_with_other_options_and_loads_its_own(trained, photos, tmp_path):
     import nearkin
 
-    plain, flipped = nearkin.load(trained, device="cpu"), nearkin.load(trained, device="cpu", flip=True, test_size=40)
+    plain, flipped = nearkin.load(trained, device="cpu"), nearkin.load(trained, device="cpu", flip=True, eval_size=40)
     made = Index.create(tmp_path / "flipped", flipped)
     made.add(photos)
-    with pytest.raises(DataError, match=r"another encoder .*flip True, test_size 40\)"):
+    with pytest.raises(DataError, match=r"another encoder .*flip True, eval_size 40\)"):
         Index.open(tmp_path / "flipped", plain)
     opened = Index.open(tmp_path / "flipped")
     image = sorted(photos.rglob("*.png"))[0]
     assert opened.search(image, k=1)[0].score == pytest.approx(1, abs=1e-5)
     assert opened.model.identity == flipped.identity
-    assert opened.status().model_options == {"flip": True, "test_size": 40}
+    assert opened.status().model_options == {"flip": True, "eval_size": 40}

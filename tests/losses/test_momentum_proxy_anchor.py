@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from nearkin.losses import MomentumProxyAnchor, ProxyAnchor
-from nearkin.losses.momentum_proxy_anchor import follow
+from nearkin.losses.momentum_proxy_anchor import update_ema
 
 
 def slow_proxy_anchor(unit, labels, proxies, *, alpha=32.0, margin=0.1):
@@ -110,12 +110,12 @@ def test_half_precision_keys_are_kept_in_float32():
     assert loss.queue.norm(dim=1).tolist() == pytest.approx([1.0] * 7, abs=1e-5)
 
 
-def test_follow_is_an_exponential_moving_average_of_weights():
+def test_update_ema_is_an_exponential_moving_average_of_weights():
     torch.manual_seed(0)
     leader, follower = (nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2))
     leader(torch.randn(4, 3))
     before = [p.clone() for p in follower.parameters()]
-    follow(follower, leader, momentum=0.9)
+    update_ema(follower, leader, momentum=0.9)
     for p, old, target in zip(follower.parameters(), before, leader.parameters(), strict=True):
         torch.testing.assert_close(p, 0.9 * old + 0.1 * target)
     assert torch.equal(follower[1].running_mean, leader[1].running_mean)

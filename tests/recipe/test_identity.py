@@ -26,7 +26,7 @@ OTHERWISE = {
     "training.tensorboard": True,
     "training.memory_check": False,
     "training.micro_batch": 200,
-    "training.compile": "none",
+    "training.cuda_graphs": "never",
     "data.root": "/elsewhere",
     "data.workers": 3,
     "data.cache": "memory",

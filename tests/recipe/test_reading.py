@@ -97,7 +97,8 @@ def test_a_mean_that_never_forgets_or_turns_negative_is_refused(value):
 
 
 @pytest.mark.parametrize(
-    "key", ["momentum", "head_multiplier", "proxy_multiplier", "clip_at", "checkpoint_minutes", "learning_rate"]
+    "key",
+    ["momentum", "head_lr_multiplier", "proxy_lr_multiplier", "max_grad_norm", "checkpoint_minutes", "learning_rate"],
 )
 def test_a_negative_value_that_would_train_the_wrong_way_is_refused(key):
     assert getattr(load_recipe({}, [f"training.{key}=0"]).training, key) == 0

@@ -74,7 +74,7 @@ def test_mirror_images_and_larger_crops(trained, photos, tmp_path):
     Image.fromarray(noise).save(large / "a.png")
     Image.fromarray(noise[:, ::-1]).save(large / "b.png")
     Image.fromarray(noise[:20, :30]).save(large / "small.png")  # is enlarged
-    embed_files(trained, large, tmp_path / "e.npz", flip=True, test_size=56)
+    embed_files(trained, large, tmp_path / "e.npz", flip=True, eval_size=56)
     embed_files(trained, large, tmp_path / "plain.npz")
     (a, b, small), (plain, mirrored, _) = (np.load(tmp_path / f)["embeddings"] for f in ("e.npz", "plain.npz"))
     assert np.allclose(a, b, atol=1e-4)

@@ -59,25 +59,25 @@ def test_without_test_classes_there_is_nothing_to_score(trained, tmp_path):
 
 def test_mirror_images_and_larger_crops_are_those_of_a_run_that_has_them_and_are_named(trained, tmp_path):
     plain = evaluate_run(trained)
-    unusual = evaluate_run(trained, flip=True, test_size=64)
+    unusual = evaluate_run(trained, flip=True, eval_size=64)
     assert (plain.conditions, "conditions" in plain) == (None, False)
     assert unusual["conditions"] == "test crops of 64 pixels, embeddings averaged with those of mirror images"
     # The same single step, scored so from the beginning.
-    recipe = RunFolder(trained).recipe().with_changes({"protocol.flip": True, "protocol.test_size": 64})
+    recipe = RunFolder(trained).recipe().with_changes({"protocol.flip": True, "protocol.eval_size": 64})
     scores = run(recipe, RunFolder(tmp_path / "unusual"), NullObserver())
     assert scores.test == unusual.scores
     assert scores.conditions.selection.endswith("pixels, embeddings averaged with those of mirror images")
     assert evaluate_run(tmp_path / "unusual").scores == unusual.scores
     assert "centre 64" in RunFolder(tmp_path / "unusual").environment().transform
-    back = evaluate_run(tmp_path / "unusual", flip=False, test_size=32)
+    back = evaluate_run(tmp_path / "unusual", flip=False, eval_size=32)
     assert back.scores == plain.scores
 
 
 def test_crops_as_a_multiple_of_those_of_training_are_those_of_that_size(trained, tmp_path):
-    recipe = RunFolder(trained).recipe().with_changes({"protocol.test_scale": 2.0})
+    recipe = RunFolder(trained).recipe().with_changes({"protocol.eval_scale": 2.0})
     run(recipe, RunFolder(tmp_path / "scaled"), NullObserver())
-    scaled, large = evaluate_run(tmp_path / "scaled"), evaluate_run(trained, test_size=64)
+    scaled, large = evaluate_run(tmp_path / "scaled"), evaluate_run(trained, eval_size=64)
     assert scaled.scores == large.scores
-    assert scaled["test_time"] == {"test_scale": 2.0}
+    assert scaled["test_time"] == {"eval_scale": 2.0}
     assert scaled["conditions"] == "test crops 2 times as large as those of training"
-    assert evaluate_run(tmp_path / "scaled", test_size=32).scores == evaluate_run(trained).scores
+    assert evaluate_run(tmp_path / "scaled", eval_size=32).scores == evaluate_run(trained).scores

@@ -107,10 +107,10 @@ def test_a_rate_that_waited_for_scores_falls_where_it_fell(photos, tmp_path, mon
         photos,
         tmp_path / "run",
         "training.schedule=plateau",
-        "training.schedule_every=1",
+        "training.lr_decay_every=1",
         "training.epochs=7",
         "training.min_learning_rate=4e-4",
-        "training.stop_after=9",
+        "training.early_stop_patience=9",
         "protocol.monitor_test=true",
     )
     assert len(set(before)) > 2

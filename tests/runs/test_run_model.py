@@ -15,7 +15,7 @@ def test_the_identity_is_that_of_the_vectors(trained, tmp_path):
     identity = nearkin.load(trained).identity
     assert nearkin.load(shutil.copytree(trained, tmp_path / "copy")).identity == identity
     others = {identity}
-    for change in ({"flip": True}, {"test_size": 40}):
+    for change in ({"flip": True}, {"eval_size": 40}):
         others.add(identity_of(load_run(trained, **change)))
     run = load_run(trained)
     with torch.no_grad():

@@ -37,11 +37,11 @@ def test_what_cannot_be_changed_is_refused(changes, said):
 
 def test_a_study_from_the_command_line_to_its_table(nearkin, photos, tmp_path):
     tiny = ["own_photos/small", f"data.source={json.dumps(str(photos))}", "training.max_steps=2", "training.device=cpu"]
-    changes = "changes=encoder.pooling=max,training.clip=norm"
+    changes = "changes=encoder.pooling=max,training.max_grad_norm=10"
     command = ["study", "ablate", *tiny, "--set", changes, "--seeds", "1", "-o", tmp_path / "study", "--yes"]
     code, out, err = nearkin(*command)
     assert code == 0, err
     assert "encoder.pooling=max" in out
     code, again, err = nearkin(*command, "--json")
     assert code == 0, err
-    assert [row["name"] for row in json.loads(again)["rows"]] == ["as_it_is", "pooling-max", "clip-norm"]
+    assert [row["name"] for row in json.loads(again)["rows"]] == ["as_it_is", "pooling-max", "max_grad_norm-10"]

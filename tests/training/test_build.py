@@ -9,7 +9,7 @@ from nearkin.errors import DataError, RecipeError, notices_to
 from nearkin.losses import catalogue
 from nearkin.recipe import DataSection, EncoderSection
 from nearkin.samplers import BalancedSampler, ClassRepresentativeSampler, RandomSampler
-from nearkin.training.build import build_objective, data_of, encoder_from, scored_transform_of, transform_of
+from nearkin.training.build import build_objective, data_of, encoder_from, eval_transform_of, transform_of
 from nearkin.training.methods.profs import Profs
 from nearkin.training.recipes import load_recipe
 
@@ -138,19 +138,19 @@ def test_what_is_erased_has_the_mean_colour_of_the_backbone(state_for):
     ("overrides", "scored", "kept"),
     [
         ([], (224, 256), 256),
-        (["protocol.test_size=288"], (288, 329), 329),
+        (["protocol.eval_size=288"], (288, 329), 329),
         (["data.image_size=256"], (256, 293), 293),
-        (["data.image_size=256", "protocol.test_size=224"], (224, 256), 293),
+        (["data.image_size=256", "protocol.eval_size=224"], (224, 256), 293),
         (["data.image_size=256", "data.shorter_side=400"], (256, 293), 400),
-        (["data.transform=glyphs", "protocol.test_size=64"], (64, 64), 256),
-        (["protocol.test_scale=1.15"], (256, 293), 293),
-        (["protocol.test_scale=1.15", "data.image_size=160"], (184, 210), 256),
-        (["protocol.test_scale=1.15", "protocol.test_size=224"], (224, 256), 256),
-        (["protocol.test_scale=0.25", "data.image_size=8"], (8, 9), 256),
-        (["protocol.test_scale=0.5"], (112, 128), 256),
+        (["data.transform=glyphs", "protocol.eval_size=64"], (64, 64), 256),
+        (["protocol.eval_scale=1.15"], (256, 293), 293),
+        (["protocol.eval_scale=1.15", "data.image_size=160"], (184, 210), 256),
+        (["protocol.eval_scale=1.15", "protocol.eval_size=224"], (224, 256), 256),
+        (["protocol.eval_scale=0.25", "data.image_size=8"], (8, 9), 256),
+        (["protocol.eval_scale=0.5"], (112, 128), 256),
     ],
 )
 def test_crops_keep_their_share_and_decoded_images_are_large_enough_for_them(overrides, scored, kept):
     recipe = load_recipe({}, overrides)
-    transform = scored_transform_of(recipe)
+    transform = eval_transform_of(recipe)
     assert ((transform.size, transform.resize), data_of(recipe).shorter_side) == (scored, kept)

@@ -26,7 +26,7 @@ def test_on_a_cpu_it_is_the_encoder():
     [("auto", True, True), ("auto", False, False), ("graphs", False, True), ("none", True, False)],
 )
 def test_graphs_are_made_unasked_where_there_is_room(state_for, compile, room, graphed):
-    state = state_for(f"training.compile={compile}")
+    state = state_for(f"training.cuda_graphs={compile}")
     state.room_for_graphs = room
     assert isinstance(state.encode, GraphedEncoder) == graphed
     assert graphed or state.encode is state.encoder
@@ -34,7 +34,7 @@ def test_graphs_are_made_unasked_where_there_is_room(state_for, compile, room, g
 
 def test_networks_of_other_packages_are_graphed_when_asked_for(state_for):
     for choice, graphed in (("auto", False), ("graphs", True)):
-        state = state_for(f"training.compile={choice}")
+        state = state_for(f"training.cuda_graphs={choice}")
         state.recipe = state.recipe.with_changes({"encoder.backbone": "timm:anything"})
         state.room_for_graphs = True
         assert isinstance(state.encode, GraphedEncoder) == graphed
@@ -46,7 +46,7 @@ def test_networks_of_other_packages_are_graphed_when_asked_for(state_for):
     [("small", False, False), ("resnet18", False, False), ("resnet18", True, False), ("resnet18", True, True)],
 )
 def test_graphs_give_what_the_encoder_gives(backbone, freeze, rest):
-    encoder = build_encoder(backbone, dim=8, freeze_batch_norm=freeze, freeze_scale_and_shift=rest).cuda()
+    encoder = build_encoder(backbone, dim=8, freeze_batch_norm=freeze, freeze_batch_norm_affine=rest).cuda()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     encode = GraphedEncoder(encoder, torch.device("cuda"), None)
 
@@ -84,7 +84,7 @@ def test_steps_with_graphs_learn_what_steps_without_do(state_for, next_batch, pr
         torch.manual_seed(0)
         state = state_for(
             "training.device=cuda",
-            f"training.compile={how}",
+            f"training.cuda_graphs={how}",
             f"training.precision={precision}",
             "training.warmup_epochs=1",
             "training.learning_rate=0.0001",

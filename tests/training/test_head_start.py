@@ -73,7 +73,7 @@ def test_a_head_without_bias_leaves_the_mean_where_it_is(state_for):
 
 
 def test_the_average_of_the_weights_begins_there_too(state_for):
-    state = state_for(PCA, "training.weight_average=0.9")
+    state = state_for(PCA, "training.ema_decay=0.9")
     start_head(state)
     for a, b in zip(state.encoder.head.parameters(), state.average.encoder.head.parameters(), strict=True):
         assert torch.equal(a, b)

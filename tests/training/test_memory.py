@@ -240,12 +240,12 @@ def test_crops_that_are_only_scored_are_counted_at_their_own_size(photos, tmp_pa
     run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
     with pytest.raises(
         RecipeError,
-        match=r"scoring \d+ images at a time of 320 × 320 .*evaluation_batch_size .* or protocol\.test_size",
+        match=r"scoring \d+ images at a time of 320 × 320 .*evaluation_batch_size .* or protocol\.eval_size",
     ):
-        run(recipe(photos, "protocol.test_size=320"), RunFolder(tmp_path / "large"), NullObserver())
+        run(recipe(photos, "protocol.eval_size=320"), RunFolder(tmp_path / "large"), NullObserver())
 
 
-@pytest.mark.parametrize("more", [[], ["training.weight_average=0.9"], ["training.pull_to_start=1"]])
+@pytest.mark.parametrize("more", [[], ["training.ema_decay=0.9"], ["training.l2_sp=1"]])
 def test_what_is_kept_beside_the_weights_counts(photos, tmp_path, monkeypatch, more):
     """A network whose weights weigh, on images that do not."""
     asked = recipe(photos, "encoder.options.width=64", "data.image_size=8", "training.batch_size=2", *more)

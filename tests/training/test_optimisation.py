@@ -24,7 +24,7 @@ def groups_of(state):
 
 
 def test_every_trainable_parameter_is_in_the_optimiser_once(state_for):
-    state = state_for("training.proxy_multiplier=100", "training.head_multiplier=10")
+    state = state_for("training.proxy_lr_multiplier=100", "training.head_lr_multiplier=10")
     groups = groups_of(state)
     assert groups["backbone"]["lr"] == pytest.approx(1e-3)
     assert groups["head"]["lr"] == pytest.approx(1e-2)
@@ -57,7 +57,7 @@ def test_a_trained_margin_does_not_take_the_proxies_rate(state_for):
     ("options", "factors"),
     [
         (["training.schedule=constant"], [1, 1, 1, 1]),
-        (["training.schedule=step", "training.schedule_every=2", "training.schedule_factor=0.5"], [1, 1, 0.5, 0.5]),
+        (["training.schedule=step", "training.lr_decay_every=2", "training.lr_decay_factor=0.5"], [1, 1, 0.5, 0.5]),
         (
             ["training.schedule=cosine", "training.epochs=4"],
             [1, 0.5 * (1 + math.cos(math.pi / 4)), 0.5, 0.5 * (1 + math.cos(3 * math.pi / 4))],
@@ -81,7 +81,7 @@ def test_plateau_waits_for_evaluations_without_improvement(recipe_for, tmp_path)
     run(
         recipe_for(
             "training.schedule=plateau",
-            "training.schedule_every=1",
+            "training.lr_decay_every=1",
             "training.learning_rate=1e-6",
             "training.epochs=5",
             "protocol.monitor_test=true",
@@ -105,18 +105,18 @@ def test_a_plateau_of_the_test_classes_is_refused_unless_the_recipe_says_so(reci
     assert "followed" not in folder.scores()["selection"]
 
 
-@pytest.mark.parametrize("clip", ["value", "norm"])
+@pytest.mark.parametrize("clip", ["max_grad_value", "max_grad_norm"])
 def test_clipping(state_for, next_batch, clip):
-    state = state_for(f"training.clip={clip}", "training.clip_at=0.001", "training.optimiser=sgd")
+    state = state_for(f"training.{clip}=0.001", "training.optimiser=sgd")
     train_step(state, next_batch(state), HealthCheck(state))
     gradients = torch.cat([p.grad.flatten() for g in state.optimiser.param_groups for p in g["params"]])
-    size = gradients.abs().max() if clip == "value" else gradients.norm()
+    size = gradients.abs().max() if clip == "max_grad_value" else gradients.norm()
     assert size <= 0.001 * (1 + 1e-4)
 
 
 def test_frozen_scale_and_shift_are_in_no_group_and_do_not_decay(state_for, next_batch):
     state = state_for(
-        "encoder.freeze_batch_norm=true", "encoder.freeze_scale_and_shift=true", "training.weight_decay=0.5"
+        "encoder.freeze_batch_norm=true", "encoder.freeze_batch_norm_affine=true", "training.weight_decay=0.5"
     )
     norms = [m for m in state.encoder.backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     resting = {id(p) for norm in norms for p in (norm.weight, norm.bias)}
@@ -129,7 +129,7 @@ def test_frozen_scale_and_shift_are_in_no_group_and_do_not_decay(state_for, next
 
 
 def test_a_warm_up_wakes_the_backbone_but_not_its_scale_and_shift(state_for, next_batch):
-    state = state_for("encoder.freeze_scale_and_shift=true", "training.warmup_epochs=1")
+    state = state_for("encoder.freeze_batch_norm_affine=true", "training.warmup_epochs=1")
     learned = {name: p.requires_grad for name, p in state.encoder.named_parameters()}
     batch, health = next_batch(state), HealthCheck(state)
     train_step(state, batch, health)
@@ -143,7 +143,9 @@ def test_adams_decay_is_in_the_gradient_and_adamws_is_not(state_for, next_batch)
     """The first step of Adam is the rate times the sign of gradient plus decay; of AdamW the sign of the gradient."""
     decay, rate = 3.0, 1e-3
     for optimiser in ("adam", "adamw"):
-        state = state_for(f"training.optimiser={optimiser}", f"training.weight_decay={decay}", "training.clip=none")
+        state = state_for(
+            f"training.optimiser={optimiser}", f"training.weight_decay={decay}", "training.max_grad_norm=null"
+        )
         weight = state.encoder.head.weight
         before = weight.detach().clone().double()
         train_step(state, next_batch(state), HealthCheck(state))
@@ -160,11 +162,11 @@ def test_adams_decay_is_in_the_gradient_and_adamws_is_not(state_for, next_batch)
 def test_a_floor_holds_for_every_group_in_proportion(state_for, schedule):
     state = state_for(
         f"training.schedule={schedule}",
-        "training.schedule_every=1",
-        "training.schedule_factor=0.5",
+        "training.lr_decay_every=1",
+        "training.lr_decay_factor=0.5",
         "training.milestones=[2,4,6]",
         "training.min_learning_rate=3e-4",
-        "training.head_multiplier=10",
+        "training.head_lr_multiplier=10",
     )
     seen = []
     for _ in range(7):
@@ -187,7 +189,7 @@ def scripted(monkeypatch):
     return set_scores
 
 
-EVERY_STEP = ("training.evaluate_every_steps=1", "training.stop_after=2", "training.epochs=9")
+EVERY_STEP = ("training.evaluate_every_steps=1", "training.early_stop_patience=2", "training.epochs=9")
 
 
 def test_a_run_ends_after_evaluations_without_a_new_best(recipe_for, tmp_path, scripted):
@@ -218,14 +220,17 @@ def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_fo
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["training.stop_after=3"], r"stop_after would end the run by the scores of the test classes: leave it out"),
-        (["training.stop_after=3", "protocol.name=everything"], "protocol everything has none"),
-        (["training.stop_after=3", "protocol.name=in-distribution"], "protocol in-distribution has none"),
         (
-            ["training.stop_after=3", "protocol.name=validation", "protocol.validation_share=0"],
+            ["training.early_stop_patience=3"],
+            r"early_stop_patience would end the run by the scores of the test classes: leave it out",
+        ),
+        (["training.early_stop_patience=3", "protocol.name=everything"], "protocol everything has none"),
+        (["training.early_stop_patience=3", "protocol.name=in-distribution"], "protocol in-distribution has none"),
+        (
+            ["training.early_stop_patience=3", "protocol.name=validation", "protocol.validation_share=0"],
             "leave no classes to hold out",
         ),
-        (["training.stop_after=0"], "training.stop_after must be at least 1, got 0"),
+        (["training.early_stop_patience=0"], "training.early_stop_patience must be at least 1, got 0"),
         (["training.min_learning_rate=1e-6"], "a floor for the schedules plateau and milestones, not for cosine"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from nearkin.training.proximal_pull import ProximalPull
+from nearkin.training.optimisation import ProximalTerm
 
 
 def network():
@@ -22,7 +22,7 @@ def move(parameters):
 
 def test_adds_the_gradient_of_the_squared_distance():
     parameters = list(network().parameters())
-    pull = ProximalPull()
+    pull = ProximalTerm()
     pull.remember(parameters)
     start = [p.detach().clone() for p in parameters]
     move(parameters)
@@ -39,7 +39,7 @@ def test_adds_the_gradient_of_the_squared_distance():
 
 def test_alone_it_is_exactly_lambda_times_the_way_gone():
     parameters = list(network().float().parameters())
-    pull = ProximalPull()
+    pull = ProximalTerm()
     pull.remember(parameters)
     start = [p.detach().clone() for p in parameters]
     move(parameters)
@@ -52,7 +52,7 @@ def test_alone_it_is_exactly_lambda_times_the_way_gone():
 
 def test_the_centre_is_a_copy_and_moves_when_told():
     parameters = list(network().parameters())
-    pull = ProximalPull()
+    pull = ProximalTerm()
     pull.remember(parameters)
     move(parameters)
     pull.remember(parameters)
@@ -64,7 +64,7 @@ def test_the_centre_is_a_copy_and_moves_when_told():
 
 def test_parameters_without_a_gradient_are_left_alone():
     resting, trained = (nn.Parameter(torch.ones(2)) for _ in range(2))
-    pull = ProximalPull()
+    pull = ProximalTerm()
     pull.remember([resting, trained])
     move([resting, trained])
     trained.grad = torch.zeros(2)
@@ -76,7 +76,7 @@ def test_parameters_without_a_gradient_are_left_alone():
 def test_nothing_is_pulled_before_anything_is_remembered_or_with_no_weight():
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.full((2,), 3.0)
-    pull = ProximalPull()
+    pull = ProximalTerm()
     pull.add_to_gradients([parameter], 1.0)
     pull.remember([parameter])
     move([parameter])
@@ -86,7 +86,7 @@ def test_nothing_is_pulled_before_anything_is_remembered_or_with_no_weight():
 
 def test_other_parameters_than_remembered_are_refused():
     parameters = list(network().parameters())
-    pull = ProximalPull()
+    pull = ProximalTerm()
     pull.remember(parameters)
     with pytest.raises(ValueError, match=r"the 6 that were remembered, in the same order, got 5"):
         pull.add_to_gradients(parameters[:-1], 1.0)
@@ -94,14 +94,14 @@ def test_other_parameters_than_remembered_are_refused():
 
 def test_state_goes_through_a_checkpoint(tmp_path):
     parameters = list(network().parameters())
-    pull = ProximalPull()
-    empty = ProximalPull()
+    pull = ProximalTerm()
+    empty = ProximalTerm()
     empty.load_state_dict(pull.state_dict())
     assert empty.centre is None
     pull.remember(parameters)
     torch.save(pull.state_dict(), tmp_path / "pull.pt")
     move(parameters)
-    again = ProximalPull()
+    again = ProximalTerm()
     again.load_state_dict(torch.load(tmp_path / "pull.pt", weights_only=True))
     gradients = []
     for each in (pull, again):

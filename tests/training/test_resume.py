@@ -80,7 +80,7 @@ def same_bits(a, b):
 
 ISA = ["objective.name=proxy_isa", "objective.memory_size=200"]
 XBM = ["objective.name=cross_batch_memory", "objective.size=200", "objective.warmup_steps=2"]
-PROFS = ["method.name=profs", "method.steps_per_projection=4", "method.pull=0.1"]
+PROFS = ["method.name=profs", "method.steps_per_projection=4", "method.proximal_weight=0.1"]
 CCP = ["method.name=ccp", "method.steps_per_problem=5", "method.pool_size=3"]
 MOCO = ["method.name=momentum", "objective.name=momentum_proxy_anchor", "objective.queue_size=200"]
 
@@ -100,9 +100,9 @@ MOCO = ["method.name=momentum", "objective.name=momentum_proxy_anchor", "objecti
         (["objective.name=vcpa", "objective.newton_steps=0", "objective.proxies_per_class=3"], (7,)),
         ([*CCP, "objective.name=proxy_anchor", "objective.weighting=isa"], (8, 12)),
         (MOCO, (6,)),
-        (["encoder.head_init=pca", "training.weight_average=0.9"], (2, 8)),
-        (["training.weight_average=0.9", "training.pull_to_start=1", "training.warmup_epochs=1"], (2, 8)),
-        ([*CCP, "objective.name=mpa", "training.weight_average=0.9"], (8,)),
+        (["encoder.head_init=pca", "training.ema_decay=0.9"], (2, 8)),
+        (["training.ema_decay=0.9", "training.l2_sp=1", "training.warmup_epochs=1"], (2, 8)),
+        ([*CCP, "objective.name=mpa", "training.ema_decay=0.9"], (8,)),
         ([*ISA, "training.micro_batch=3", "encoder.freeze_batch_norm=true", "training.warmup_epochs=1"], (2, 8)),
     ],
     ids=lambda value: "-".join(str(part).split("=")[-1] for part in value),
@@ -213,7 +213,7 @@ def test_a_score_that_is_not_a_number_is_never_the_best_over_one_that_is(scores,
 
 def test_a_run_that_its_method_ended_stays_ended(scripted, tmp_path):
     """Killed while its final scores are made, it takes no further step when it is resumed."""
-    overrides = [*CCP, "objective.name=contrastive", "method.proxies_per_class=2", "method.stop_after=1"]
+    overrides = [*CCP, "objective.name=contrastive", "method.proxies_per_class=2", "method.early_stop_patience=1"]
     overrides += ["protocol.name=validation", "protocol.select_by=R@1"]
     untrained_on_test = 0.0
     scripted(untrained_on_test, 0.4, 0.3, 0.9, 0.9)

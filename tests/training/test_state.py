@@ -27,11 +27,11 @@ def test_the_training_set_counts_the_images_that_train(state_for):
 
 def test_what_is_scored_has_crops_of_its_own_and_mirror_images(state_for):
     """By hand, crop by crop; twice, as the second time the crops are kept."""
-    state = state_for("protocol.flip=true", "protocol.test_size=48", "protocol.test_share=0.6", "encoder.dim=2")
+    state = state_for("protocol.flip=true", "protocol.eval_size=48", "protocol.test_share=0.6", "encoder.dim=2")
     place_images(state)
     rows, encoder = state.protocol.test.query, state.encoder.eval()
-    assert (state.transform.size, state.scored_transform.size, state.scored_transform.resize) == (32, 48, 55)
-    crops = np.stack([state.scored_transform.evaluate(state.data.images[row]) for row in rows.tolist()])
+    assert (state.transform.size, state.eval_transform.size, state.eval_transform.resize) == (32, 48, 55)
+    crops = np.stack([state.eval_transform.evaluate(state.data.images[row]) for row in rows.tolist()])
     assert crops.shape[1:] == (48, 48, 3)
     with torch.no_grad():
         both = encoder(torch.from_numpy(crops)) + encoder(torch.from_numpy(crops[:, :, ::-1].copy()))
@@ -43,7 +43,7 @@ def test_what_is_scored_has_crops_of_its_own_and_mirror_images(state_for):
 
 
 def test_methods_look_at_training_images_as_before(state_for):
-    plain, other = state_for(), state_for("protocol.flip=true", "protocol.test_size=48")
+    plain, other = state_for(), state_for("protocol.flip=true", "protocol.eval_size=48")
     rows = np.arange(6)
     torch.testing.assert_close(plain.train_set.embed(rows), other.train_set.embed(rows), rtol=0, atol=0)
     assert torch.equal(plain.train_set.pixels(rows), other.train_set.pixels(rows))

@@ -101,8 +101,8 @@ def test_a_piece_that_holds_the_whole_batch_is_the_plain_step_to_the_bit(stepped
 
 REFERENCE = [
     [],
-    ["training.clip=norm", "training.clip_at=0.1"],
-    ["training.clip=value", "training.clip_at=0.01"],
+    ["training.max_grad_norm=0.1"],
+    ["training.max_grad_value=0.01"],
     ["training.precision=bf16"],
     ["encoder.channels_last=true"],
     ["encoder.normalisation=ball", "objective.name=contrastive"],
@@ -202,7 +202,7 @@ def unscaled(state):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
 def test_a_step_in_pieces_on_a_gpu(stepped, precision):
-    options = (FROZEN, "training.device=cuda", f"training.precision={precision}", "training.compile=none")
+    options = (FROZEN, "training.device=cuda", f"training.precision={precision}", "training.cuda_graphs=never")
     with float32_products(precision):
         ours, calls = stepped(*options, "training.micro_batch=3", change=unscaled, steps=1)
         plain, _ = stepped(*options, change=unscaled, steps=1)
@@ -216,7 +216,7 @@ def test_a_step_in_pieces_on_a_gpu(stepped, precision):
 def test_the_pull_to_the_start_is_the_gradient_of_the_squared_distance(state_for, next_batch):
     """Of the backbone alone, by autograd in a step of plain gradient descent; and none while it rests."""
     learning = ("training.optimiser=sgd", "training.momentum=0", "training.weight_decay=0", "training.warmup_epochs=1")
-    states = {weight: state_for(*learning, f"training.pull_to_start={weight}") for weight in (0, 3)}
+    states = {weight: state_for(*learning, f"training.l2_sp={weight}") for weight in (0, 3)}
     start = [p.detach().clone() for p in states[0].encoder.backbone.parameters()]
     batch = next_batch(states[0])
     for weight, state in states.items():
@@ -229,7 +229,7 @@ def test_the_pull_to_the_start_is_the_gradient_of_the_squared_distance(state_for
                 parameter += 0.01 * torch.sin(torch.arange(parameter.numel())).view_as(parameter)
         away = [p.detach().clone().requires_grad_() for p in state.encoder.backbone.parameters()]
         train_step(state, batch, health)
-        assert (state.pull is None) == (weight == 0)
+        assert (state.add_l2_sp is None) == (weight == 0)
     penalty = 3 / 2 * sum((a - b).square().sum() for a, b in zip(away, start, strict=True))
     expected = torch.autograd.grad(penalty, away)
     plain, pulled = (list(state.encoder.backbone.parameters()) for state in states.values())
@@ -240,5 +240,5 @@ def test_the_pull_to_the_start_is_the_gradient_of_the_squared_distance(state_for
 
 
 def test_a_negative_pull_is_refused(state_for):
-    with pytest.raises(RecipeError, match=r"training\.pull_to_start must be at least 0, got -1"):
-        state_for("training.pull_to_start=-1")
+    with pytest.raises(RecipeError, match=r"training\.l2_sp must be at least 0, got -1"):
+        state_for("training.l2_sp=-1")

@@ -14,10 +14,10 @@ from nearkin.runs.trained import load_run
 from nearkin.training import checkpoint
 from nearkin.training.health import HealthCheck
 from nearkin.training.loop import fit
+from nearkin.training.optimisation import WeightEma
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import NullObserver
 from nearkin.training.step import train_step
-from nearkin.training.weight_average import WeightAverage
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -38,7 +38,7 @@ def by_hand(states, decay):
 def test_the_average_is_that_of_the_formula(device, decay):
     torch.manual_seed(0)
     trained = build_encoder("small", dim=3, channels_last=True).to(device)
-    average, states = WeightAverage(trained, decay), [copy.deepcopy(trained.state_dict())]
+    average, states = WeightEma(trained, decay), [copy.deepcopy(trained.state_dict())]
     for step in range(30):
         with torch.no_grad():
             for parameter in trained.parameters():
@@ -61,24 +61,24 @@ def same(encoder, state):
 
 def test_training_goes_on_with_the_weights_themselves(state_for, next_batch):
     weights = []
-    for overrides in ((), ("training.weight_average=0.9",)):
+    for overrides in ((), ("training.ema_decay=0.9",)):
         state = state_for("training.warmup_epochs=1", *overrides)
         batch, health = next_batch(state), HealthCheck(state)
         for _ in range(state.warmup_steps + 2):
             train_step(state, batch, health)
         weights.append([p.detach().clone() for p in state.weights])
     assert all(map(torch.equal, *weights))
-    assert state.average.updates == state.warmup_steps + 2
-    assert not all(map(torch.equal, weights[1], state.average.encoder.parameters()))
+    assert state.ema.updates == state.warmup_steps + 2
+    assert not all(map(torch.equal, weights[1], state.ema.encoder.parameters()))
 
 
 def test_the_average_is_what_is_scored_and_saved(recipe_for, tmp_path):
-    recipe = recipe_for("training.weight_average=0.8", "training.epochs=2", "protocol.test_share=0.6")
+    recipe = recipe_for("training.ema_decay=0.8", "training.epochs=2", "protocol.test_share=0.6")
     seen = {}
 
     class Look(NullObserver):
         def on_evaluation(self, state, row):
-            seen[row["step"]] = copy.deepcopy(state.average.encoder.state_dict())
+            seen[row["step"]] = copy.deepcopy(state.ema.encoder.state_dict())
             assert state.score(state.protocol.test, baseline=not row["step"])["MAP@R"] == row["MAP@R"]
 
     folder = RunFolder(tmp_path / "run")
@@ -96,10 +96,10 @@ def test_the_average_is_what_is_scored_and_saved(recipe_for, tmp_path):
 
 
 def test_the_last_epoch_is_reported_with_the_average_too(recipe_for, tmp_path):
-    recipe = recipe_for("training.weight_average=0.8", "training.epochs=1", "protocol.name=in-distribution")
+    recipe = recipe_for("training.ema_decay=0.8", "training.epochs=1", "protocol.name=in-distribution")
     folder = RunFolder(tmp_path / "run")
     scores = run(recipe, folder)
-    average = checkpoint._read(folder.last_checkpoint)["average"]
+    average = checkpoint._read(folder.last_checkpoint)["ema"]
     assert scores.conditions.selection == "last epoch"
     assert same(load_run(folder.path).encoder, average["encoder"])
     assert average["updates"] == scores.steps
@@ -108,7 +108,7 @@ def test_the_last_epoch_is_reported_with_the_average_too(recipe_for, tmp_path):
 def test_an_average_that_forgets_all_is_the_plain_run(recipe_for, tmp_path):
     plain, forgetting = (
         run(recipe_for("training.epochs=2", *more), tmp_path / name)
-        for name, more in (("plain", ()), ("forgetting", ("training.weight_average=0",)))
+        for name, more in (("plain", ()), ("forgetting", ("training.ema_decay=0",)))
     )
     assert plain.test == forgetting.test
     assert plain.conditions.recipe != forgetting.conditions.recipe
@@ -117,7 +117,7 @@ def test_an_average_that_forgets_all_is_the_plain_run(recipe_for, tmp_path):
 def test_ccp_pulls_to_the_weights_that_train(state_for, tmp_path):
     state = state_for(
         *("method.name=ccp", "objective.name=contrastive", "method.pool_size=2", "method.proxies_per_class=1"),
-        *("method.steps_per_problem=2", "training.max_steps=2", "training.weight_average=0.9"),
+        *("method.steps_per_problem=2", "training.max_steps=2", "training.ema_decay=0.9"),
     )
     fit(state, RunFolder(tmp_path).begin(state.recipe), NullObserver())
     centre = state.method._reference.centre
@@ -126,14 +126,14 @@ def test_ccp_pulls_to_the_weights_that_train(state_for, tmp_path):
 
 @pytest.mark.parametrize("value", [1.0, -0.1, 2])
 def test_a_share_out_of_range_is_refused(value):
-    with pytest.raises(ValueError, match=r"training.weight_average must be at least 0 and below 1"):
-        load_recipe({"training": {"weight_average": value}})
+    with pytest.raises(ValueError, match=r"training.ema_decay must be at least 0 and below 1"):
+        load_recipe({"training": {"ema_decay": value}})
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", ["none", "graphs"])
 def test_with_cuda_graphs_the_average_is_that_of_the_formula(state_for, next_batch, compile):
-    state = state_for("training.device=cuda", f"training.compile={compile}", "training.weight_average=0.7")
+    state = state_for("training.device=cuda", f"training.cuda_graphs={compile}", "training.ema_decay=0.7")
     batch, health = next_batch(state), HealthCheck(state)
     states = [copy.deepcopy(state.encoder.state_dict())]
     for step in range(8):
@@ -143,6 +143,6 @@ def test_with_cuda_graphs_the_average_is_that_of_the_formula(state_for, next_bat
         if step == 3:  # an evaluation in between leaves graphs and averages as they are
             state.score(state.protocol.test)
     expected = by_hand(states, 0.7)
-    for name, value in state.average.encoder.state_dict().items():
+    for name, value in state.ema.encoder.state_dict().items():
         torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-5)
     assert (compile == "graphs") == (getattr(state.encode, "_graphed", None) is not None)

@@ -187,7 +187,7 @@ def clipped() -> dict[str, Tensor]:
     weight, bank = nn.Parameter(torch.ones(3)), ProxyBank(5, 2, 3)
     optimiser = torch.optim.SGD([{"name": "head", "params": [weight]}, {"name": "proxies", "params": [bank.vectors]}])
     weight.grad, bank.vectors.grad = torch.full((3,), 4.0), bank.vectors.detach() * 10
-    clip_gradients(optimiser, load_recipe({"training": {"clip": "norm", "clip_at": 1.5}}).training)
+    clip_gradients(optimiser, load_recipe({"training": {"max_grad_norm": 1.5}}).training)
     return {"weight": weight.grad, "bank": ranks.gather_rows(bank.vectors.grad, 5)}
 
 
@@ -228,16 +228,16 @@ RECIPE = {
     "protocol": {"name": "validation"},
 }
 COURSES = {
-    "plain": ["objective.name=proxy_anchor", "training.clip=norm", "training.clip_at=1"],
+    "plain": ["objective.name=proxy_anchor", "training.max_grad_norm=1"],
     "adamw": ["objective.name=proxy_anchor", "training.optimiser=adamw"],
-    "averaged": ["objective.name=proxy_anchor", "training.weight_average=0.9", "training.pull_to_start=0.5"],
+    "averaged": ["objective.name=proxy_anchor", "training.ema_decay=0.9", "training.l2_sp=0.5"],
     "isa": ["objective.name=proxy_isa"],
     "memory": ["objective.name=cross_batch_memory", "objective.pair_loss=contrastive", "objective.size=30"],
     "vcpa": ["objective.name=vcpa", "objective.tau=20"],
     "pieces": ["objective.name=proxy_anchor", "encoder.freeze_batch_norm=true", "training.micro_batch=2"],
-    "margin": ["objective.name=margin", "training.clip=value"],
+    "margin": ["objective.name=margin", "training.max_grad_value=10"],
     # Of two axes: those in which few images hardly differ are made of rounding.
-    "axes": ["objective.name=proxy_anchor", "encoder.head_init=pca", "encoder.dim=2", "training.weight_average=0.9"],
+    "axes": ["objective.name=proxy_anchor", "encoder.head_init=pca", "encoder.dim=2", "training.ema_decay=0.9"],
     "frozen": ["objective.name=normalized_softmax", "encoder.freeze_batch_norm=true", "training.batch_size=2"],
     "ccp": [
         "method.name=ccp",
@@ -256,7 +256,7 @@ COURSES = {
     "ccp-released": [
         *("method.name=ccp", "objective.name=contrastive", "method.patience=1", "training.evaluate_every_steps=1"),
         *("method.pool=augmented", "method.raw_proxies=true", "method.best_proxies=true", "method.proxies_per_class=2"),
-        *("encoder.head_init=glorot", "encoder.head_bias=false", "encoder.freeze_scale_and_shift=true"),
+        *("encoder.head_init=glorot", "encoder.head_bias=false", "encoder.freeze_batch_norm_affine=true"),
         "data.transform=standard",
     ],
     "ccp-samples": [

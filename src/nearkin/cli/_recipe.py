@@ -26,7 +26,7 @@ def changes_from(
     device: str | None = None,
     class_folders: str | None = None,
     flip: bool | None = None,
-    test_size: int | None = None,
+    eval_size: int | None = None,
 ) -> list[str]:
     """Options that stand for keys of a recipe, behind the changes that were given as such."""
     options = {
@@ -36,7 +36,7 @@ def changes_from(
         "training.epochs": epochs,
         "training.device": device,
         "protocol.flip": flip,
-        "protocol.test_size": test_size,
+        "protocol.eval_size": eval_size,
     }
     return [*given, *(f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None)]
 

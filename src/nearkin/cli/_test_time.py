@@ -15,7 +15,7 @@ Flip = Annotated[
 ]
 TestSize = Annotated[
     int | None,
-    typer.Option("--test-size", help="Side of the crops in pixels, such as 288. Default: as in the run."),
+    typer.Option("--eval-size", help="Side of the crops in pixels, such as 288. Default: as in the run."),
 ]
 With = Annotated[
     list[Path] | None,

@@ -93,7 +93,7 @@ def index(
         bool, typer.Option("--test-images", help="Add the run's own test images, in place of a folder.")
     ] = False,
     flip: Flip = None,
-    test_size: TestSize = None,
+    eval_size: TestSize = None,
     also: With = None,
     engine: Annotated[
         str | None,
@@ -133,7 +133,7 @@ def index(
         [words[0], *(also or [])],
         device=device,
         flip=flip,
-        test_size=test_size,
+        eval_size=eval_size,
         runtime=runtime,
     )
     there = (output / "items.sqlite").is_file()

@@ -171,7 +171,7 @@ def evaluate(
     ] = None,
     checkpoint: Checkpoint = "best",
     flip: Flip = None,
-    test_size: TestSize = None,
+    eval_size: TestSize = None,
     also: With = None,
     rerank: Rerank = None,
     class_folders: ClassFolders = None,
@@ -194,7 +194,7 @@ def evaluate(
     Own data given with --data that has no test split of its own is scored whole: every image looks for its like
     among all the others.
 
-    What is done at test time (--flip, --test-size, --with, --rerank) is named below the scores.
+    What is done at test time (--flip, --eval-size, --with, --rerank) is named below the scores.
     --rerank is transductive: it looks at all test images at once, as papers with it do, so that its scores do not
     compare with those without.
     """
@@ -233,7 +233,7 @@ def evaluate(
                 which=checkpoint,
                 device=device,
                 flip=flip,
-                test_size=test_size,
+                eval_size=eval_size,
                 also=also or (),
                 rerank=None if rerank is None else Reranking(k1=rerank),
                 progress=observer.decoding,
@@ -245,7 +245,7 @@ def evaluate(
                 backbone,
                 str(data),
                 weights=weights,
-                overrides=changes_from(given, flip=flip, test_size=test_size),
+                overrides=changes_from(given, flip=flip, eval_size=eval_size),
                 data_root=data_root,
                 class_folders=class_folders,
                 device=device,
@@ -274,7 +274,7 @@ def embed(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .csv.")],
     checkpoint: Checkpoint = "best",
     flip: Flip = None,
-    test_size: TestSize = None,
+    eval_size: TestSize = None,
     device: Device = None,
     verbose: Verbose = False,
 ) -> None:
@@ -300,7 +300,7 @@ def embed(
             which=checkpoint,
             device=device,
             flip=flip,
-            test_size=test_size,
+            eval_size=eval_size,
             progress=observer.decoding,
         )
     if left_out := left_out_text(result.left_out, [str(problem) for problem in result.unreadable]):

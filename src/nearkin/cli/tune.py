@@ -69,8 +69,8 @@ def tune(
 
     [bold]nearkin tune glyphs/ccp --space ccp --trials 40 --epochs 5[/bold]  CCP's pull and proxies, as a plane
 
-    [bold]nearkin tune glyphs/ccp --space method.pull=0,1e-4,1e-2 --space method.proxies_per_class=1,2,4 --sampler
-    grid[/bold]  every pair of values
+    [bold]nearkin tune glyphs/ccp --space method.proximal_weight=0,1e-4,1e-2 --space method.proxies_per_class=1,2,4
+    --sampler grid[/bold]  every pair of values
 
     How long it will take is said first; beyond a quarter of an hour you are asked.
 

@@ -72,7 +72,7 @@ def takes_one_size(size: int, images: Tensor) -> Iterator[None]:
         raise RecipeError(
             f"the backbone was made for images of {size} × {size} pixels and cannot take {height} × {width} "
             f"({' '.join(str(error).split())[:200]}): set data.image_size={size} and "
-            f"protocol.test_scale=1, and leave out protocol.test_size"
+            f"protocol.eval_scale=1, and leave out protocol.eval_size"
         ) from error
 
 

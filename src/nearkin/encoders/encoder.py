@@ -37,7 +37,7 @@ class Encoder(nn.Module):
         freeze_batch_norm: keep the backbone's batch-norm layers in evaluation mode while training: their running
             statistics are used and stay as they are. Scale and shift still train, as they do in Proxy-Anchor's
             official code after its warm-up.
-        freeze_scale_and_shift: keep the scale and shift of the backbone's batch-norm layers as they are.
+        freeze_batch_norm_affine: keep the scale and shift of the backbone's batch-norm layers as they are.
         head_init: how the projection begins: ``"default"`` is Kaiming-normal by fan-out, std √(2/dim); ``"glorot"`` is
             Glorot-uniform, as in Keras, std √(2/(channels + dim)). Embeddings are normalised, so the length decides how
             fast a given learning rate turns the projection. ``"pca"`` begins as the default does, until training puts
@@ -60,7 +60,7 @@ class Encoder(nn.Module):
         dim: int | None = 512,
         normalisation: Normalisation = "l2",
         freeze_batch_norm: bool = False,
-        freeze_scale_and_shift: bool = False,
+        freeze_batch_norm_affine: bool = False,
         head_init: HeadInit = "default",
         head_bias: bool = True,
         channels_last: bool = False,
@@ -80,7 +80,7 @@ class Encoder(nn.Module):
         self._keeps_length = False
         self.freeze_batch_norm = freeze_batch_norm
         self.channels_last = channels_last
-        if freeze_scale_and_shift:
+        if freeze_batch_norm_affine:
             for module in backbone.modules():
                 if isinstance(module, _BatchNorm):
                     module.requires_grad_(False)
@@ -182,7 +182,7 @@ def build_encoder(
     normalisation: Normalisation = "l2",
     weights: str | Path | None = None,
     freeze_batch_norm: bool = False,
-    freeze_scale_and_shift: bool = False,
+    freeze_batch_norm_affine: bool = False,
     head_init: HeadInit = "default",
     head_bias: bool = True,
     channels_last: bool = False,
@@ -212,7 +212,7 @@ def build_encoder(
         dim=dim,
         normalisation=normalisation,
         freeze_batch_norm=freeze_batch_norm,
-        freeze_scale_and_shift=freeze_scale_and_shift,
+        freeze_batch_norm_affine=freeze_batch_norm_affine,
         head_init=head_init,
         head_bias=head_bias,
         channels_last=channels_last,

@@ -56,14 +56,14 @@ def select_by(section: ProtocolSection) -> str:
 def as_tested(rule: str, section: ProtocolSection) -> str:
     """A selection rule, followed by what is unusual about how images are embedded to be scored.
 
-    >>> as_tested("last epoch", ProtocolSection(flip=True, test_size=288))
+    >>> as_tested("last epoch", ProtocolSection(flip=True, eval_size=288))
     'last epoch; test crops of 288 pixels, embeddings averaged with those of mirror images'
     """
     said = []
-    if section.test_size is not None:
-        said.append(f"test crops of {section.test_size} pixels")
-    elif section.test_scale != 1:
-        said.append(f"test crops {section.test_scale:g} times as large as those of training")
+    if section.eval_size is not None:
+        said.append(f"test crops of {section.eval_size} pixels")
+    elif section.eval_scale != 1:
+        said.append(f"test crops {section.eval_scale:g} times as large as those of training")
     said += ["embeddings averaged with those of mirror images"] if section.flip else []
     return "; ".join([*([rule] if rule else []), *([", ".join(said)] if said else [])])
 

@@ -10,7 +10,7 @@ from nearkin.losses._ring import Ring
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.numerics import at_least_float32, l2_normalise
 
-__all__ = ["MomentumProxyAnchor", "follow"]
+__all__ = ["MomentumProxyAnchor", "update_ema"]
 
 
 class MomentumProxyAnchor(ProxyAnchor):
@@ -21,7 +21,7 @@ class MomentumProxyAnchor(ProxyAnchor):
     is put into the queue after its loss, so no image meets itself.
 
     What is queued comes from a second network that follows the trained one, :math:`w \leftarrow m w + (1-m)\theta`
-    (``follow``). A loss sees embeddings only, so that network belongs to the loop, which hands its embeddings of
+    (``update_ema``). A loss sees embeddings only, so that network belongs to the loop, which hands its embeddings of
     the same batch over as ``keys``; ``wants_momentum_encoder`` and ``momentum`` tell it so. Without ``keys`` the
     batch's own embeddings are queued, as with ``momentum=0``.
 
@@ -106,14 +106,14 @@ class MomentumProxyAnchor(ProxyAnchor):
 
 
 @torch.no_grad()
-def follow(follower: nn.Module, leader: nn.Module, *, momentum: float = 0.999) -> None:
+def update_ema(follower: nn.Module, leader: nn.Module, *, momentum: float = 0.999) -> None:
     """Move a momentum network a little towards the trained one: ``w ← m·w + (1 − m)·θ`` (equation 14).
 
     Buffers, such as batch-norm statistics, are copied.
 
     >>> follower, leader = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> _ = nn.init.zeros_(follower.weight), nn.init.ones_(leader.weight)
-    >>> follow(follower, leader, momentum=0.75)
+    >>> update_ema(follower, leader, momentum=0.75)
     >>> follower.weight.item()
     0.25
     """

@@ -15,7 +15,7 @@ INDIFFERENT = (
     "training.tensorboard",
     "training.memory_check",
     "training.micro_batch",
-    "training.compile",
+    "training.cuda_graphs",
     "data.root",
     "data.workers",
     "data.cache",

@@ -30,7 +30,7 @@ AT_LEAST = {
     "training.epochs": 0,
     "training.batch_size": 1,
     "training.images_per_class": 1,
-    "training.schedule_every": 1,
+    "training.lr_decay_every": 1,
     "training.evaluate_every": 1,
     "training.warmup_epochs": 0,
     "training.seed": 0,
@@ -38,11 +38,12 @@ AT_LEAST = {
     "training.min_learning_rate": 0,
     "training.weight_decay": 0,
     "training.momentum": 0,
-    "training.head_multiplier": 0,
-    "training.proxy_multiplier": 0,
-    "training.clip_at": 0,
+    "training.head_lr_multiplier": 0,
+    "training.proxy_lr_multiplier": 0,
+    "training.max_grad_norm": 0,
+    "training.max_grad_value": 0,
     "training.checkpoint_minutes": 0,
-    "training.pull_to_start": 0,
+    "training.l2_sp": 0,
     "protocol.folds": 2,
     "protocol.fold": 0,
     "protocol.split_seed": 0,
@@ -57,11 +58,11 @@ AT_LEAST = {
     "training.evaluate_every_steps": 1,
     "training.evaluation_batch_size": 1,
     "training.stop_at_epoch": 0,
-    "training.stop_after": 1,
+    "training.early_stop_patience": 1,
     "encoder.dim": 1,
     "data.image_size": 8,
-    "protocol.test_size": 8,
-    "protocol.test_scale": 0.25,
+    "protocol.eval_size": 8,
+    "protocol.eval_scale": 0.25,
     "protocol.validation_seed": 0,
     "data.workers": 0,
 }
@@ -263,8 +264,8 @@ def check_values(recipe: Recipe) -> None:
         share = getattr(protocol, name)
         if not 0 <= share < 1:
             raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
-    if training.weight_average is not None and not 0 <= training.weight_average < 1:
-        raise RecipeError(f"training.weight_average must be at least 0 and below 1, got {training.weight_average}")
+    if training.ema_decay is not None and not 0 <= training.ema_decay < 1:
+        raise RecipeError(f"training.ema_decay must be at least 0 and below 1, got {training.ema_decay}")
     if not 0 <= recipe.data.random_erasing <= 1:
         raise RecipeError(f"data.random_erasing must be a probability from 0 to 1, got {recipe.data.random_erasing}")
     if not 0 < protocol.train_share <= 1:

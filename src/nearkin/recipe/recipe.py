@@ -37,7 +37,7 @@ class DataSection:
     (``device``), which then makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
     shorter_side: int = 256
     """Decoded images are kept with this shorter side, or with a longer one where ``image_size`` or
-    ``protocol.test_size`` ask for it; none is ever enlarged for that."""
+    ``protocol.eval_size`` ask for it; none is ever enlarged for that."""
     unreadable_tolerance: float = 0.01
     """A larger share of unreadable files stops the run before training."""
     workers: int | None = None
@@ -61,7 +61,7 @@ class EncoderSection:
     """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
     freeze_batch_norm: bool = False
     """Batch-norm keeps the statistics that it came with."""
-    freeze_scale_and_shift: bool = False
+    freeze_batch_norm_affine: bool = False
     """Batch-norm's scale and shift do not train, whatever ``freeze_batch_norm`` says of its statistics."""
     head_init: Literal["default", "glorot", "pca"] = "default"
     """How the projection begins: Kaiming-normal by fan-out as in Proxy-Anchor, Glorot-uniform as in Keras, or ``pca``:
@@ -116,15 +116,15 @@ class TrainingSection:
     """For SGD."""
     beta2: float = 0.999
     """How slowly Adam and AdamW forget the squares of past gradients."""
-    head_multiplier: float = 1.0
+    head_lr_multiplier: float = 1.0
     """The projection's rate, as a multiple of the learning rate."""
-    proxy_multiplier: float = 100.0
+    proxy_lr_multiplier: float = 100.0
     """The proxies' rate, as a multiple of the learning rate."""
     schedule: Literal["constant", "step", "milestones", "plateau", "cosine"] = "step"
     """How the rates fall."""
-    schedule_every: int = 10
+    lr_decay_every: int = 10
     """Epochs between decays (step), or evaluations without improvement (plateau)."""
-    schedule_factor: float = 0.5
+    lr_decay_factor: float = 0.5
     """What the rates are multiplied by at a decay (step, milestones, plateau)."""
     min_learning_rate: float = 0.0
     """The rate does not fall below this (plateau, milestones); head and proxies in proportion."""
@@ -132,22 +132,22 @@ class TrainingSection:
     """Epochs after which the rate decays (milestones); one that is named twice counts twice."""
     warmup_epochs: int = 0
     """Epochs at the start that train head and proxies only."""
-    weight_average: float | None = None
+    ema_decay: float | None = None
     """Evaluate and save an average of the encoder's weights over the steps, of which each step leaves this share, such
     as 0.995; training goes on with the weights themselves."""
-    pull_to_start: float = 0.0
+    l2_sp: float = 0.0
     """Pulls the backbone back to its pretrained weights: half of this, times the squared distance, is added to the loss
     (L2-SP)."""
-    clip: Literal["none", "value", "norm"] = "none"
-    """Whether gradients are cut, number by number or by the length of all together."""
-    clip_at: float = 10.0
-    """Above which they are cut."""
+    max_grad_norm: float | None = None
+    """Gradients are scaled down so that the norm of all of them together is at most this."""
+    max_grad_value: float | None = None
+    """Every single number of the gradients is cut to at most this, as Proxy-Anchor's code does (10)."""
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
     """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
     keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
-    compile: Literal["auto", "none", "graphs"] = "auto"
-    """On a CUDA device the network's passes as ``graphs``, which spares the host their launching and takes memory;
-    ``auto``: where there is ample, and not for networks of other packages."""
+    cuda_graphs: Literal["auto", "always", "never"] = "auto"
+    """Whether the network's passes run as CUDA graphs, which launch faster and take more memory. ``auto``: where there
+    is ample memory, and not for networks of other packages."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     seed: int = 0
@@ -156,7 +156,7 @@ class TrainingSection:
     """Epochs between evaluations."""
     evaluate_every_steps: int | None = None
     """Steps between evaluations; replaces ``evaluate_every``."""
-    stop_after: int | None = None
+    early_stop_patience: int | None = None
     """Ends the run after so many evaluations without a new best, whatever the method. It needs validation classes, or
     ``protocol.monitor_test``."""
     evaluation_batch_size: int | None = None
@@ -201,15 +201,15 @@ class ProtocolSection:
     MAP@R alone with ``mlrc``."""
     monitor_test: bool = False
     """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau``,
-    ``training.stop_after`` and CCP's patience, which are refused there otherwise. Every table names it."""
+    ``training.early_stop_patience`` and CCP's patience, which are refused there otherwise. Every table names it."""
     flip: bool = False
     """What is scored is the mean of an image's embedding and its mirror image's, normalised. Every table names it."""
-    test_size: int | None = None
+    eval_size: int | None = None
     """Side of the crops that are scored, of images scaled in proportion; default: as in training, times
-    ``test_scale``. Every table names it."""
-    test_scale: float = 1.0
+    ``eval_scale``. Every table names it."""
+    eval_scale: float = 1.0
     """Side of the crops that are scored as a multiple of those of training, to the nearest eight pixels: 1.15 makes
-    256 of 224. Every table names it; ``test_size`` takes precedence."""
+    256 of 224. Every table names it; ``eval_size`` takes precedence."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     """Every k of R@k."""
     precision_at: tuple[int, ...] = ()

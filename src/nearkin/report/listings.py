@@ -131,7 +131,7 @@ def list_plots() -> Listing:
 def list_keys() -> Listing:
     """The keys of a recipe, what they may be and what they are where a recipe leaves them out."""
     intro = (
-        "Read off `src/nearkin/recipe/sections.py` by `nearkin keys --markdown > docs/recipe_keys.md`. Each stands in\n"
+        "Read off `src/nearkin/recipe/recipe.py` by `nearkin keys --markdown > docs/recipe_keys.md`. Each stands in\n"
         "a recipe under its section, or on the command line as `key=value`. Beside `objective.name` and `method.name`\n"
         "stand the options of that [loss](losses.md) or [method](methods.md)."
     )

@@ -139,7 +139,7 @@ def published_lines(recipe: Recipe, protocol: str) -> list[PublishedLine]:
     source, asked = recipe.data.source, recipe.protocol
     # All training images with their own labels, at the size that papers use.
     usual = asked.train_share == 1 and asked.label_noise == 0 and not asked.flip and recipe.encoder.last_stride != 1
-    usual = usual and asked.test_scale == 1 and {recipe.data.image_size, asked.test_size} <= {None, 224, 227}
+    usual = usual and asked.eval_scale == 1 and {recipe.data.image_size, asked.eval_size} <= {None, 224, 227}
     if source not in ("cub", "cars", "sop", "inshop") or not usual:
         return []
     lines: dict[tuple[str, str, str, str, int], dict[str, Published]] = {}

@@ -18,7 +18,7 @@ from nearkin.recipe import Recipe
 from nearkin.runs.data import Progress, open_data
 from nearkin.runs.data_report import Announce, describe_data
 from nearkin.runs.scores import Evaluated
-from nearkin.training.build import data_of, encoder_from, scored_transform_of
+from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
 from nearkin.training.embedding import embed_images, embedded_by_all
 from nearkin.training.recipes import load_recipe
@@ -76,7 +76,7 @@ def _score(
     where = pick_device(device or recipe.training.device)
     encoder = encoder_from(recipe.encoder).to(where)
     opened = ranks.first_on_each_machine(lambda: open_data(data_of(recipe), progress=progress))
-    table, transform = opened.table, scored_transform_of(recipe)
+    table, transform = opened.table, eval_transform_of(recipe)
     protocol = Protocol(recipe.protocol, table)
     part = EvaluationSet(np.arange(len(table), dtype=np.int64))
     if protocol.test is not None and any(table.has_split(name) for name in ("test", "query")):

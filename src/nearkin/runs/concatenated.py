@@ -67,7 +67,7 @@ def check_alike(distances: Sequence[str], sizes: Sequence[int | None]) -> None:
     if len(set(sizes)) > 1:
         raise RecipeError(
             f"the runs decode images to different sizes ({', '.join(map(str, sizes))} pixels): take runs with the same "
-            f"data.shorter_side and crops, or give all the same --test-size"
+            f"data.shorter_side and crops, or give all the same --eval-size"
         )
 
 

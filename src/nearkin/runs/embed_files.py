@@ -45,7 +45,7 @@ def embed_files(
     which: str = "best",
     device: str | None = None,
     flip: bool | None = None,
-    test_size: int | None = None,
+    eval_size: int | None = None,
     progress: Progress | None = None,
 ) -> EmbeddedFiles:
     """Embed every readable image of ``sources`` with the run at ``path`` and write ``output`` (.npz or .csv).
@@ -62,13 +62,13 @@ def embed_files(
         which: ``best`` or ``last`` checkpoint.
         device: as for training.
         flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
-        test_size: side of the crops; default: as the run was scored.
+        eval_size: side of the crops; default: as the run was scored.
         progress: told how many images are decoded, and of how many.
     """
     target = Path(output).expanduser()
     with ranks.joined():
         ranks.from_first(lambda: check_output(target))
-        run = load_run(path, which=which, device=device, flip=flip, test_size=test_size)
+        run = load_run(path, which=which, device=device, flip=flip, eval_size=eval_size)
         table = collect_images(sources, class_folders=run.recipe.data.class_folders)
         section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
         opened = ranks.first_on_each_machine(lambda: open_data(section, table=table, progress=progress))

@@ -84,7 +84,7 @@ class Environment(Record):
             precision=precision_on(state.device, recipe.training.precision),
             protocol=protocol.section.name,
             selection=protocol.selection_rule,
-            transform=state.transform.describe(state.scored_transform),
+            transform=state.transform.describe(state.eval_transform),
             data=DataRecord(
                 name=table.name,
                 source=recipe.data.source,

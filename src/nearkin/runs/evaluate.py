@@ -36,7 +36,7 @@ def evaluate_run(
     which: str = "best",
     device: str | None = None,
     flip: bool | None = None,
-    test_size: int | None = None,
+    eval_size: int | None = None,
     also: Sequence[str | Path] = (),
     rerank: Rerank | None = None,
     progress: Progress | None = None,
@@ -50,11 +50,11 @@ def evaluate_run(
     ``class_folders`` says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`).
 
     What else may be done with a trained encoder, all of which ``conditions`` and ``test_time`` name: ``flip`` and
-    ``test_size`` take the place of the run's own (recipe keys of the protocol); embeddings are those of the run and of
+    ``eval_size`` take the place of the run's own (recipe keys of the protocol); embeddings are those of the run and of
     the runs ``also``, concatenated; ``rerank`` orders rankings again and needs all test images at once
     (:class:`~nearkin.evaluation.reranking.Rerank`).
     """
-    runs = [load_run(each, which=which, device=device, flip=flip, test_size=test_size) for each in (path, *also)]
+    runs = [load_run(each, which=which, device=device, flip=flip, eval_size=eval_size) for each in (path, *also)]
     at_test_time = AtTestTime(runs, rerank)
     run, *others = runs
     if data is None:

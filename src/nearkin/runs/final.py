@@ -82,7 +82,7 @@ def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[s
         {
             "training.max_steps": None,
             "training.stop_at_epoch": epoch,
-            "training.stop_after": None,
+            "training.early_stop_patience": None,
             "protocol.name": "everything",
             "protocol.train_share": 1.0,
             "protocol.label_noise": 0.0,

@@ -78,7 +78,7 @@ def load(
     which: str = "best",
     device: str | None = None,
     flip: bool | None = None,
-    test_size: int | None = None,
+    eval_size: int | None = None,
     runtime: str = "auto",
 ) -> Model:
     """The model at ``path``: a run folder, or a file that ``nearkin export`` wrote; or several as one.
@@ -91,7 +91,7 @@ def load(
         which: of a run the ``best`` or ``last`` checkpoint.
         device: where a run computes.
         flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
-        test_size: side of the crops in pixels; default: as the run was scored.
+        eval_size: side of the crops in pixels; default: as the run was scored.
         runtime: what computes a run's vectors on a CPU: ``torch``; ``onnx``, for which the run's folder gets a file
             once; or ``auto``, onnxruntime where that file is there or pays. Vectors differ by rounding, less than 1e-5.
     """
@@ -102,10 +102,10 @@ def load(
         from nearkin.runs.concatenated import concatenated
 
         models = [
-            load(one, which=which, device=device, flip=flip, test_size=test_size, runtime=runtime) for one in paths
+            load(one, which=which, device=device, flip=flip, eval_size=eval_size, runtime=runtime) for one in paths
         ]
         return models[0] if len(models) == 1 else concatenated(models)
-    return _load_one(path, which, device, {"flip": flip, "test_size": test_size}, runtime)
+    return _load_one(path, which, device, {"flip": flip, "eval_size": eval_size}, runtime)
 
 
 def load_again(

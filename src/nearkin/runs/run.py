@@ -227,7 +227,7 @@ def _check_room(state: TrainingState, folder: RunFolder) -> None:
     elsewhere = (ranks.world() - 1) * size(*banks_in(state.objective, state.learned))  # by the other ranks
     weights, learned = weights + elsewhere, learned + elsewhere
     moments = 2 if state.recipe.training.optimiser in ("adam", "adamw") else 1
-    last = weights + moments * learned + (0 if state.average is None else encoder)
+    last = weights + moments * learned + (0 if state.ema is None else encoder)
     there = sum(file.stat().st_size for kind in ("*.pt", "*.safetensors") for file in folder.checkpoints.glob(kind))
     check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - there), "the checkpoints")
 
@@ -269,7 +269,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
 
 
 def _averaged(state: TrainingState) -> str | None:
-    return None if state.average is None else f"weights averaged over the steps ({state.average.decay:g})"
+    return None if state.ema is None else f"weights averaged over the steps ({state.ema.decay:g})"
 
 
 def _cost(state: TrainingState) -> Cost:

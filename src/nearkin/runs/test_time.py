@@ -53,10 +53,10 @@ class AtTestTime:
         found: dict[str, Any] = {}
         if section.flip:
             found["flip"] = True
-        if section.test_size is not None:
-            found["test_size"] = section.test_size
-        elif section.test_scale != 1:
-            found["test_scale"] = section.test_scale
+        if section.eval_size is not None:
+            found["eval_size"] = section.eval_size
+        elif section.eval_scale != 1:
+            found["eval_scale"] = section.eval_scale
         if len(self.runs) > 1:
             found["with"] = [_name(run) for run in self.runs[1:]]
         if self.rerank is not None:

@@ -20,7 +20,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.build import data_of, encoder_from, scored_transform_of
+from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.device import autocast_dtype, float32_products, pick_device
 from nearkin.training.embedding import embed_images, embedded_by_all
 from nearkin.training.recipes import load_recipe
@@ -77,18 +77,18 @@ def load_run(
     which: str = "best",
     device: str | None = None,
     flip: bool | None = None,
-    test_size: int | None = None,
+    eval_size: int | None = None,
 ) -> TrainedRun:
     """Load the encoder of a run folder, by default its best weights.
 
-    Images are embedded as the run was scored, unless ``flip`` or ``test_size`` say otherwise: with mirror images, and
+    Images are embedded as the run was scored, unless ``flip`` or ``eval_size`` say otherwise: with mirror images, and
     as crops of another size.
     """
     if which not in ("best", "last"):
         raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
     folder = RunFolder.existing(path)
     recipe = folder.recipe()
-    changes = {"protocol.flip": flip, "protocol.test_size": test_size}
+    changes = {"protocol.flip": flip, "protocol.eval_size": eval_size}
     if given := [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]:
         recipe = load_recipe(recipe.as_mapping(), given)  # which also looks whether they can be
     where = pick_device(device or "auto")
@@ -103,5 +103,5 @@ def load_run(
         ) from error
     precision = recipe.training.precision if where.type != "cpu" else "auto"
     return TrainedRun(
-        folder, recipe, encoder.to(where).eval(), scored_transform_of(recipe), where, autocast_dtype(precision, where)
+        folder, recipe, encoder.to(where).eval(), eval_transform_of(recipe), where, autocast_dtype(precision, where)
     )

@@ -24,10 +24,10 @@ class Ablate(RowStudy):
         folder: where everything goes.
 
     Example:
-        >>> changes = ("training.clip=norm", "training.batch_size=64&training.learning_rate=5e-5")
+        >>> changes = ("training.max_grad_norm=10", "training.batch_size=64&training.learning_rate=5e-5")
         >>> study = Ablate(load_recipe("glyphs/demo"), changes=changes, seeds=1)
         >>> [(row.name, row.base) for row in study.rows]
-        [('as_it_is', None), ('clip-norm', 'as_it_is'), ('batch_size-64-learning_rate-5e-5', 'as_it_is')]
+        [('as_it_is', None), ('max_grad_norm-10', 'as_it_is'), ('batch_size-64-learning_rate-5e-5', 'as_it_is')]
     """
 
     def __init__(

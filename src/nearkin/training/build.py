@@ -27,10 +27,8 @@ from nearkin.training.allocator import keep_freed_memory
 from nearkin.training.device import autocast_dtype, pick_device
 from nearkin.training.memory import fitting_piece
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
-from nearkin.training.optimisation import build_optimiser, build_scheduler, parameter_groups
-from nearkin.training.proximal_pull import ProximalPull
+from nearkin.training.optimisation import ProximalTerm, WeightEma, build_optimiser, build_scheduler, parameter_groups
 from nearkin.training.state import TrainingState
-from nearkin.training.weight_average import WeightAverage
 
 
 def build_state(
@@ -78,7 +76,7 @@ def build_state(
         data=data,
         protocol=protocol,
         transform=transform,
-        scored_transform=scored_transform_of(recipe),
+        eval_transform=eval_transform_of(recipe),
         encoder=encoder,
         objective=objective,
         method=method,
@@ -90,8 +88,8 @@ def build_state(
         sampler=default,
         labels=labels,
         learned=learned,
-        average=None if training.weight_average is None else WeightAverage(encoder, training.weight_average),
-        pull=_pull_to_start(encoder, training.pull_to_start),
+        ema=None if training.ema_decay is None else WeightEma(encoder, training.ema_decay),
+        add_l2_sp=_l2_sp(encoder, training.l2_sp),
         micro_batch=micro_batch,
     )
     state.sampler = state.method.sampler(default, state)
@@ -106,13 +104,13 @@ def _sampler(training: TrainingSection, labels: NDArray[np.int64]) -> BatchSampl
     )
 
 
-def _pull_to_start(encoder: Encoder, weight: float) -> Callable[[], None] | None:
-    """Towards the backbone as it is now. No checkpoint holds that: a resumed run is built from the same weights."""
+def _l2_sp(encoder: Encoder, weight: float) -> Callable[[], None] | None:
+    """Around the backbone as it is now. No checkpoint holds that: a resumed run is built from the same weights."""
     if not weight:
         return None
-    pull, parameters = ProximalPull(), list(encoder.backbone.parameters())
-    pull.remember(parameters)
-    return partial(pull.add_to_gradients, parameters, weight)
+    term, parameters = ProximalTerm(), list(encoder.backbone.parameters())
+    term.remember(parameters)
+    return partial(term.add_to_gradients, parameters, weight)
 
 
 def _scaler(device: torch.device, dtype: torch.dtype | None) -> torch.amp.GradScaler:
@@ -182,7 +180,7 @@ def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder
         normalisation=section.normalisation,
         weights=section.weights if pretrained else None,
         freeze_batch_norm=section.freeze_batch_norm,
-        freeze_scale_and_shift=section.freeze_scale_and_shift,
+        freeze_batch_norm_affine=section.freeze_batch_norm_affine,
         head_init=section.head_init,
         head_bias=section.head_bias,
         channels_last=section.channels_last,
@@ -214,15 +212,15 @@ def training_transform_of(section: DataSection, encoder: Encoder) -> Transform:
     return replace(transform, fill=encoder.preprocessing.mean_pixel) if transform.erase else transform
 
 
-def scored_transform_of(recipe: Recipe) -> Transform:
+def eval_transform_of(recipe: Recipe) -> Transform:
     """The transform that makes the crops to be scored.
 
-    >>> scored_transform_of(Recipe().with_changes({"protocol.test_size": 288})).resize
+    >>> eval_transform_of(Recipe().with_changes({"protocol.eval_size": 288})).resize
     329
-    >>> scored_transform_of(Recipe().with_changes({"protocol.test_scale": 1.15})).size
+    >>> eval_transform_of(Recipe().with_changes({"protocol.eval_scale": 1.15})).size
     256
     """
-    plain, scale, size = transform_of(recipe.data), recipe.protocol.test_scale, recipe.protocol.test_size
+    plain, scale, size = transform_of(recipe.data), recipe.protocol.eval_scale, recipe.protocol.eval_size
     if size is None and scale != 1:
         size = max(8, 8 * round(plain.size * scale / 8))
     return plain if size is None else transform_of(replace(recipe.data, image_size=size))
@@ -234,5 +232,5 @@ def data_of(recipe: Recipe) -> DataSection:
     >>> data_of(Recipe().with_changes({"data.image_size": 256})).shorter_side
     293
     """
-    asked = max(transform_of(recipe.data).resize, scored_transform_of(recipe).resize)
+    asked = max(transform_of(recipe.data).resize, eval_transform_of(recipe).resize)
     return replace(recipe.data, shorter_side=max(recipe.data.shorter_side, asked))

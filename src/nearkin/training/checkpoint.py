@@ -77,7 +77,7 @@ def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
                     file.unlink()
 
     others = {"sampler": sampler, "seconds": seconds, **values}
-    parts = _PARTS if state.average is None else (*_PARTS, "average")
+    parts = _PARTS if state.ema is None else (*_PARTS, "ema")
     _write(folder.last_checkpoint, state, folder, parts, others, writer, afterwards)
 
 
@@ -86,7 +86,7 @@ def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
 
     A ``writer`` writes them with the next ``last.pt``: before it nothing would look for them.
     """
-    weights = {"encoder": state.scored_encoder.state_dict()}
+    weights = {"encoder": state.eval_encoder.state_dict()}
     _write(folder.best_checkpoint(state.step), state, folder, ("objective",), weights, writer, put_off=True)
 
 
@@ -98,7 +98,7 @@ def load_last(state: TrainingState, folder: TrainingFolder) -> None:
     slices.put_back(content, folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
         slices.own_moments(content["optimiser"], state.optimiser)
-        for name in (*_PARTS, "sampler", *([] if state.average is None else ["average"])):
+        for name in (*_PARTS, "sampler", *([] if state.ema is None else ["ema"])):
             getattr(state, name).load_state_dict(content[name])
         for name in ("step", *_VALUES):
             setattr(state, name, content[name])
@@ -117,7 +117,7 @@ def load_best(state: TrainingState, folder: TrainingFolder) -> None:
         content = _read_own(file, folder)
         slices.put_back(content, file)
         with _fitting(file):
-            state.scored_encoder.load_state_dict(content["encoder"])
+            state.eval_encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
 
 
@@ -164,7 +164,7 @@ def is_encoder_whole(folder: TrainingFolder) -> bool:
 def save_encoder(state: TrainingState, folder: TrainingFolder) -> None:
     """Write the encoder alone, as safetensors: what embedding and search load."""
     if ranks.is_first():
-        write_encoder(state.scored_encoder, state.recipe, folder)
+        write_encoder(state.eval_encoder, state.recipe, folder)
 
 
 def write_encoder(encoder: Encoder, recipe: Recipe, folder: TrainingFolder) -> None:
@@ -196,7 +196,7 @@ def _from_checkpoint(folder: TrainingFolder, which: str) -> dict[str, torch.Tens
     content = _read_own(folder.last_checkpoint, folder)
     if which == "best" and content["best"] is not None:
         content = _read_own(folder.best_checkpoint(content["best"]["step"]), folder)
-    weights: dict[str, torch.Tensor] = content.get("average", content)["encoder"]
+    weights: dict[str, torch.Tensor] = content.get("ema", content)["encoder"]
     return weights
 
 

@@ -44,8 +44,8 @@ def start_head(state: TrainingState) -> None:
     head.weight.copy_(directions)
     if head.bias is not None:
         head.bias.copy_(-directions @ torch.from_numpy(mean))
-    if state.average is not None:
-        state.average.encoder.head.load_state_dict(head.state_dict())
+    if state.ema is not None:
+        state.ema.encoder.head.load_state_dict(head.state_dict())
 
 
 def principal_axes(vectors: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

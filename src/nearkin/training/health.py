@@ -67,6 +67,6 @@ class HealthCheck:
         shown = ", ".join(ids[:8]) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
         raise TrainingError(
             f"{what}. Images of the batch: {shown}. "
-            f"The last good checkpoint is untouched. A smaller training.learning_rate, training.clip=norm or "
+            f"The last good checkpoint is untouched. A smaller training.learning_rate, training.max_grad_norm=10 or "
             f"training.precision=float32 usually helps."
         )

@@ -66,7 +66,7 @@ def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
 
 def _crops(state: TrainingState, budget: int) -> CropCache:
     workers = state.recipe.data.workers
-    return CropCache(state.data.images, state.scored_transform, state.device, budget=budget, workers=workers)
+    return CropCache(state.data.images, state.eval_transform, state.device, budget=budget, workers=workers)
 
 
 def _needed(state: TrainingState) -> float:
@@ -75,7 +75,7 @@ def _needed(state: TrainingState) -> float:
     footprint = measure(state.encoder, size, state.device, state.dtype)
     kept = 0.0
     if footprint is not None:
-        scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time * state.scored_transform.size**2
+        scored = HELD_AT_ONCE * footprint.largest * state.evaluated_at_a_time * state.eval_transform.size**2
         batch = min(training.batch_size, state.micro_batch or training.batch_size, len(state.labels))
         kept = max(footprint.kept * batch * size**2, scored)
     return kept + bytes_beside_weights(state.encoder, training)

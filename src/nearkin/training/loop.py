@@ -32,9 +32,9 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
     Ctrl-C and SIGTERM end the step in hand, write a checkpoint and raise an error that says how to go on.
     """
     training = state.recipe.training
-    if training.stop_after is not None and state.protocol.selection_set() is None:
+    if training.early_stop_patience is not None and state.protocol.selection_set() is None:
         raise RecipeError(
-            "training.stop_after ends a run by its scores, and these data leave no classes to hold out: leave it out"
+            "training.early_stop_patience needs scores, and these data leave no classes to hold out: leave it out"
         )
     written, saved = time.monotonic(), -1
     state.time.begin()
@@ -135,7 +135,7 @@ def _has_converged(state: TrainingState) -> bool:
 
     Scores of the test classes must not decide how long to train, unless the recipe says that they may.
     """
-    protocol, limit = state.protocol, state.recipe.training.stop_after or state.method.stop_after
+    protocol, limit = state.protocol, state.recipe.training.early_stop_patience or state.method.early_stop_patience
     may_end = {"validation": True, "test": protocol.section.monitor_test, "last": False}
     if limit is None or not may_end[protocol.selects_on]:
         return False

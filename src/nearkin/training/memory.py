@@ -43,10 +43,10 @@ def bytes_beside_weights(encoder: Encoder, training: TrainingSection) -> int:
     >>> from nearkin.encoders import build_encoder
     >>> encoder = build_encoder("small", dim=2)
     >>> weights = sum(p.nbytes for p in encoder.parameters())
-    >>> bytes_beside_weights(encoder, TrainingSection(optimiser="sgd", weight_average=0.99)) == 3 * weights
+    >>> bytes_beside_weights(encoder, TrainingSection(optimiser="sgd", ema_decay=0.99)) == 3 * weights
     True
     """
-    copies = COPIES[training.optimiser] + (training.weight_average is not None) + (training.pull_to_start > 0)
+    copies = COPIES[training.optimiser] + (training.ema_decay is not None) + (training.l2_sp > 0)
     return copies * sum(p.nbytes for p in encoder.parameters() if p.requires_grad)
 
 
@@ -85,8 +85,8 @@ def check_memory(state: TrainingState) -> None:
     parts = [part for part in (state.protocol.validation, state.protocol.test) if part is not None]
     images = min(state.evaluated_at_a_time, max((len(part.query) for part in parts), default=0))
     what, remedy = f"scoring {images} images at a time", f"lower training.evaluation_batch_size ({images}; {{fits}}) or"
-    key = "data.image_size" if state.scored_transform.size == size else "protocol.test_size"
-    _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, state.scored_transform.size, remedy, key=key)
+    key = "data.image_size" if state.eval_transform.size == size else "protocol.eval_size"
+    _refuse_if_above(free, HELD_AT_ONCE * footprint.largest, images, what, state.eval_transform.size, remedy, key=key)
 
 
 def _smaller_step(state: TrainingState, in_pieces: bool) -> str:

@@ -1,13 +1,14 @@
-"""Parameter groups, optimisers, schedules and clipping."""
+"""Parameter groups, optimisers, schedules, clipping, the proximal term and the average of the weights."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from nearkin.encoders import Encoder
@@ -34,8 +35,8 @@ def parameter_groups(
     others = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
     groups = [
         {"name": "backbone", "params": list(encoder.backbone.parameters()), "lr": rate},
-        {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_multiplier},
-        {"name": "proxies", "params": proxies, "lr": rate * training.proxy_multiplier},
+        {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_lr_multiplier},
+        {"name": "proxies", "params": proxies, "lr": rate * training.proxy_lr_multiplier},
         {"name": "objective", "params": others, "lr": rate},
     ]
     for group in groups:
@@ -63,20 +64,20 @@ def check_schedule(recipe: Recipe) -> None:
             f"training.min_learning_rate is a floor for the schedules plateau and milestones, not for "
             f"{training.schedule}: leave it out, or set training.schedule=plateau"
         )
-    if training.stop_after is not None:
+    if training.early_stop_patience is not None:
         if protocol.name in ("everything", "in-distribution"):
             raise RecipeError(
-                f"training.stop_after ends a run by its scores, and the protocol {protocol.name} has none while it "
+                f"training.early_stop_patience needs scores, and the protocol {protocol.name} has none while it "
                 f"trains: leave it out, or set protocol.name=validation"
             )
-        refuse_test_scores(protocol, "training.stop_after would end the run", instead="leave it out")
+        refuse_test_scores(protocol, "training.early_stop_patience would end the run", instead="leave it out")
 
 
 def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection) -> Scheduler:
     """A schedule over epochs (over evaluations for ``plateau``)."""
     if training.schedule == "step":
-        return lr_scheduler.StepLR(optimiser, training.schedule_every, training.schedule_factor)
-    factor, floor = training.schedule_factor, training.min_learning_rate / max(training.learning_rate, 1e-30)
+        return lr_scheduler.StepLR(optimiser, training.lr_decay_every, training.lr_decay_factor)
+    factor, floor = training.lr_decay_factor, training.min_learning_rate / max(training.learning_rate, 1e-30)
     if training.schedule == "milestones" and floor:
         marks = sorted(training.milestones)
         return lr_scheduler.LambdaLR(optimiser, lambda epoch: max(floor, factor ** bisect.bisect(marks, epoch)))
@@ -87,20 +88,19 @@ def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection)
     if training.schedule == "plateau":
         lowest = [floor * group["lr"] for group in optimiser.param_groups]
         return lr_scheduler.ReduceLROnPlateau(
-            optimiser, mode="max", factor=factor, patience=training.schedule_every, min_lr=lowest
+            optimiser, mode="max", factor=factor, patience=training.lr_decay_every, min_lr=lowest
         )
     return lr_scheduler.ConstantLR(optimiser, factor=1.0, total_iters=0)
 
 
 def clip_gradients(optimiser: torch.optim.Optimizer, training: TrainingSection) -> None:
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    if training.clip == "value":
-        nn.utils.clip_grad_value_(parameters, training.clip_at)
-    elif training.clip == "norm":
-        if world() == 1:
-            nn.utils.clip_grad_norm_(parameters, training.clip_at)
-        else:
-            nn.utils.clip_grads_with_norm_(parameters, training.clip_at, _norm_over_ranks(optimiser))
+    if training.max_grad_value is not None:
+        nn.utils.clip_grad_value_(parameters, training.max_grad_value)
+    if training.max_grad_norm is not None and world() == 1:
+        nn.utils.clip_grad_norm_(parameters, training.max_grad_norm)
+    elif training.max_grad_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, training.max_grad_norm, _norm_over_ranks(optimiser))
 
 
 def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
@@ -142,3 +142,102 @@ def gradient_norms(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 def _gradients(group: dict[str, Any]) -> list[torch.Tensor]:
     """Those that there are: a backbone that rests has none."""
     return [p.grad for p in group["params"] if p.grad is not None]
+
+
+class ProximalTerm:
+    r"""Adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta^* \rVert^2` to gradients that are there.
+
+    :math:`\theta^*` is what the parameters were when :meth:`remember` was last called. The term never enters a graph:
+    its gradient :math:`\lambda (\theta - \theta^*)` is added in place, fused over the tensors. Parameters are matched
+    by their place, so every call must give the same ones in the same order. One without a gradient (frozen, or resting
+    during warm-up) is left alone.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    >>> pull = ProximalTerm()
+    >>> pull.remember([weight])
+    >>> with torch.no_grad():
+    ...     _ = weight.add_(1.0)
+    >>> weight.grad = torch.tensor([10.0, 10.0])
+    >>> pull.add_to_gradients([weight], 0.5)
+    >>> weight.grad
+    tensor([10.5000, 10.5000])
+    """
+
+    def __init__(self) -> None:
+        self.centre: list[Tensor] | None = None
+
+    def remember(self, parameters: Iterable[Tensor]) -> None:
+        """Make the present values the centre θ* of the pull."""
+        self.centre = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def add_to_gradients(self, parameters: Iterable[Tensor], weight: float) -> None:
+        """``grad += weight · (θ − θ*)`` for every parameter that has a gradient; nothing before :meth:`remember`."""
+        if self.centre is None or weight == 0:
+            return
+        given = list(parameters)
+        if len(given) != len(self.centre):
+            raise ValueError(
+                f"parameters must be the {len(self.centre)} that were remembered, in the same order, got {len(given)}"
+            )
+        # A checkpoint is read on the host: its tensors follow the parameters when they are first needed.
+        if given and self.centre[0].device != given[0].device:
+            self.centre = [c.to(p.device, non_blocking=True) for p, c in zip(given, self.centre, strict=True)]
+        pulled = [(p, p.grad, c) for p, c in zip(given, self.centre, strict=True) if p.grad is not None]
+        if pulled:
+            values, gradients, centres = (list(part) for part in zip(*pulled, strict=True))
+            torch._foreach_add_(gradients, torch._foreach_sub(values, centres), alpha=weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"centre": self.centre}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        centre = state["centre"]
+        self.centre = None if centre is None else [tensor.detach().clone() for tensor in centre]
+
+
+class WeightEma:
+    r"""An encoder whose weights follow those of the one that trains, :math:`w \leftarrow d\,w + (1-d)\,\theta`.
+
+    After step :math:`t` it is :math:`d = \min(\text{decay}, (1+t)/(10+t))`: a short ramp, without which the head's
+    random start would stay in the average for hundreds of steps. Buffers, such as batch-norm's running statistics, are
+    copied. Training does not see any of it.
+
+    >>> from nearkin.encoders import build_encoder
+    >>> trained = build_encoder("small", dim=2)
+    >>> average = WeightEma(trained, 0.995)
+    >>> with torch.no_grad():
+    ...     _ = trained.head.bias.fill_(1.0)
+    >>> average.update()
+    >>> average.encoder.head.bias
+    Parameter containing:
+    tensor([0.8182, 0.8182])
+    """
+
+    def __init__(self, trained: Encoder, decay: float) -> None:
+        self.encoder = copy.deepcopy(trained).eval().requires_grad_(False)
+        self.decay = decay
+        self.updates = 0
+        # Listed once: walking the modules of a deep network takes time in every step.
+        self._trained, self._averaged = ([p.detach() for p in each.parameters()] for each in (trained, self.encoder))
+        # By kind, as one launch copies tensors of one kind.
+        kinds = {buffer.dtype for buffer in trained.buffers()}
+        self._buffers = [
+            tuple([b for b in each.buffers() if b.dtype == kind] for each in (self.encoder, trained)) for kind in kinds
+        ]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights as they are after a step."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        torch._foreach_lerp_(self._averaged, self._trained, 1 - decay)
+        for averaged, trained in self._buffers:
+            torch._foreach_copy_(averaged, trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"encoder": self.encoder.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.encoder.load_state_dict(state["encoder"])
+        self.updates = state["updates"]

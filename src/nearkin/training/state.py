@@ -28,9 +28,8 @@ from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.training.embedding import embed_images, embedded_by_all, images_at_a_time
 from nearkin.training.graphs import GraphedEncoder
-from nearkin.training.optimisation import Scheduler
+from nearkin.training.optimisation import Scheduler, WeightEma
 from nearkin.training.run_time import RunTime
-from nearkin.training.weight_average import WeightAverage
 
 EVALUATING = "evaluating"
 Evaluation = dict[str, float]
@@ -58,7 +57,7 @@ class TrainingState:
     data: OpenedImages
     protocol: Protocol
     transform: Transform
-    scored_transform: Transform
+    eval_transform: Transform
     """What makes the crops that are scored; methods look at training images by ``transform``."""
     encoder: Encoder
     objective: nn.Module
@@ -73,10 +72,10 @@ class TrainingState:
     """Labels of the training images, renumbered 0, 1, …, in the order of ``train_set``."""
     learned: nn.Module | None = None
     """What the method learns beside encoder and objective."""
-    average: WeightAverage | None = None
+    ema: WeightEma | None = None
     """The average of the encoder's weights, where the recipe asks for one."""
-    pull: Callable[[], None] | None = None
-    """Adds the pull to the weights at the start to the gradients, where the recipe asks for one."""
+    add_l2_sp: Callable[[], None] | None = None
+    """Adds the gradient of L2-SP, the proximal term around the weights at the start, where the recipe asks for it."""
     micro_batch: int | None = None
     """Images in the network at a time, where not the whole batch: what the recipe says, or else what is best here."""
     step: int = 0
@@ -111,9 +110,9 @@ class TrainingState:
         return list(self.encoder.parameters())
 
     @property
-    def scored_encoder(self) -> Encoder:
+    def eval_encoder(self) -> Encoder:
         """What is evaluated and saved: the average of the weights, or the encoder as it trains."""
-        return self.encoder if self.average is None else self.average.encoder
+        return self.encoder if self.ema is None else self.ema.encoder
 
     def pieces(self, images: Tensor) -> Sequence[Tensor]:
         """A batch as it goes through the network: in pieces of :attr:`micro_batch` images, or as one."""
@@ -121,14 +120,14 @@ class TrainingState:
 
     @cached_property
     def encode(self) -> Encoder | GraphedEncoder:
-        """The encoder for a training batch, by CUDA graphs where ``training.compile`` says so.
+        """The encoder for a training batch, by CUDA graphs where ``training.cuda_graphs`` says so.
 
         Networks from elsewhere are asked for first: what they draw outside of torch would stay the same in a graph.
         """
-        choice = self.recipe.training.compile
+        choice = self.recipe.training.cuda_graphs
         unasked = self.room_for_graphs and ":" not in self.recipe.encoder.backbone
         # What goes between ranks within the network cannot be part of a graph.
-        graphs = (choice == "graphs" or (choice == "auto" and unasked)) and not is_synchronised(self.encoder)
+        graphs = (choice == "always" or (choice == "auto" and unasked)) and not is_synchronised(self.encoder)
         return GraphedEncoder(self.encoder, self.device, self.dtype) if graphs else self.encoder
 
     @property
@@ -169,7 +168,7 @@ class TrainingState:
     @property
     def evaluated_at_a_time(self) -> int:
         """Images that go through the encoder together in an evaluation."""
-        return self.recipe.training.evaluation_batch_size or images_at_a_time(self.scored_transform.size, self.device)
+        return self.recipe.training.evaluation_batch_size or images_at_a_time(self.eval_transform.size, self.device)
 
     def embed(
         self,
@@ -191,7 +190,7 @@ class TrainingState:
             lambda part, told: embed_images(
                 encoder or self.encoder,
                 self.data.images,
-                self.scored_transform if as_scored else self.transform,
+                self.eval_transform if as_scored else self.transform,
                 rows=part,
                 batch_size=self.evaluated_at_a_time,
                 workers=self.recipe.data.workers,
@@ -210,7 +209,7 @@ class TrainingState:
 
         A random projection loses some of what the backbone knows, and would make training look better than it is.
         """
-        encoder = self.scored_encoder.without_head() if baseline else self.scored_encoder
+        encoder = self.eval_encoder.without_head() if baseline else self.eval_encoder
         what = EVALUATING
         if baseline or final:
             of = "validation" if part is self.protocol.validation else "test"
@@ -322,8 +321,8 @@ class Method:
     {}
     """
 
-    stop_after: int | None = None
-    """Evaluations without a new best that end the run, where the recipe's ``training.stop_after`` says nothing."""
+    early_stop_patience: int | None = None
+    """Evaluations without a new best that end the run, where ``training.early_stop_patience`` is not set."""
     events: Sequence[Event] = ()
     """What the method did and when; left in the run folder as ``events.json``."""
 

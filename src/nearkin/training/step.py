@@ -37,15 +37,15 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     add_up_gradients(state.optimiser)
     state.scaler.unscale_(state.optimiser)
-    if state.pull is not None:
-        state.pull()
+    if state.add_l2_sp is not None:
+        state.add_l2_sp()
     state.method.adjust_gradients(state)
     value = health.watch(batch, loss)
     clip_gradients(state.optimiser, state.recipe.training)
     state.scaler.step(state.optimiser)
     state.scaler.update()
-    if state.average is not None:
-        state.average.update()
+    if state.ema is not None:
+        state.ema.update()
     state.step += 1
     state.method.after_step(state)
     return value

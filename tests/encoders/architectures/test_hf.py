@@ -200,7 +200,7 @@ def test_position_embeddings_are_interpolated_for_larger_images(tmp_path, make):
 def test_a_network_of_one_size_says_which(tmp_path, monkeypatch):
     backbone = build_backbone(save(tmp_path, vit()))
     monkeypatch.setattr(backbone, "_for_other_sizes", {})
-    said = r"made for images of 32 × 32 pixels and cannot take 48 × 40 .*data\.image_size=32 and protocol\.test_scale=1"
+    said = r"made for images of 32 × 32 pixels and cannot take 48 × 40 .*data\.image_size=32 and protocol\.eval_scale=1"
     with pytest.raises(RecipeError, match=said):
         backbone(torch.zeros(1, 3, 48, 40))
     with pytest.raises(ValueError, match="channel"):  # another fault of the right size stays what it is

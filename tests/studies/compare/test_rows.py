@@ -299,8 +299,8 @@ def test_every_method_stands_on_all_levers_of_the_best_recipe():
         encoder, training = row.recipe.encoder, row.recipe.training
         assert (encoder.last_stride, encoder.dim) == (best.encoder.last_stride, best.encoder.dim) == (1, 2048)
         assert row.recipe.data == best.data
-        assert training.weight_average == best.training.weight_average
-        assert training.pull_to_start == best.training.pull_to_start
+        assert training.ema_decay == best.training.ema_decay
+        assert training.l2_sp == best.training.l2_sp
     trained = {(row.recipe.objective.name, row.recipe.method.name) for row in rows.values()}
     assert {
         ("proxy_isa", "plain"),

@@ -40,7 +40,7 @@ def study(tmp_path_factory):
             "method.steps_per_problem=60",
             "training.evaluate_every_steps=60",
             "training.max_steps=180",
-            "training.head_multiplier=1",
+            "training.head_lr_multiplier=1",
             "training.device=cpu",
         ],
     )

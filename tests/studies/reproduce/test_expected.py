@@ -73,7 +73,7 @@ def test_measured_scores_are_in_the_result_files(name):
             assert (run["objective"], run["method"]) == (recipe.objective.name, recipe.method.name)
             assert run["protocol"] == recipe.protocol.name
             as_long = run["steps"] == recipe.training.max_steps or run["epochs"] == recipe.training.epochs
-            ended_by_itself = recipe.training.stop_after is not None
+            ended_by_itself = recipe.training.early_stop_patience is not None
             assert as_long or ended_by_itself or line["note"], "runs shorter than the recipe's need a note"
         values = [100 * run["test"][line["metric"]] for run in runs]
         assert round(statistics.mean(values), 1) == float(line["value"])

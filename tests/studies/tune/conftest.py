@@ -18,7 +18,7 @@ TINY = {
     "training": {"epochs": 50, "max_steps": 8, "evaluate_every_steps": 2, "batch_size": 8, "device": "cpu"},
     "protocol": {"name": "validation", "test_share": 0.25},
 }
-PLANE = ("method.pull=1e-6..1:log", "method.proxies_per_class=1..7")
+PLANE = ("method.proximal_weight=1e-6..1:log", "method.proxies_per_class=1..7")
 
 
 @pytest.fixture

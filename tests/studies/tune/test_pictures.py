@@ -12,7 +12,7 @@ from nearkin.studies.tune.pictures import _plane, fit_surface
 
 
 def test_a_grid_has_a_cell_for_every_pair_of_values(made_up):
-    lists = ("method.pull=0,1e-4,1e-2", "method.proxies_per_class=1,2")
+    lists = ("method.proximal_weight=0,1e-4,1e-2", "method.proxies_per_class=1,2")
     points = [(pull, count) for pull in (0.0, 1e-4, 1e-2) for count in (1, 2)][:5]
     grid = made_up([("finished", 0.1 * n, *point) for n, point in enumerate(points, 1)], lists, sampler="grid")
     (cells,) = _plane(grid).axes[0].collections

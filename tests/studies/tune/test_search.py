@@ -137,7 +137,7 @@ def test_a_trial_in_a_process_of_its_own(make_plan, tune, tmp_path, monkeypatch)
     ],
 )
 def test_written_files(made_up, many, monkeypatch, case, pictures):
-    lists = ("method.pull=0,1e-4,1e-2", "method.proxies_per_class=1,2")
+    lists = ("method.proximal_weight=0,1e-4,1e-2", "method.proxies_per_class=1,2")
     tuning = {
         "none": lambda: made_up([("diverged", None, 0.5, 3)]),
         "one": lambda: made_up([("finished", 0.5, 0.5, 3)]),

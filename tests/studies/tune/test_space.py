@@ -19,8 +19,8 @@ def recipe():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("method.pull=1e-5..1e-2:log", Dimension("method.pull", 1e-5, 1e-2, log=True)),
-        ("method.pull=0..1", Dimension("method.pull", 0.0, 1.0)),
+        ("method.proximal_weight=1e-5..1e-2:log", Dimension("method.proximal_weight", 1e-5, 1e-2, log=True)),
+        ("method.proximal_weight=0..1", Dimension("method.proximal_weight", 0.0, 1.0)),
         ("method.proxies_per_class=1..8", Dimension("method.proxies_per_class", 1, 8)),
         ("training.batch_size=16..256:log", Dimension("training.batch_size", 16, 256, log=True)),
         ("training.learning_rate=1e-4,1e-3", Dimension("training.learning_rate", choices=(1e-4, 1e-3))),
@@ -42,7 +42,7 @@ def test_texts_are_typed_as_the_recipe_is(recipe, text, expected):
     ("text", "message"),
     [
         ("method.pul=0..1", "unknown key 'method.pul' for ccp: did you mean 'pull'"),
-        ("metod.pull=0..1", "unknown section 'metod': did you mean 'method'"),
+        ("metod.proximal_weight=0..1", "unknown section 'metod': did you mean 'method'"),
         ("method.proxies_per_class=0.5..4", "must be a whole number, got 0.5"),
         ("training.optimiser=adam,adamx", "must be one of adamw, adam, sgd, got 'adamx'"),
         ("training.optimiser=1..3", "must be one of"),
@@ -68,11 +68,13 @@ def test_what_cannot_be_searched_is_refused(recipe, text, message):
 
 def test_a_file_says_the_same(recipe, tmp_path):
     file = tmp_path / "mine.yml"
-    file.write_text("method: {pull: 1e-5..1e-2:log, proxies_per_class: [1, 2]}\ntraining.optimiser: adam,adamw\n")
-    texts = ["method.pull=1e-5..1e-2:log", "method.proxies_per_class=1,2", "training.optimiser=adam,adamw"]
+    file.write_text(
+        "method: {proximal_weight: 1e-5..1e-2:log, proxies_per_class: [1, 2]}\ntraining.optimiser: adam,adamw\n"
+    )
+    texts = ["method.proximal_weight=1e-5..1e-2:log", "method.proxies_per_class=1,2", "training.optimiser=adam,adamw"]
     assert read_space([file], recipe) == read_space(texts, recipe)
-    with pytest.raises(RecipeError, match=r"method\.pull is in the space twice"):
-        read_space([file, "method.pull=0..1"], recipe)
+    with pytest.raises(RecipeError, match=r"method\.proximal_weight is in the space twice"):
+        read_space([file, "method.proximal_weight=0..1"], recipe)
     file.write_text("- 1\n")
     with pytest.raises(RecipeError, match=r"mine\.yml must hold keys and values"):
         read_space([file], recipe)
@@ -96,7 +98,10 @@ def test_shipped_spaces_fit_the_recipe_of_their_command(file):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["method.pull=-1..1"], "the space holds method.pull=-1, and that cannot be trained: method.pull must be at"),
+        (
+            ["method.proximal_weight=-1..1"],
+            "the space holds method.proximal_weight=-1, and that cannot be trained: method.proximal_weight must be at",
+        ),
         (["method.proxies_per_class=0..4"], "method.proxies_per_class=0, and"),
         (["method.proxies_per_class=1..13"], "method.proxies_per_class=13, and that cannot be trained: method.pool_"),
         (["objective.positive_margin=-0.5..0.5"], "positive_margin"),
@@ -125,7 +130,9 @@ def test_keys_of_a_space_may_need_each_other(recipe):
 def test_fractions_are_short_and_stay_inside():
     rate = Dimension("training.learning_rate", 1.23456e-5, 0.0123456, log=True)
     assert rate.value_of(0.00012345678) == 0.0001235
-    assert Dimension("method.pull", 0.012344, 1.0).value_of(0.012344) == 0.012344, "0.01234 would lie outside"
+    assert Dimension("method.proximal_weight", 0.012344, 1.0).value_of(0.012344) == 0.012344, (
+        "0.01234 would lie outside"
+    )
     assert rate.value_of(0.0123456) == 0.0123456, "0.01235 would lie outside"
 
 

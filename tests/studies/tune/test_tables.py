@@ -41,7 +41,7 @@ def test_table_and_markdown_show_the_best_first_with_their_conditions(some, caps
         "Trial 3 diverged: it diverged",
     ):
         assert text in said
-    assert "method.pull lies at an end" not in said
+    assert "method.proximal_weight lies at an end" not in said
     page = formats.markdown(tuning_table(some))
     assert "| 2 | 45.0 | 7 | 1e-05 | 7 |\n| 0 | 41.2 | 7 | 0.001 | 4 |\n" in page
 
@@ -49,7 +49,9 @@ def test_table_and_markdown_show_the_best_first_with_their_conditions(some, caps
 def test_the_end_of_a_logarithmic_range_is_measured_by_its_logarithm(made_up):
     assert not remarks(made_up([("finished", 0.5, 0.02, 4)])), "two per cent of the way, yet far along in logarithm"
     assert len(remarks(made_up([("finished", 0.5, 1.2e-6, 4)]))) == 1
-    assert not remarks(made_up([("finished", 0.5, 1e-6, 1)], ["method.pull=1e-6,1e-5", "method.proxies_per_class=1,2"]))
+    assert not remarks(
+        made_up([("finished", 0.5, 1e-6, 1)], ["method.proximal_weight=1e-6,1e-5", "method.proxies_per_class=1,2"])
+    )
 
 
 def test_csv_has_every_trial_with_all_digits(some):
@@ -58,7 +60,7 @@ def test_csv_has_every_trial_with_all_digits(some):
     assert [row["status"] for row in rows] == ["finished", "pruned", "finished", "diverged", "finished"]
     assert rows[0]["R@1"] == rows[0]["scores"] == "0.412345678901"
     assert (rows[3]["R@1"], rows[3]["reason"]) == ("", "it diverged")
-    assert float(rows[2]["method.pull"]) == 1e-5
+    assert float(rows[2]["method.proximal_weight"]) == 1e-5
 
 
 def test_the_best_is_a_recipe_that_loads(some):
@@ -69,5 +71,5 @@ def test_the_best_is_a_recipe_that_loads(some):
     assert not third.startswith("#")
     (some.folder / "best.yaml").write_text(text)
     best, base = load_recipe(some.folder / "best.yaml").as_mapping(), some.plan.recipe.as_mapping()
-    assert best["method"] == base["method"] | {"pull": 1e-5, "proxies_per_class": 7}
+    assert best["method"] == base["method"] | {"proximal_weight": 1e-5, "proxies_per_class": 7}
     assert {key: best[key] for key in best if key != "method"} == {key: base[key] for key in base if key != "method"}

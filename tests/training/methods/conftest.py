@@ -20,7 +20,7 @@ TINY = {
         "sampler": "balanced",
         "images_per_class": 2,
         "learning_rate": 1e-3,
-        "proxy_multiplier": 1,
+        "proxy_lr_multiplier": 1,
         "device": "cpu",
         "schedule": "constant",
         "evaluate_every_steps": 2,

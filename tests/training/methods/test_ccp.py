@@ -120,7 +120,7 @@ def test_pool_of_proxies_size_is_a_random_choice(tiny):
 
 
 def test_the_step_is_the_loss_against_proxies_and_a_pull(tiny):
-    state = tiny("method.name=ccp", "method.pull=0.5", "method.proxies_per_class=2", "method.pool_size=3")
+    state = tiny("method.name=ccp", "method.proximal_weight=0.5", "method.proxies_per_class=2", "method.pool_size=3")
     state.method.start(state)
     start = weights(state)
     with torch.no_grad():
@@ -143,7 +143,9 @@ def test_the_step_is_the_loss_against_proxies_and_a_pull(tiny):
 
 
 def test_as_released_adds_batch_pairs_and_no_pull_at_first(tiny):
-    state = tiny("method.name=ccp", "method.as_released=true", "method.pull=0.5", "method.proxies_per_class=2")
+    state = tiny(
+        "method.name=ccp", "method.as_released=true", "method.proximal_weight=0.5", "method.proxies_per_class=2"
+    )
     state.method.start(state)
     embeddings, labels = torch.randn(4, 6), torch.tensor([0, 0, 3, 3])
     owners = torch.arange(5).repeat_interleave(2)
@@ -186,7 +188,9 @@ def test_fixed_steps_need_no_validation(tiny, tmp_path):
 
 def test_training_stops_after_evaluations_without_a_best(tiny, tmp_path, scripted):
     scripted([0.0, 0.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4])
-    state = tiny("method.name=ccp", "method.stop_after=4", "training.max_steps=40", "method.proxies_per_class=2")
+    state = tiny(
+        "method.name=ccp", "method.early_stop_patience=4", "training.max_steps=40", "method.proxies_per_class=2"
+    )
     fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert state.step == 10  # best at step 2, then evaluations at 4, 6, 8 and 10 without a better one
 
@@ -267,7 +271,7 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         (["method.raw_proxies=true", "method.anchors=samples"], "there are none"),
         (["method.best_proxies=true", "method.anchors=samples"], "there are none"),
         (["method.best_proxies=true", "method.steps_per_problem=3"], "leave out method.steps_per_problem"),
-        (["training.schedule=plateau", "training.schedule_every=3"], "rate would never fall: raise method.patience"),
+        (["training.schedule=plateau", "training.lr_decay_every=3"], "rate would never fall: raise method.patience"),
         (["method.pool=plian"], "method.pool must be one of plain, augmented"),
     ],
 )
@@ -313,7 +317,12 @@ def test_test_scores_end_a_problem_where_the_recipe_says_that_they_may(tiny):
 )
 def test_test_scores_do_not_end_the_training(tiny, tmp_path, scripted, protocol, last):
     scripted([0.0, 0.5, 0.4, 0.4, 0.4] if "validation" not in protocol[0] else [0.0, 0.0, 0.5, 0.4])
-    given = ("method.name=ccp", "method.steps_per_problem=3", "method.stop_after=1", "method.proxies_per_class=2")
+    given = (
+        "method.name=ccp",
+        "method.steps_per_problem=3",
+        "method.early_stop_patience=1",
+        "method.proxies_per_class=2",
+    )
     state = tiny(*given, "training.max_steps=8", *protocol)
     fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
     assert state.step == last
@@ -549,7 +558,7 @@ def test_a_problem_moves_away_from_the_proxies_of_its_best_evaluation_if_asked(
 def test_the_options_of_the_released_code_go_on_bit_for_bit(tiny, tmp_path):
     overrides = ["method.name=ccp", "method.pool=augmented", "method.raw_proxies=true", "method.best_proxies=true"]
     overrides += ["method.patience=2", "method.proxies_per_class=2", "method.pool_size=3", "training.max_steps=14"]
-    overrides += ["encoder.head_init=glorot", "encoder.head_bias=false", "encoder.freeze_scale_and_shift=true"]
+    overrides += ["encoder.head_init=glorot", "encoder.head_bias=false", "encoder.freeze_batch_norm_affine=true"]
     whole, resumed = whole_and_resumed(tiny, [*overrides, *AUGMENTED], tmp_path, stop_at=5)
     assert len(whole.method.events) >= 2
     assert equal(weights(whole), weights(resumed))
@@ -576,8 +585,8 @@ def test_a_plateau_counts_anew_in_every_problem(tiny, tmp_path, scripted):
     """
     scores = [0.9, 0.8, 0.8, 0.8, 0.1, 0.2, 0.3, 0.4, 0.3, 0.3, 0.3, 0.2, 0.1, 0.1]
     scripted([0.0, 0.0, *scores])
-    given = ["method.name=ccp", "method.patience=3", "method.proxies_per_class=2", "training.proxy_multiplier=10"]
-    plateau = ["training.schedule=plateau", "training.schedule_every=1", "training.min_learning_rate=2e-4"]
+    given = ["method.name=ccp", "method.patience=3", "method.proxies_per_class=2", "training.proxy_lr_multiplier=10"]
+    plateau = ["training.schedule=plateau", "training.lr_decay_every=1", "training.min_learning_rate=2e-4"]
     state = tiny(*given, *plateau, "training.max_steps=28")
     rates = []
 

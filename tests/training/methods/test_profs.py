@@ -206,7 +206,9 @@ def test_half_precision_is_lifted_even_under_autocast():
 def test_trace_equals_a_plain_script():
     """Draws of representatives, batches, θ* and every step of the weights over two and a half projections of four."""
     rate, pull, held = 0.05, 0.5, 4
-    state = toy_state("method.steps_per_projection=4", f"method.pull={pull}", "encoder.freeze_batch_norm=true")
+    state = toy_state(
+        "method.steps_per_projection=4", f"method.proximal_weight={pull}", "encoder.freeze_batch_norm=true"
+    )
     network = copy.deepcopy(state.encoder)
     trail, centres = [], []
     genuine = state.method.adjust_gradients
@@ -249,7 +251,7 @@ def test_trace_equals_a_plain_script():
 
 
 def test_the_pull_is_lambda_times_the_way_from_the_last_draw():
-    states = [toy_state("method.steps_per_projection=3", f"method.pull={pull}") for pull in (0.0, 0.25)]
+    states = [toy_state("method.steps_per_projection=3", f"method.proximal_weight={pull}") for pull in (0.0, 0.25)]
     start = weights(states[0])
     for state in states:
         state.method.start(state)
@@ -299,7 +301,7 @@ def test_saved_in_the_middle_of_a_projection_it_continues_bit_for_bit(mined, tmp
     overrides = [
         f"method.hard_negative_classes={mined}",
         "method.steps_per_projection=4",
-        "method.pull=0.1",
+        "method.proximal_weight=0.1",
         "training.optimiser=adamw",
         "objective.name=cross_batch_memory",
         "objective.size=20",
@@ -381,7 +383,7 @@ def test_events_stay_few_and_small(monkeypatch):
         (["training.batch_size=3"], "two classes in a batch.*at least 6"),
         (["method.steps_per_projection=-1"], "steps_per_projection must be at least 1, or 0 for one endless"),
         (["method.occurrences=0"], "occurrences must be at least 1"),
-        (["method.pull=-0.1"], "pull must be at least 0"),
+        (["method.proximal_weight=-0.1"], "proximal_weight must be at least 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_training(overrides, message):

@@ -28,7 +28,7 @@ def test_one_update_is_plain_training(tiny):
 
 
 def test_further_updates_are_steps_of_adamw_with_the_embeddings_held_still(tiny):
-    state = tiny(*UPDATES, "method.updates=4", "training.optimiser=sgd", "training.proxy_multiplier=1")
+    state = tiny(*UPDATES, "method.updates=4", "training.optimiser=sgd", "training.proxy_lr_multiplier=1")
     reference = copy.deepcopy(state.objective)
     seen = []
     state.encoder.register_forward_hook(lambda module, inputs, output: seen.append(output.detach().clone()))

@@ -26,11 +26,11 @@ SETTABLE = (
     "training.sampler",
     "training.images_per_class",
     "training.learning_rate",
-    "training.head_multiplier",
-    "training.proxy_multiplier",
+    "training.head_lr_multiplier",
+    "training.proxy_lr_multiplier",
     "training.warmup_epochs",
-    "training.clip",
-    "training.clip_at",
+    "training.max_grad_norm",
+    "training.max_grad_value",
     "training.evaluate_every_steps",
 )
 """What a row may set. All else is the same for all, or what is compared would not be the methods."""
@@ -42,11 +42,11 @@ BUDGET = (
     "optimiser",
     "weight_decay",
     "schedule",
-    "schedule_every",
-    "schedule_factor",
+    "lr_decay_every",
+    "lr_decay_factor",
     "min_learning_rate",
     "milestones",
-    "stop_after",
+    "early_stop_patience",
 )
 """Keys of ``training`` that a row may set under ``budget``: it then says that it has another one, and the table too."""
 

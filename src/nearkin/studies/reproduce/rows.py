@@ -217,7 +217,7 @@ def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
     ours["encoder"]["normalisation"] = theirs["encoder"]["normalisation"]
     copied = ["sampler", "images_per_class", "evaluate_every_steps"]
     if paper.method.name == "ccp":
-        copied.append("proxy_multiplier")
+        copied.append("proxy_lr_multiplier")
     ours["training"] |= {key: theirs["training"][key] for key in copied}
     ranks = ("recall_at", "precision_at", "map_at", "ndcg_at", "scores", "clustering", "train_share", "label_noise")
     ours["protocol"] |= {key: theirs["protocol"][key] for key in ranks}

@@ -91,16 +91,16 @@ Space = tuple[Dimension, ...]
 def read_space(texts: Iterable[str | Path], recipe: Recipe) -> Space:
     """The space that ``key=low..high[:log]``, ``key=a,b,c`` and files describe, typed as the recipe's keys are.
 
-    A file holds the same in YAML: ``method: {pull: 1e-5..1e-2:log, proxies_per_class: 1..8}``; lists are choices. Files
-    that come with nearkin are given by name, such as ``ccp``.
+    A file holds the same in YAML: ``method: {proximal_weight: 1e-5..1e-2:log, proxies_per_class: 1..8}``; lists are
+    choices. Files that come with nearkin are given by name, such as ``ccp``.
 
     >>> recipe = load_recipe({"objective": "contrastive", "method": "ccp"})
-    >>> [str(each) for each in read_space(["method.pull=1e-5..1e-2:log", "training.batch_size=32,64"], recipe)]
-    ['method.pull=1e-05..0.01:log', 'training.batch_size=32,64']
-    >>> read_space(["method.pul=0..1"], recipe)
+    >>> [str(key) for key in read_space(["method.proximal_weight=1e-5..1e-2:log", "training.epochs=1,2"], recipe)]
+    ['method.proximal_weight=1e-05..0.01:log', 'training.epochs=1,2']
+    >>> read_space(["method.proximal=0..1"], recipe)
     Traceback (most recent call last):
     ...
-    nearkin.errors.RecipeError: method.pul=0..1: unknown key 'method.pul' for ccp: did you mean 'pull'? Valid: ...
+    nearkin.errors.RecipeError: method.proximal=0..1: unknown key 'method.proximal' for ccp: ...
     """
     written: dict[str, Any] = {}
     for text in texts:

@@ -21,7 +21,7 @@ from nearkin.proxies import ProxyBank, greedy_k_center
 from nearkin.ranks import gather_rows, share_of
 from nearkin.recipe import Recipe
 from nearkin.samplers.stream import generator
-from nearkin.training.proximal_pull import ProximalPull
+from nearkin.training.optimisation import ProximalTerm
 from nearkin.training.state import Event, Method, TrainingState
 
 __all__ = ["Ccp"]
@@ -54,13 +54,13 @@ class Ccp(Method):
             between such vectors (as released). A pair loss normalises them anyway; being longer, they turn more slowly.
         best_proxies: move away from the proxies of the sub-problem's best evaluation, of which θ* are the weights, and
             not from those it ended with (as released).
-        pull: λ of the proximal term.
+        proximal_weight: λ of the proximal term.
         patience: evaluations without improvement after which a sub-problem has converged.
         min_improvement: what counts as an improvement of the score that the protocol selects by.
         steps_per_problem: end every sub-problem after this many steps instead of by its scores.
         problem_share: the same as a share of the whole run, where no number of steps is given.
-        stop_after: evaluations on validation classes without a new best after which the whole training ends; where
-            ``training.stop_after`` is set, that counts instead.
+        early_stop_patience: evaluations on validation classes without a new best after which the whole training ends;
+            where ``training.early_stop_patience`` is set, that counts instead.
         warmup_steps: steps of the loss by itself before the first sub-problem. Embeddings of a network that has learned
             nothing yet nearly coincide, and so would proxies that start from them: each loss whose push outweighs its
             pull then chases the whole batch away from all of them. Pretrained networks, as in the paper, can do
@@ -83,20 +83,20 @@ class Ccp(Method):
         pool: Literal["plain", "augmented"] = "plain",
         raw_proxies: bool = False,
         best_proxies: bool = False,
-        pull: float = 2e-4,
+        proximal_weight: float = 2e-4,
         patience: int = 3,
         min_improvement: float = 1e-5,
         steps_per_problem: int | None = None,
         problem_share: float | None = None,
-        stop_after: int = 60,
+        early_stop_patience: int = 60,
         warmup_steps: int = 0,
         warmup_share: float = 0.0,
         anchors: Literal["proxies", "samples"] = "proxies",
         as_released: bool = False,
     ) -> None:
         check_at_least(1, proxies_per_class=proxies_per_class, pool_size=pool_size, patience=patience)
-        check_at_least(1, stop_after=stop_after, steps_per_problem=steps_per_problem)
-        check_at_least(0, warmup_steps=warmup_steps, pull=pull)
+        check_at_least(1, early_stop_patience=early_stop_patience, steps_per_problem=steps_per_problem)
+        check_at_least(0, warmup_steps=warmup_steps, proximal_weight=proximal_weight)
         if not 0 <= warmup_share < 1:
             raise ValueError(f"warmup_share must be at least 0 and below 1, got {warmup_share}")
         if problem_share is not None and not 0 < problem_share <= 1:
@@ -106,12 +106,12 @@ class Ccp(Method):
         self.pool = pool
         self.raw_proxies = raw_proxies
         self.best_proxies = best_proxies
-        self.pull = pull
+        self.proximal_weight = proximal_weight
         self.patience = patience
         self.min_improvement = min_improvement
         self.steps_per_problem = steps_per_problem
         self.problem_share = problem_share
-        self.stop_after = stop_after
+        self.early_stop_patience = early_stop_patience
         self.warmup_steps = warmup_steps
         self.warmup_share = warmup_share
         self.anchors = anchors
@@ -121,7 +121,7 @@ class Ccp(Method):
         self.problem_began = 0
         self.without_improvement = 0
         self.problem_best = -math.inf
-        self._reference = ProximalPull()
+        self._reference = ProximalTerm()
         self._best_weights: list[Tensor] | None = None
         self._best_proxies: Tensor | None = None
         self._anchor_rows: NDArray[np.int64] = np.empty((0, 0), dtype=np.int64)
@@ -161,11 +161,11 @@ class Ccp(Method):
         if not given:
             if recipe.protocol.name == "everything":
                 raise RecipeError(_NO_SCORES.format("where every class trains there are none"))
-            patience, plateau = options.get("patience", 3), recipe.training.schedule_every
+            patience, plateau = options.get("patience", 3), recipe.training.lr_decay_every
             if recipe.training.schedule == "plateau" and plateau >= patience:
                 raise RecipeError(
                     f"the plateau schedule counts anew in every sub-problem of CCP, which ends after method.patience "
-                    f"({patience}) evaluations without improvement, so that with training.schedule_every={plateau} the "
+                    f"({patience}) evaluations without improvement, so that with training.lr_decay_every={plateau} the "
                     f"rate would never fall: raise method.patience above that, or set training.schedule=constant"
                 )
             refuse_test_scores(recipe.protocol, "CCP would end its sub-problems", instead=_INSTEAD)
@@ -203,7 +203,7 @@ class Ccp(Method):
 
     def adjust_gradients(self, state: TrainingState) -> None:
         if not (self.as_released and self.problem == 1):
-            self._reference.add_to_gradients(state.weights, self.pull)
+            self._reference.add_to_gradients(state.weights, self.proximal_weight)
 
     def after_step(self, state: TrainingState) -> None:
         if self.problem == 0:

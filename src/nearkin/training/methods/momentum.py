@@ -12,7 +12,7 @@ from nearkin import losses
 from nearkin.data.loader import Batch
 from nearkin.encoders import Encoder
 from nearkin.errors import RecipeError
-from nearkin.losses.momentum_proxy_anchor import follow
+from nearkin.losses.momentum_proxy_anchor import update_ema
 from nearkin.ranks import gather_rows
 from nearkin.recipe import Recipe
 from nearkin.training.device import autocast
@@ -55,7 +55,7 @@ class Momentum(Method):
 
     def after_step(self, state: TrainingState) -> None:
         momentum: float = state.objective.momentum  # type: ignore[assignment]
-        follow(self._following(state), state.encoder, momentum=momentum)
+        update_ema(self._following(state), state.encoder, momentum=momentum)
 
     def _following(self, state: TrainingState) -> Encoder:
         if self._follower is None:

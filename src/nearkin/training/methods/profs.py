@@ -17,7 +17,7 @@ from nearkin.numerics import full_precision
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.samplers.class_representatives import ClassRepresentativeSampler
-from nearkin.training.proximal_pull import ProximalPull
+from nearkin.training.optimisation import ProximalTerm
 from nearkin.training.state import Event, Method, TrainingState
 
 __all__ = ["Profs", "representative_loss"]
@@ -45,7 +45,7 @@ class Profs(Method):
     Args:
         steps_per_projection: M; None for ``ceil(occurrences · I · C / B)``, 0 for one endless projection.
         occurrences: ρ, how often a class is to be in a batch before its representative changes (section 5.4).
-        pull: λ of the proximal term (section 5.2).
+        proximal_weight: λ of the proximal term (section 5.2).
         hard_negative_classes: hard negative class mining (HNCM): fill a batch with the classes whose representatives
             lie nearest to that of a first class.
         hard_pairs: for contrastive, triplet and margin losses keep of each representative's negative pairs only the
@@ -60,7 +60,7 @@ class Profs(Method):
         *,
         steps_per_projection: int | None = None,
         occurrences: int = 6,
-        pull: float = 1e-3,
+        proximal_weight: float = 1e-3,
         hard_negative_classes: bool = False,
         hard_pairs: bool = True,
     ) -> None:
@@ -69,15 +69,15 @@ class Profs(Method):
                 f"steps_per_projection must be at least 1, or 0 for one endless projection, got {steps_per_projection}"
             )
         check_at_least(1, occurrences=occurrences)
-        check_at_least(0, pull=pull)
+        check_at_least(0, proximal_weight=proximal_weight)
         self.steps_per_projection = steps_per_projection
         self.occurrences = occurrences
-        self.pull = pull
+        self.proximal_weight = proximal_weight
         self.hard_negative_classes = hard_negative_classes
         self.hard_pairs = hard_pairs
         self.events: list[Event] = []
         """The last draws of representatives: the step, how many, and their training rows unless they are very many."""
-        self._reference = ProximalPull()
+        self._reference = ProximalTerm()
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -131,7 +131,7 @@ class Profs(Method):
         return super().loss(state, embeddings, labels, batch)
 
     def adjust_gradients(self, state: TrainingState) -> None:
-        self._reference.add_to_gradients(state.weights, self.pull)
+        self._reference.add_to_gradients(state.weights, self.proximal_weight)
 
     def after_step(self, state: TrainingState) -> None:
         steps = self.batches.steps_per_projection
