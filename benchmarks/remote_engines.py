@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from losses import setting
-from nearkin.index.engine import new_identity, open_engine, without_password
-from nearkin.index.queries import nearest_of
+from nearkin.index.engine import nearest, new_identity, open_engine, without_password
 from nearkin.index.segments import Segments
 
 SHARES = (1.0, 0.5, 0.1, 0.05, 0.01)
@@ -72,7 +71,7 @@ def measure(address, vectors, queries, folder, rng):
             for query in queries:
                 for name, engine in engines.items():
                     start = time.perf_counter()
-                    found[name] += nearest_of(engine, stored, "cosine", query[None].astype(np.float64), 10, allowed)
+                    found[name] += nearest(engine, stored, "cosine", query[None].astype(np.float64), 10, allowed)
                     times[name].append(1000 * (time.perf_counter() - start))
             both = zip(found["server"], found["exact"], strict=True)
             recall = np.mean([len(np.intersect1d(mine[0], true[0])) / len(true[0]) for mine, true in both])

@@ -2,7 +2,7 @@
 
     python benchmarks/search.py                            # 100,000 vectors of 512 numbers, two threads
     python benchmarks/search.py --json results/search.json # keep the figures
-    python benchmarks/search.py --rows 200000 --dim 128 --engines exact faiss faiss-hnsw
+    python benchmarks/search.py --rows 200000 --dim 128 --engines exact faiss
 
 Both sides find the ten nearest of the same vectors of length 1. Ours is the engine of an index with the scores in
 float64 that follow it, from memory-mapped files; theirs holds its vectors in memory. "around kinds" are vectors that
@@ -29,8 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearkin.index.engine import open_engine
-from nearkin.index.queries import nearest_of
+from nearkin.index.engine import nearest, open_engine
 from nearkin.index.segments import Segments
 
 try:
@@ -105,7 +104,7 @@ def compare_engines(options):
             for left, allowed in filters.items():
 
                 def find(name, some, vectors=vectors, engines=engines, allowed=allowed):
-                    return nearest_of(engines[name], vectors, "cosine", some, K, allowed)
+                    return nearest(engines[name], vectors, "cosine", some, K, allowed)
 
                 def one_by_one(name, find=find, queries=queries):
                     return lambda: [find(name, query[None]) for query in queries[:16]]
@@ -141,7 +140,7 @@ def compare_with_flat(options):
                 some = queries[:batch]
 
                 def ours(some=some, vectors=vectors, engine=engine):
-                    return nearest_of(engine, vectors, "cosine", some.astype(np.float64), K, None)
+                    return nearest(engine, vectors, "cosine", some.astype(np.float64), K, None)
 
                 sides = {"nearkin": ours}
                 if theirs is not None:

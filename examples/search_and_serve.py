@@ -47,8 +47,7 @@ def main(arguments: list[str] | None = None) -> list[str | None]:
         sure = "" if hit.confidence is None else f"{hit.confidence:.0%} sure"  # too few labels tell nothing
         print(f"{hit.score:.2f}  {sure}  {hit.label}  {hit.path}")
     if given.stay:
-        print("http://127.0.0.1:8000")
-        index.serve(port=8000)
+        serve(index, Settings(port=8000), ready=print)
 
     # A server is a process of its own, `nearkin serve INDEX`; a thread does for an example.
     address: Queue[str] = Queue()

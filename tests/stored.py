@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nearkin.index.engine import new_identity, open_engine
-from nearkin.index.queries import nearest_of
+from nearkin.index.engine import nearest, new_identity, open_engine
 from nearkin.index.segments import Segments
 
 
@@ -33,7 +32,7 @@ class Stored:
     def recall(self, queries, k=10, allowed=None):
         """The share of the exact result that is found, of which there must be as many rows."""
         found, true = (
-            nearest_of(each, self.vectors, self.distance, queries, k, allowed) for each in (self.engine, self.truth)
+            nearest(each, self.vectors, self.distance, queries, k, allowed) for each in (self.engine, self.truth)
         )
         assert [len(ids) for ids, _ in found] == [len(ids) for ids, _ in true]
         pairs = zip(found, true, strict=True)

@@ -49,6 +49,7 @@ def test_links_lead_somewhere():
         ("scores", "scores"),
         ("plots", "plots"),
         ("recipes", "recipes"),
+        ("study", "studies"),
         ("keys", "recipe_keys"),
     ],
 )

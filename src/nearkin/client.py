@@ -22,9 +22,9 @@ from PIL import Image
 
 from nearkin.errors import DataError, NearkinError
 from nearkin.index.calibration import Bin, Calibration
+from nearkin.index.index import Stored
 from nearkin.index.items import Item
-from nearkin.index.results import Hit
-from nearkin.index.uploads import Stored
+from nearkin.index.search import Hit
 
 
 class ServerError(NearkinError):

@@ -90,12 +90,6 @@ def test_what_cannot_be_served(nearkin, served, index, tmp_path):
     assert not served
 
 
-def test_an_index_serves_itself(index, served, capsys):
-    Index.open(index).serve(port=8001)
-    assert served[0].port == 8001
-    assert capsys.readouterr().out == "http://127.0.0.1:8001\n"
-
-
 def test_from_a_run_to_a_server(trained, photos, tmp_path):
     """The command itself, with an encoder that was trained."""
     folder = tmp_path / "birds.index"

@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from nearkin.index import Index, faiss_engine, pgvector_engine
-from nearkin.index.engine import ENGINES, new_identity, open_engine
-from nearkin.index.queries import nearest_of
+from nearkin.index.engine import ENGINES, nearest, new_identity, open_engine
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
@@ -27,7 +26,7 @@ def engines_under_test():
     With Milvus, of which a new collection alone takes three seconds, the suite is slow; what it must not lose is in
     ``tests/index/test_milvus_engine.py``, too.
     """
-    return ["exact", "faiss", "faiss-hnsw", "pgvector", pytest.param("milvus", marks=pytest.mark.slow)]
+    return ["exact", "faiss", "pgvector", pytest.param("milvus", marks=pytest.mark.slow)]
 
 
 pytestmark = pytest.mark.parametrize("name", engines_under_test())
@@ -63,7 +62,7 @@ class Stored:
         return other.show()
 
     def search(self, queries, k, allowed=None):
-        return nearest_of(self.engine, self.vectors, self.distance, queries, k, allowed)
+        return nearest(self.engine, self.vectors, self.distance, queries, k, allowed)
 
     @property
     def recall(self):
@@ -289,8 +288,7 @@ READER = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from nearkin.index.engine import open_engine
-from nearkin.index.queries import nearest_of
+from nearkin.index.engine import nearest, open_engine
 from nearkin.index.segments import Segments
 
 folder, name, identity = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -299,7 +297,7 @@ engine = open_engine(name, folder / "engine", vectors, "cosine", identity)
 for line in sys.stdin:
     vectors.show(int(line))
     engine.show(int(line))
-    found = nearest_of(engine, vectors, "cosine", np.load(folder / "queries.npy"), 10, None)
+    found = nearest(engine, vectors, "cosine", np.load(folder / "queries.npy"), 10, None)
     print(json.dumps([ids.tolist() for ids, _ in found]), flush=True)
 """
 

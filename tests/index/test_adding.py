@@ -19,7 +19,7 @@ import json, os, random, signal, sys
 from pathlib import Path
 import numpy as np
 from PIL import Image
-import numpy.random, nearkin.index.exact  # which each of the forks would import else
+import numpy.random, sklearn.linear_model, nearkin.index.exact  # which each of the forks would import else
 from nearkin.index.index import Index
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
@@ -37,7 +37,7 @@ model = Model(Path("nowhere"), "stand-in", 6, "cosine", 32, embed)
 
 def adds(folder, until):
     def work_of_child(out):
-        tables = [(Items, name) for name in ("set_fact", "note_file", "insert")]
+        tables = [(Items, name) for name in ("set_fact", "record_file", "insert")]
         seen = count_events(until, (os, "fsync"), (Segments, "append"), *tables)
         index = Index.open(folder, model) if (folder / "items.sqlite").exists() else Index.create(folder, model)
         index.add(photos, batch_size=4, progress=lambda done, of: print(done, file=out))

@@ -41,21 +41,12 @@ def test_hits_are_right_as_often_as_their_confidence_says(distance, spread):
     assert np.mean((sure - right) ** 2) == pytest.approx(fitted.brier, abs=0.05)
 
 
-def test_the_curve_is_the_likeliest_one():
-    rng = np.random.default_rng(0)
-    scores = rng.uniform(-1, 1, 20_000)
-    right = (rng.uniform(size=len(scores)) < 1 / (1 + np.exp(-(6 * scores - 2)))).astype(np.float64)
-    slope, intercept = calibration._fitted(scores, right)
-    assert slope == pytest.approx(6, abs=0.3)
-    assert intercept == pytest.approx(-2, abs=0.15)
-
-
 def test_more_similar_is_never_less_sure():
     rng = np.random.default_rng(0)
     scores = rng.uniform(-1, 1, 500)
-    slope, _ = calibration._fitted(scores, (scores < 0).astype(np.float64))
+    slope, _ = calibration._platt(scores, (scores < 0).astype(np.float64))
     assert slope == 0.0
-    separable = calibration._fitted(scores, (scores > 0).astype(np.float64))
+    separable = calibration._platt(scores, (scores > 0).astype(np.float64))
     assert np.isfinite(separable).all()
     sure = [Calibration(*separable, "", 1, 0, 0, ()).confidence(score) for score in np.linspace(-1, 1, 50)]
     assert sure == sorted(sure)
@@ -118,7 +109,7 @@ def test_among_more_kinds_a_hit_is_as_sure_as_it_is_right_there(classes):
     spread = 0.9
     few = fit(*kinds(60, 6, spread), "cosine", "drawn")
     vectors, labels = kinds(classes, 6, spread, seed=1)
-    curve = few.among(calibration.kinds_of(labels))
+    curve = few.among(calibration._classes_of(labels))
     scores, right = calibration._hits(vectors, labels, "cosine")
     sure = np.vectorize(curve.confidence)(scores)
     unmoved = np.vectorize(few.confidence)(scores)
@@ -130,20 +121,15 @@ def test_among_more_kinds_a_hit_is_as_sure_as_it_is_right_there(classes):
 
 def test_more_images_of_the_same_kinds_leave_the_curve_where_it_is():
     few = fit(*kinds(40, 6, 0.9), "cosine", "drawn")
-    many = calibration.number_of_kinds(np.full(40, 60))
+    many = calibration.effective_classes(np.full(40, 60))
     assert few.among(many).shift == pytest.approx(0.0, abs=0.25)
     assert -1 <= few.growth < -0.3
-    assert few.among(few.kinds).shift == 0
-    assert (few.images, few.kinds) == (240, pytest.approx(40 * 239 / (40 * 5) * 40 * 6 / 240))
+    assert few.among(few.classes).shift == 0
+    assert (few.images, few.classes) == (240, pytest.approx(40 * 239 / (40 * 5) * 40 * 6 / 240))
 
 
 def test_too_few_kinds_to_see_how_it_changes_are_taken_to_be_alike():
     assert fit(*kinds(9, 6, 0.9), "cosine", "drawn").growth == -1.0
-
-
-def test_kinds_of_one_image_are_as_many_as_images():
-    assert calibration.number_of_kinds(np.ones(7, dtype=np.int64)) == 7
-    assert calibration.number_of_kinds(np.array([4, 4])) == pytest.approx(8 * 7 / 24)
 
 
 def likeliest(features, target, weights):
@@ -172,30 +158,7 @@ def test_the_curve_is_the_likeliest_for_platts_targets_and_never_falls(rises):
     assert (slope > 1) == (rises > 1)
     if slope < 0:
         slope, intercept = 0.0, math.log(target.mean() / (1 - target.mean()))
-    assert calibration._fitted(scores, right) == pytest.approx((slope, intercept), abs=1e-5)
-
-
-def test_several_features_and_weights_of_hits_are_those_of_the_likeliest_model():
-    rng = np.random.default_rng(0)
-    features = np.stack([rng.uniform(-1, 1, 400), rng.normal(3, 0.5, 400)], axis=1)
-    target = (rng.uniform(size=400) < 1 / (1 + np.exp(-(4 * features[:, 0] - features[:, 1] + 2)))).astype(float)
-    weights = rng.uniform(0.1, 3, 400)
-    slopes, intercept = calibration._logistic_regression(features, target, weights)
-    expected_slopes, expected = likeliest(features, target, weights)
-    np.testing.assert_allclose(slopes, expected_slopes, rtol=1e-4)
-    assert intercept == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_feature_that_is_always_the_same_has_no_slope():
-    rng = np.random.default_rng(0)
-    scores = rng.uniform(-1, 1, 300)
-    target = (rng.uniform(size=300) < 1 / (1 + np.exp(-3 * scores))).astype(float)
-    slopes, intercept = calibration._logistic_regression(
-        np.stack([scores, np.full(300, 2.0)], axis=1), target, np.ones(300)
-    )
-    (slope,), expected = likeliest(scores[:, None], target, np.ones(300))
-    np.testing.assert_allclose(slopes, [slope, 0], atol=1e-5)
-    assert intercept == pytest.approx(expected, abs=1e-5)
+    assert calibration._platt(scores, right) == pytest.approx((slope, intercept), abs=1e-5)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
@@ -245,7 +208,7 @@ def test_a_curve_from_some_classes_is_moved_to_the_number_of_others_and_measured
     found = fit_on_others(known, asked, "cosine", "others", moves=moves)
     alone = fit(known.vectors, known.labels, "cosine", "known")
     assert (found.slope, found.intercept) == (alone.slope, alone.intercept)
-    assert (found.images, found.kinds, found.source) == (144, alone.kinds, "others")
+    assert (found.images, found.classes, found.source) == (144, alone.classes, "others")
     assert found.growth == (alone.growth if moves else 0)
     hits, number = plain_hits(asked.vectors, asked.labels)
     _, known_number = plain_hits(known.vectors, known.labels)
@@ -259,19 +222,9 @@ def test_a_curve_from_some_classes_is_moved_to_the_number_of_others_and_measured
 
 
 def test_hits_of_a_tenth_are_counted_together_and_certainty_is_in_the_last():
-    told = calibration._reliability(np.array([0.05, 0.07, 0.25, 0.95, 1.0]), np.array([0.0, 1.0, 0.0, 1.0, 1.0]))
-    assert told == (
+    confidence, right = np.array([0.05, 0.07, 0.25, 0.95, 1.0]), np.array([0.0, 1.0, 0.0, 1.0, 1.0])
+    assert calibration._measured((1.0, 0.0), confidence, right, "").reliability == (
         Bin(2, pytest.approx(0.06), 0.5),
         Bin(1, pytest.approx(0.25), 0.0),
         Bin(2, pytest.approx(0.975), 1.0),
     )
-
-
-def test_at_most_so_many_labelled_items_are_looked_at(monkeypatch):
-    monkeypatch.setattr(calibration, "MOST_IMAGES", 5)
-    ids, names = calibration.some_of(np.arange(100, 140), np.array([f"kind {i}" for i in range(40)]))
-    assert len(set(ids.tolist())) == 5
-    assert ids.tolist() == sorted(ids.tolist()) != list(range(100, 105))
-    assert names.tolist() == [f"kind {i - 100}" for i in ids]
-    few = np.arange(3)
-    assert calibration.some_of(few, few.astype(str))[0].tolist() == [0, 1, 2]

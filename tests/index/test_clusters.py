@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from nearkin.data.manifest import manifest_images
 from nearkin.errors import DataError, RecipeError
 from nearkin.index import clusters
-from nearkin.index.clusters import cluster, mean_silhouette, write_manifest
+from nearkin.index.clusters import cluster, write_manifest
 from nearkin.index.index import Index
 
 
@@ -52,26 +51,6 @@ def test_the_number_is_found_where_there_are_clumps(make, number):
     assert found.purity == found.nmi == 1.0
     assert found.silhouette > 0.7
     assert sorted(id for ids in found.ids for id in ids) == list(range(15 * number))
-
-
-def test_the_silhouette_is_what_its_definition_says():
-    rng = np.random.default_rng(0)
-    points = rng.normal(size=(30, 3))
-    assigned = rng.integers(0, 4, 30)
-    assigned[assigned == 3] = 2
-    assigned[7] = 3  # alone
-    distances = np.linalg.norm(points[:, None] - points[None], axis=2)
-    values = []
-    for row in range(30):
-        own = (assigned == assigned[row]) & (np.arange(30) != row)
-        if not own.any():
-            values.append(0.0)
-            continue
-        a = distances[row, own].mean()
-        b = min(distances[row, assigned == each].mean() for each in set(assigned.tolist()) - {assigned[row]})
-        values.append((b - a) / max(a, b))
-    found = mean_silhouette(torch.from_numpy(distances), torch.from_numpy(assigned))
-    assert found == pytest.approx(np.mean(values), abs=1e-12)
 
 
 def test_largest_and_most_typical_first(make):

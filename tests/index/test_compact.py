@@ -11,9 +11,9 @@ from tests.killing import run_script
 
 from nearkin.errors import DataError
 from nearkin.index import Index
-from nearkin.index import compact as module
-from nearkin.index.compact import compact
+from nearkin.index import upgrade as module
 from nearkin.index.corrections import correct, corrections
+from nearkin.index.upgrade import compact
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_long_runs_that_were_removed_free_their_room(tmp_path, model, monkeypatc
     expected[ids] = values[ids]
     assert np.array_equal(np.concatenate(new.maps()), expected)
     # 10,000 rows of 64 bytes; written are five blocks of 1,024 at most.
-    new_size, old_size = (module._on_disk(tmp_path, tmp_path / name) for name in ("new", "old"))
+    new_size, old_size = (module._bytes_on_disk(tmp_path, tmp_path / name) for name in ("new", "old"))
     assert new_size <= 5 * 1024 * 64 + 3 * 4096 < old_size
 
 
@@ -111,9 +111,9 @@ SCRIPT = """
 import json, os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
-import numpy.random, nearkin.index.exact  # which each of the forks would import else
-from nearkin.index import compact as module
-from nearkin.index.compact import compact
+import numpy.random, sklearn.linear_model, nearkin.index.exact  # which each of the forks would import else
+from nearkin.index import upgrade as module
+from nearkin.index.upgrade import compact
 from nearkin.index.index import Index
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
@@ -176,7 +176,7 @@ assert code == 0
 assert is_gone(work / "whole")
 events = int(lines[0])
 ends = []
-for moment in range(1, events, max(1, events // 20)):
+for moment in range(1, events, max(1, events // 10)):
     folder = work / str(moment)
     shutil.copytree(work / "made", folder)
     assert in_child(compacts(folder, moment))[1] == -signal.SIGKILL
@@ -191,6 +191,6 @@ print(json.dumps(ends))
 def test_killed_at_any_moment_it_is_the_old_index_or_the_new_one_whole(tmp_path, write_images):
     photos = write_images(tmp_path / "photos", kinds=4, per_kind=6)
     ends = json.loads(run_script(SCRIPT, photos, tmp_path))
-    assert len(ends) >= 20
+    assert len(ends) >= 10
     assert ends == sorted(ends, reverse=True), "first the old one, from one moment on the new one"
     assert {"old", "new"} == set(ends)

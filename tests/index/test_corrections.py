@@ -9,7 +9,7 @@ from nearkin.data.manifest import read_manifest
 from nearkin.errors import DataError
 from nearkin.index import Index
 from nearkin.index.adding import Source, Sources
-from nearkin.index.corrections import correct, corrections, manifest, withdraw
+from nearkin.index.corrections import correct, corrections, manifest
 
 
 @pytest.fixture
@@ -17,17 +17,6 @@ def index(images, model, tmp_path):
     made = Index.create(tmp_path / "birds.index", model)
     made.add(images)
     return made
-
-
-def test_an_index_without_their_table_has_none_and_gets_it(index):
-    assert corrections(index) == []
-    assert "kind 0" in manifest(index)
-    assert index._items.rows("SELECT name FROM sqlite_master WHERE name = 'corrections'") == []
-    with pytest.raises(DataError, match="no correction of item 3"):
-        withdraw(index, 3)
-    assert correct(index, [3], "robin") == 1
-    withdraw(index, 3)
-    assert corrections(index) == []
 
 
 def test_the_last_word_counts_and_labels_stay(index, model):

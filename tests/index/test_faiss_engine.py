@@ -13,12 +13,9 @@ import torch
 
 from nearkin.errors import MissingExtraError
 from nearkin.index import faiss_engine
-from nearkin.index.engine import open_engine
-from nearkin.index.faiss_engine import FaissEngine, FaissGraphEngine
-from nearkin.index.queries import nearest_of
+from nearkin.index.engine import nearest, open_engine
+from nearkin.index.faiss_engine import FaissEngine
 from nearkin.index.segments import Segments
-
-ENGINES = pytest.mark.parametrize("kind", [FaissEngine, FaissGraphEngine])
 
 
 def around_kinds(rows, dim=16, kinds=40, seed=0):
@@ -30,10 +27,10 @@ def around_kinds(rows, dim=16, kinds=40, seed=0):
 class Growing:
     """Vectors of which more and more are written."""
 
-    def __init__(self, folder, kind, vectors):
+    def __init__(self, folder, vectors):
         self.every, self.rows = vectors, 0
         self.segments = Segments(folder / "vectors", vectors.shape[1], np.float32, rows_per_segment=500)
-        self.engine = kind(folder / "engine", self.segments, "cosine")
+        self.engine = FaissEngine(folder / "engine", self.segments, "cosine")
         self.file = folder / "engine" / "built"
 
     def to(self, rows):
@@ -48,7 +45,7 @@ class Growing:
     def recall(self, allowed=None, count=50):
         queries = self.every[:count].astype(np.float64) + 0.01
         every = np.arange(self.rows) if allowed is None else allowed
-        found = nearest_of(self.engine, self.segments, "cosine", queries, 10, allowed)
+        found = nearest(self.engine, self.segments, "cosine", queries, 10, allowed)
         true = [every[np.argsort(-(self.every[every].astype(np.float64) @ query))[:10]] for query in queries]
         return np.mean([np.isin(each, ids).mean() for each, (ids, _) in zip(true, found, strict=True)])
 
@@ -71,11 +68,10 @@ def scans(monkeypatch):
     return seen
 
 
-@ENGINES
-def test_it_builds_for_many_rows_grows_and_is_laid_out_anew(kind, tmp_path, monkeypatch, scans):
-    trained, inner = [], kind._trained
-    monkeypatch.setattr(kind, "_trained", lambda self, rows: trained.append(rows) or inner(self, rows))
-    growing = Growing(tmp_path, kind, around_kinds(3000))
+def test_it_builds_for_many_rows_grows_and_is_laid_out_anew(tmp_path, monkeypatch, scans):
+    trained, inner = [], FaissEngine._trained
+    monkeypatch.setattr(FaissEngine, "_trained", lambda self, rows: trained.append(rows) or inner(self, rows))
+    growing = Growing(tmp_path, around_kinds(3000))
     for rows, built, layouts in (
         (999, 0, []),
         (1000, 1000, [1000]),
@@ -95,11 +91,10 @@ def test_it_builds_for_many_rows_grows_and_is_laid_out_anew(kind, tmp_path, monk
     assert status["rows"] == 2010
 
 
-@ENGINES
-def test_filters_that_leave_little_are_scanned_exactly(kind, tmp_path, scans):
-    growing = Growing(tmp_path, kind, around_kinds(2000)).to(2000)
+def test_filters_that_leave_little_are_scanned_exactly(tmp_path, scans):
+    growing = Growing(tmp_path, around_kinds(2000)).to(2000)
     rng = np.random.default_rng(0)
-    for share, is_exact in ((0.01, True), (0.04, True), (0.8, kind is FaissGraphEngine), (0.95, False)):
+    for share, is_exact in ((0.01, True), (0.04, True), (0.8, False), (0.95, False)):
         allowed = np.sort(rng.choice(2000, int(share * 2000), replace=False))
         scans.clear()
         recall = growing.recall(allowed)
@@ -108,7 +103,7 @@ def test_filters_that_leave_little_are_scanned_exactly(kind, tmp_path, scans):
 
 
 def test_a_filter_by_kind_leaves_out_lists_without_any(tmp_path, scans):
-    growing = Growing(tmp_path, FaissEngine, around_kinds(8000)).to(8000)
+    growing = Growing(tmp_path, around_kinds(8000)).to(8000)
     by_lists = growing.engine._shown[0].list_of_row
     index = growing.engine._shown[0].index
     np.testing.assert_array_equal(by_lists, index.quantizer.search(growing.every, 1)[1][:, 0])
@@ -119,9 +114,8 @@ def test_a_filter_by_kind_leaves_out_lists_without_any(tmp_path, scans):
     assert not scans
 
 
-@ENGINES
-def test_what_finds_too_few_is_scanned_exactly(kind, tmp_path, scans):
-    growing = Growing(tmp_path, kind, around_kinds(1500)).to(1500)
+def test_what_finds_too_few_is_scanned_exactly(tmp_path, scans):
+    growing = Growing(tmp_path, around_kinds(1500)).to(1500)
     index, queries = growing.engine._shown[0].index, growing.every[:6].astype(np.float64)
 
     name = "search_numpy" if hasattr(index, "search_numpy") else "search"  # another test may have put torch into faiss
@@ -140,11 +134,10 @@ def test_what_finds_too_few_is_scanned_exactly(kind, tmp_path, scans):
     assert scans == [None, None], "so many that nothing is saved"
 
 
-@ENGINES
-def test_vectors_that_it_finds_badly_are_scanned_exactly(kind, tmp_path, monkeypatch, scans):
-    inner = kind._measured
-    monkeypatch.setattr(kind, "_measured", lambda self, built: replace(inner(self, built), recall=0.8))
-    growing = Growing(tmp_path, kind, around_kinds(1300)).to(1200)
+def test_vectors_that_it_finds_badly_are_scanned_exactly(tmp_path, monkeypatch, scans):
+    inner = FaissEngine._measured
+    monkeypatch.setattr(FaissEngine, "_measured", lambda self, built: replace(inner(self, built), recall=0.8))
+    growing = Growing(tmp_path, around_kinds(1300)).to(1200)
     assert growing.engine.status()["scan"] == "exact, as faiss finds 0.80 of the 10 nearest"
     scans.clear()
     assert growing.recall() == 1
@@ -154,10 +147,9 @@ def test_vectors_that_it_finds_badly_are_scanned_exactly(kind, tmp_path, monkeyp
     assert growing.file.stat().st_mtime_ns == modified, "not tried again with every write"
 
 
-@ENGINES
 @pytest.mark.parametrize("place", [0, 43, 200, -1])
-def test_a_damaged_file_is_told_and_built_anew(kind, place, tmp_path):
-    growing = Growing(tmp_path, kind, around_kinds(1000)).to(1000)
+def test_a_damaged_file_is_told_and_built_anew(place, tmp_path):
+    growing = Growing(tmp_path, around_kinds(1000)).to(1000)
     content = bytearray(growing.file.read_bytes())
     content[place] ^= 255
     growing.file.write_bytes(content)
@@ -169,7 +161,7 @@ def test_a_damaged_file_is_told_and_built_anew(kind, place, tmp_path):
 
 
 def test_a_file_of_another_faiss_is_built_anew(tmp_path, monkeypatch):
-    growing = Growing(tmp_path, FaissEngine, around_kinds(1000)).to(1000)
+    growing = Growing(tmp_path, around_kinds(1000)).to(1000)
     other = FaissEngine(tmp_path / "engine", growing.segments, "cosine")
 
     def refuse(body):
@@ -181,18 +173,18 @@ def test_a_file_of_another_faiss_is_built_anew(tmp_path, monkeypatch):
 
 
 def test_a_filter_is_told_to_faiss_once(tmp_path):
-    growing = Growing(tmp_path, FaissEngine, around_kinds(1100)).to(1000)
+    growing = Growing(tmp_path, around_kinds(1100)).to(1000)
     allowed, queries = np.arange(5, 1000), growing.every[:3].astype(np.float64)
     growing.engine.candidates(queries, 10, allowed)
-    first = growing.engine._selected
+    first = growing.engine._selection
     growing.engine.candidates(queries, 20, allowed)
-    assert growing.engine._selected is first
+    assert growing.engine._selection is first
     assert all((rows >= 200).all() for rows in growing.engine.candidates(queries, 10, np.arange(200, 1000)))
     assert all((rows >= 5).all() for rows in growing.engine.candidates(queries, 10, allowed))
 
 
 def test_a_file_that_is_ahead_of_a_reader_waits(tmp_path):
-    growing = Growing(tmp_path, FaissEngine, around_kinds(1500)).to(1500)
+    growing = Growing(tmp_path, around_kinds(1500)).to(1500)
     growing.segments.show(1100)
     growing.engine.show(1100)
     assert growing.engine.status() == {"rows": 1100, "built": 0, "scan": "exact"}
@@ -202,7 +194,7 @@ def test_a_file_that_is_ahead_of_a_reader_waits(tmp_path):
 
 def test_no_more_threads_than_torch_has(tmp_path):
     faiss = pytest.importorskip("faiss")
-    growing, seen = Growing(tmp_path, FaissEngine, around_kinds(1000)).to(1000), []
+    growing, seen = Growing(tmp_path, around_kinds(1000)).to(1000), []
     before, own = torch.get_num_threads(), faiss.omp_get_max_threads()
     torch.set_num_threads(1)
     try:
@@ -246,18 +238,16 @@ assert engine.status()["recall@10"] is not None, engine.status()
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@ENGINES
-def test_what_was_built_can_be_thrown_away_also_twice(tmp_path, kind):
-    growing = Growing(tmp_path, kind, around_kinds(1200)).to(1200)
+def test_what_was_built_can_be_thrown_away_also_twice(tmp_path):
+    growing = Growing(tmp_path, around_kinds(1200)).to(1200)
     assert growing.file.exists()
     for _ in range(2):
         growing.engine.discard()
         assert not growing.file.parent.exists()
 
 
-@ENGINES
-def test_what_is_added_can_be_scanned_before_anything_is_built(tmp_path, kind, monkeypatch):
-    stored = Growing(tmp_path, kind, around_kinds(300))
+def test_what_is_added_can_be_scanned_before_anything_is_built(tmp_path, monkeypatch):
+    stored = Growing(tmp_path, around_kinds(300))
     stored.segments.append(0, stored.every)
     stored.engine.add(0, stored.every)
     stored.segments.show(300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import re
@@ -15,14 +16,20 @@ import pytest
 from PIL import Image
 
 import nearkin
+from nearkin.data.source import read_source
 from nearkin.errors import BusyError, DataError, RecipeError
-from nearkin.index import Index, engine
+from nearkin.index import Index, calibration, engine
 from nearkin.index.calibration import Calibration, LabelCurve
 from nearkin.index.exact import ExactEngine
 from nearkin.index.faiss_engine import FaissEngine
-from nearkin.index.results import Classified, Hit, classified
+from nearkin.index.index import ColumnRange, Stored
+from nearkin.index.search import Classified, Hit, classified
+from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
-from nearkin.runs.model import HeldOut
+from nearkin.runs.model import HeldOut, load
+from nearkin.runs.run import run
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import NullObserver
 
 
 @pytest.fixture
@@ -240,8 +247,8 @@ def test_confidence_is_learned_from_classes_never_trained_on(tmp_path, images, s
     index = Index.create(tmp_path / "index", stand_in(held_out=lambda: HeldOut(vectors, labels)))
     index.add(images)
     told = index.status().calibration
-    assert told.source == "300 images of 30 kinds not trained on"
-    assert told.shift == pytest.approx(told.growth * np.log((20 * 19 / 80) / told.kinds)), "four kinds of five images"
+    assert told.source == "300 images of 30 classes not trained on"
+    assert told.shift == pytest.approx(told.growth * np.log((20 * 19 / 80) / told.classes)), "four kinds of five images"
     assert told.shift > 0, "among four kinds a hit of the same score is more often right than among thirty"
     index.add([np.zeros((8, 8, 3), np.uint8)])
     assert index.status().calibration == told, "an image without a label is no kind more"
@@ -388,7 +395,7 @@ def test_an_engine_at_an_address_and_its_password(tmp_path, images, model, monke
             discarded.append(self)
 
     monkeypatch.setitem(sys.modules, "server_engine", types.SimpleNamespace(Server=Server))
-    monkeypatch.setitem(engine.ADDRESSES, "db", engine._Kind("db", "server_engine:Server"))
+    monkeypatch.setitem(engine.ADDRESSES, "db", engine.EngineEntry("db", "server_engine:Server"))
     secret, shown = "db://me:sesame@host/birds?token=sesame&a=1", "db://me@host/birds?a=1"
     index = Index.create(tmp_path / "index", model, engine=secret)
     index.add(images)
@@ -427,7 +434,6 @@ def test_a_writer_goes_on_with_the_engine_that_another_chose(index, images, tmp_
     index.add(np.zeros((8, 8, 3), np.uint8))
     assert index.status().engine["name"] == Index.open(tmp_path / "index").status().engine["name"] == "faiss"
     assert [each.name for each in (tmp_path / "index" / "engine").iterdir()] == ["faiss"]
-    Index.open(tmp_path / "index").use_engine("faiss-hnsw")
     index.use_engine("exact")
     assert [each.name for each in (tmp_path / "index" / "engine").iterdir()] == ["exact"]
     assert len(index.search(0, k=30)) == 20
@@ -460,3 +466,105 @@ def test_a_label_by_votes_unless_one_hit_is_surer_than_all_of_them():
     among_more = replace(curve, shift=-2.0)  # what hits are said to be; votes count as they were fitted
     assert classified(agreed, 0.5, among_more).confidence == pytest.approx(found.confidence)
     assert classified([hit("tit", None)] * 3, 0.5, None) == Classified("tit", None, tuple([hit("tit", None)] * 3))
+
+
+def test_an_image_is_stored_once_with_what_is_said_of_it(model, images, tmp_path):
+    index = Index.create(tmp_path / "birds.index", model)
+    index.add(images)
+    pixels = np.random.default_rng(0).integers(0, 255, (9, 7, 3), dtype=np.uint8)
+    assert index.add_pixels(pixels, "robin", {"year": "2020", "place": "garden"}) == Stored(20, True)
+    assert index.add_pixels(pixels.copy(), None, {}) == Stored(20, False)
+    item = index.get(20)
+    assert (item.label, item.path, item.columns) == ("robin", None, {"year": 2020, "place": "garden"})
+    assert index.search(pixels, k=1)[0].id == 20
+    np.testing.assert_array_equal(index.vectors([20]), model.encode(pixels))
+    assert index.add_pixels(pixels[::-1], "wren", {"year": "2021"}) == Stored(21, True)
+    with pytest.raises(DataError, match="holds numbers"):
+        index.add_pixels(pixels[:5], "wren", {"year": "old"})
+    assert len(index) == 22
+    index.remove([20])
+    assert index.add_pixels(pixels, None, {}) == Stored(22, True)  # a number is never used twice
+
+
+def test_a_few_more_labels_make_no_other_curve_and_many_do(model, images, write_images, tmp_path, monkeypatch):
+    index = Index.create(tmp_path / "birds.index", model)
+    index.add(write_images(tmp_path / "many", per_kind=30))
+    fits, fit = [], calibration.fit
+    monkeypatch.setattr(calibration, "fit", lambda *args: fits.append(len(args[1])) or fit(*args))
+    rng = np.random.default_rng(0)
+    for _ in range(13):
+        index.add_pixels(rng.integers(0, 255, (4, 4, 3), dtype=np.uint8), "kind 1", {})
+    assert fits == [126, 132 + 1]
+    index.add_pixels(rng.integers(0, 255, (4, 4, 3), dtype=np.uint8), None, {})
+    assert len(fits) == 2
+
+
+def test_counts_of_labels_and_ranges_of_columns(model, images, tmp_path):
+    paths = sorted(images.rglob("*.png"))
+    labels = ["often"] * 8 + ["rare"] * 3 + ["also rare"] * 3 + [""] * 6
+    lines = [
+        f"{path},{label},{n - 5 if n else ''},x" for n, (path, label) in enumerate(zip(paths, labels, strict=True))
+    ]
+    (tmp_path / "list.csv").write_text("path,label,year,place\n" + "\n".join(lines))
+    index = Index.create(tmp_path / "birds.index", model)
+    assert (index.label_counts(), index.column_ranges()) == ([], [])
+    index.add(tmp_path / "list.csv")
+    assert index.label_counts() == [("often", 8), ("also rare", 3), ("rare", 3)]
+    assert index.column_ranges() == [ColumnRange("year", True, -4, 14), ColumnRange("place", False, None, None)]
+
+
+def test_of_photos_only_those_of_kinds_not_trained_on(trained, photos, tmp_path):
+    model = load(trained)
+    index = Index.create(tmp_path / "index", model)
+    added = index.add_test_images(trained)
+    with open(trained / "split.csv", newline="", encoding="utf-8") as file:
+        tested = {row["image"] for row in csv.DictReader(file) if row["split"] == "test"}
+    items = index.items(index.ids())
+    assert added.added == len(items) == 16
+    assert {item.path for item in items} == {str(photos / id) for id in tested}
+    assert all(item.path == str(photos / item.label / item.path.rpartition("/")[2]) for item in items)
+    assert index.add_test_images(trained).known == 16
+
+
+def test_images_that_lie_in_no_files_become_files(tmp_path, monkeypatch):
+    glyphs = read_source("glyphs")
+    monkeypatch.setattr("nearkin.runs.data.read_source", lambda *_, **__: glyphs.take(glyphs.labels % 60 == 0))
+    changes = ["training.max_steps=1", "training.epochs=1", "training.device=cpu", "protocol.name=conventional"]
+    run(load_recipe("glyphs/demo", changes), RunFolder(tmp_path / "run"), NullObserver())
+    index = Index.create(tmp_path / "index", load(tmp_path / "run"))
+    added = index.add_test_images(tmp_path / "run")
+    wanted = (glyphs.labels % 60 == 0) & (glyphs.splits == "test")
+    assert added.added == len(np.unique(glyphs.images[wanted], axis=0)) > 50
+    item = index.get(7)
+    with Image.open(item.path) as image:
+        pixels = np.array(image)
+    (row,) = np.flatnonzero(wanted & (glyphs.images == pixels).all(axis=(1, 2)))[:1]
+    assert item.label == glyphs.class_names[glyphs.labels[row]]
+    assert item.path.startswith(str(tmp_path / "index" / "images" / "U+"))
+    assert index.search(item.path, k=1)[0].id == 7
+
+
+def test_a_run_on_everything_has_none(trained, photos, tmp_path):
+    recipe = load_recipe(trained / "recipe.yaml", ["protocol.name=everything"])
+    run(recipe, RunFolder(tmp_path / "final"), NullObserver())
+    index = Index.create(tmp_path / "index", load(tmp_path / "final"))
+    with pytest.raises(DataError, match="no test images"):
+        index.add_test_images(tmp_path / "final")
+
+
+@pytest.fixture
+def folder(tmp_path, images, model):
+    Index.create(tmp_path / "index", model).add(images)
+    return tmp_path / "index"
+
+
+def test_another_encoder_is_refused(folder, stand_in):
+    with pytest.raises(DataError, match=r"made with another encoder than .* the run that made this one \(nowhere\)"):
+        Index.open(folder, stand_in("another"))
+
+
+def test_an_encoder_that_is_not_where_it_was_is_asked_for_once_it_is_needed(folder):
+    index = Index.open(folder)
+    assert index.search(0, k=1), "what needs no encoder works without"
+    with pytest.raises(DataError, match=r"cannot be loaded: there is no run folder .*--run RUN"):
+        index.search(np.zeros((4, 4, 3), np.uint8))

@@ -115,7 +115,7 @@ def test_what_cannot_be_laid_out_or_read_says_so(index, tmp_path, model):
     with pytest.raises(RecipeError, match="empty"):
         make_layout(Index.create(tmp_path / "none.index", model))
     (index.path / NAME).write_bytes(b"PK no map")
-    with pytest.raises(DataError, match="make the map anew"):
+    with pytest.raises(DataError, match="again"):
         read_layout(index)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.reranking import reranked_distances
-from nearkin.index import Index, refining
+from nearkin.index import Index, search
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_hits_are_ordered_by_common_neighbours(index):
 
 def test_pages_filters_groups_and_several_queries_go_with_it(index, monkeypatch):
     how = {"rerank": 5}
-    monkeypatch.setattr(refining, "CANDIDATES", 12)
+    monkeypatch.setattr(search, "RERANKED", 12)
     everything = index.search(4, k=100, **how)
     assert len(everything) == 19
     assert 4 not in ids(everything)  # an item does not find itself
@@ -51,7 +51,7 @@ def test_pages_filters_groups_and_several_queries_go_with_it(index, monkeypatch)
 
 
 def test_beyond_the_candidates_the_plain_order_goes_on(index, monkeypatch):
-    monkeypatch.setattr(refining, "CANDIDATES", 6)
+    monkeypatch.setattr(search, "RERANKED", 6)
     plain, changed = ids(index.search(4, k=19)), ids(index.search(4, k=19, rerank=3))
     assert set(changed[:6]) == set(plain[:6])
     assert changed[6:] == plain[6:]

@@ -7,8 +7,8 @@ import pytest
 
 from nearkin.errors import DataError, Notice
 from nearkin.index import remote
-from nearkin.index.queries import nearest_of
-from nearkin.index.remote import Lost, Refused, RemoteEngine
+from nearkin.index.engine import nearest
+from nearkin.index.remote import Refused, RemoteEngine, Unreachable
 from nearkin.index.segments import Segments
 
 DIM = 6
@@ -25,7 +25,7 @@ class Dictionary:
     def answer(self):
         if self.away:
             self.away -= 1
-            raise Lost("it is away")
+            raise Unreachable("it is away")
 
     def create(self):
         self.answer()
@@ -95,7 +95,7 @@ def check(engine, vectors, k, allowed=None, queries=None):
     """Against the products of all, in float64."""
     queries = np.random.default_rng(1).normal(size=(5, DIM)) if queries is None else queries
     rows = np.arange(500) if allowed is None else allowed
-    for query, (ids, _) in zip(queries, nearest_of(engine, vectors, "cosine", queries, k, allowed), strict=True):
+    for query, (ids, _) in zip(queries, nearest(engine, vectors, "cosine", queries, k, allowed), strict=True):
         scores = vectors.take(rows).astype(np.float64) @ query
         assert ids.tolist() == rows[np.argsort(-scores)[:k]].tolist()
 
@@ -134,7 +134,7 @@ def test_equal_ones_behind_the_last_are_looked_at(table, tmp_path):
         engine._table.put(np.array([row]), alike[:1].astype(np.float32))
     engine.rebuild(200)
     engine.show(200)
-    ((ids, _),) = nearest_of(engine, vectors, "cosine", np.eye(DIM)[:1], 3, None)
+    ((ids, _),) = nearest(engine, vectors, "cosine", np.eye(DIM)[:1], 3, None)
     assert (ids.tolist(), table.asked) == ([0, 1, 2], 1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nearkin.index import Index
-from nearkin.index.search import Searched
+from nearkin.index.search import SearchContext
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def make(tmp_path, model):
         index = Index.create(tmp_path / "index", encoder)
         index.add([np.full((8, 8, 3), place, np.uint8) for place in range(len(labels))], labels)
         index.search(0)
-        return Searched(index._vectors, index._engine, index._items, None, "cosine", allowed), vectors
+        return SearchContext(index._vectors, index._engine, index._items, None, "cosine", allowed), vectors
 
     return make
 

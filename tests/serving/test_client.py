@@ -11,8 +11,8 @@ from PIL import Image
 import nearkin
 from nearkin.client import Client, ServerError
 from nearkin.errors import DataError
+from nearkin.index.index import Stored
 from nearkin.index.items import Item
-from nearkin.index.uploads import Stored
 
 
 def near(found, expected):

@@ -100,7 +100,7 @@ def index(
         typer.Option(
             "--engine",
             metavar="NAME|ADDRESS",
-            help="What searches: exact, faiss, faiss-hnsw, postgresql://HOST/DATABASE (pgvector), http://HOST:19530 "
+            help="What searches: exact, faiss, postgresql://HOST/DATABASE (pgvector), http://HOST:19530 "
             "(Milvus). An index that is there changes to it. Else its own, and exact for a new one.",
         ),
     ] = None,
@@ -142,9 +142,7 @@ def index(
         opened.use_engine(engine)
     with told_progress("indexing", verbose) as progress:
         if test_images:
-            from nearkin.index.own_images import add_test_images
-
-            added = add_test_images(opened, words[0], progress=progress)
+            added = opened.add_test_images(words[0], progress=progress)
         else:
             given = words[1:] if len(words) > 2 else words[1]
             added = opened.add(given, "folder" if labels else None, progress=progress)
@@ -233,7 +231,7 @@ def upgrade(
 @commands.command("compact")
 def compact(folder: Folder, as_json: Json = False, verbose: Verbose = False) -> None:
     """Take the vectors of removed images off the disk for good. Ids and all else of the others stay."""
-    from nearkin.index.compact import compact as compacted
+    from nearkin.index.upgrade import compact as compacted
 
     with told_progress("writing", verbose) as progress:
         done = compacted(folder, progress=progress)
@@ -324,12 +322,14 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         say("Confidence: none, as there are too few labels to learn it from")
         return
     say(
-        f"Confidence: learned from {curve.source}; Brier score {curve.brier:.3f} on kinds not fitted to "
+        f"Confidence: learned from {curve.source}; Brier score {curve.brier:.3f} on classes not fitted to "
         f"({curve.brier_of_share:.3f} if all hits were given the same)"
     )
     if curve.shift:
         here = 1 / (1 + math.exp(-curve.shift))
-        say(f"Moved to the number of kinds in this index: what is 50% sure in the table below is {here:.0%} sure here")
+        say(
+            f"Shifted to the number of classes in this index: a confidence of 50% in the table below is {here:.0%} here"
+        )
     if curve.label is not None:
         say(
             f"Labels by classify: Brier score {curve.label.brier:.3f} ({curve.label.brier_of_share:.3f} if all were "

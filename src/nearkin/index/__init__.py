@@ -1,6 +1,6 @@
-"""Search: images put into a folder by their vectors, and found again by what they look like."""
+"""Search: an index of images' vectors, which finds images by their appearance."""
 
-from nearkin.index.index import Index
-from nearkin.index.results import Classified, Hit, Status
+from nearkin.index.index import Index, Status
+from nearkin.index.search import Classified, Hit
 
 __all__ = ["Classified", "Hit", "Index", "Status"]

@@ -1,7 +1,7 @@
-"""Images into an index: read, hashed, decoded, embedded, and written batch by batch so that each is there for good.
+"""Images into an index: read, hashed, decoded, embedded, and written durably batch by batch.
 
-Of a batch the vectors reach the disk first, then the table of items commits. A process that is killed between the two
-has left vectors that no item has; the next writer writes over them.
+The vectors of a batch reach the disk first, then the table of items commits. A process that is killed between the two
+leaves vectors that no item has; the next writer overwrites them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -39,41 +39,29 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Added:
-    """What an ``add`` came to."""
+    """The result of an ``add``."""
 
     added: int
     known: int
     """Images whose content was there already."""
     failed: tuple[tuple[str, str], ...]
-    """Files that could not be read, and why."""
+    """Files that could not be read, and the reason."""
     left_out: tuple[str, ...] = ()
     """Files of a folder that are no images, counted."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """An image to be added: a file, or the place of an image among those given."""
+    """An image to be added: a file, or the image of that number among those given."""
 
     path: Path | None
-    place: int
+    number: int
     label: str | None
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str | None:
         return None if self.path is None else readable(os.path.abspath(self.path))
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A source that was looked at: decoded, or known, or not to be read."""
-
-    source: Source
-    file: File | None
-    hash: bytes = b""
-    pixels: NDArray[np.uint8] | None = None
-    thumbnail: bytes = b""
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,90 +76,44 @@ class Sources:
     left_out: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """A source that was read: decoded, or known already, or unreadable for a reason."""
+
+    source: Source
+    file: File | None
+    hash: bytes = b""
+    pixels: NDArray[np.uint8] | None = None
+    thumbnail: bytes = b""
+    reason: str | None = None
+
+
 def sources_of(given: Any, labels: Labels, shorter_side: int | None) -> Sources:
-    """A folder, a manifest, image files or images, with their labels: by folder or manifest, as given, or none."""
+    """A folder, a manifest, image files or images, with labels by folder or manifest, as given, or none."""
     if isinstance(given, Sources):
         return given
     if isinstance(labels, str) and labels != "folder":
         raise RecipeError(f"labels must be 'folder', one for each image, or None, got {labels!r}")
-    if not isinstance(given, (str, os.PathLike)) and (not isinstance(given, Iterable) or _is_one_picture(given)):
-        given = [given]
-    several = [given] if isinstance(given, (str, os.PathLike)) else list(given)
-    in_files = all(isinstance(each, (str, os.PathLike)) for each in several)
-    named = None if labels is None or isinstance(labels, str) else list(labels)
-    if named is not None and len(named) != len(several):
-        raise RecipeError(f"{len(several):,} images were given, and {len(named):,} labels: give one for each")
-    if not in_files:
-        images = ImageInputs(several, shorter_side=shorter_side)
-        said = [None] * len(several) if named is None else named
-        rows = [Source(None, place, label or None) for place, label in enumerate(said)]
-        return Sources("images given", images, rows, {})
-    if named is None:
-        table = collect_images([Path(each) for each in several])
+    is_image = isinstance(given, (bytes, bytearray, Image.Image)) or getattr(given, "ndim", None) in (2, 3)
+    is_one = isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable) or is_image
+    images = [given] if is_one else list(given)
+    names = None if labels is None or isinstance(labels, str) else list(labels)
+    if names is not None and len(names) != len(images):
+        raise RecipeError(f"{len(images):,} images were given, and {len(names):,} labels: give one for each")
+    if not all(isinstance(image, (str, os.PathLike)) for image in images):
+        rows = [Source(None, i, label or None) for i, label in enumerate(names or [None] * len(images))]
+        return Sources("images given", ImageInputs(images, shorter_side=shorter_side), rows, {})
+    if names is None:
+        table = collect_images([Path(image) for image in images])
     else:
-        table = ImageTable.build("images given", list(map(Path, several)), named, splits=["test"] * len(several))
-    name = readable(os.path.abspath(several[0])) if len(several) == 1 else f"{len(several)} sources"
-    rows = list(_rows(table, with_labels=labels is not None))
+        table = ImageTable.build("images given", list(map(Path, images)), names, splits=["test"] * len(images))
+    rows = []
+    for i, (path, label) in enumerate(zip(table.images, table.labels.tolist(), strict=True)):
+        class_name = None if labels is None else table.class_names[label] or None
+        rows.append(Source(Path(path), i, class_name, {key: str(column[i]) for key, column in table.columns.items()}))
+    name = readable(os.path.abspath(images[0])) if len(images) == 1 else f"{len(images)} sources"
     columns = {key: values.tolist() for key, values in table.columns.items()}
     return Sources(name, None, rows, columns, tuple(map(str, table.left_out)))
-
-
-def _rows(table: ImageTable, *, with_labels: bool) -> Iterator[Source]:
-    for place, (path, label) in enumerate(zip(table.images, table.labels.tolist(), strict=True)):
-        said = (table.class_names[label] or None) if with_labels else None
-        yield Source(Path(path), place, said, {key: str(values[place]) for key, values in table.columns.items()})
-
-
-def _is_one_picture(given: Any) -> bool:
-    if isinstance(given, (bytes, bytearray, Image.Image)):
-        return True
-    return hasattr(given, "ndim") and given.ndim in (2, 3)
-
-
-def loaded(
-    sources: Sources,
-    shorter_side: int | None,
-    file_of: Callable[[str], File | None],
-    is_known: Callable[[bytes], bool],
-) -> Generator[Loaded]:
-    """Every source in order, decoded on all cores unless its content is known."""
-
-    def look_up() -> Iterator[tuple[Source, File | None]]:
-        for source in sources.rows:
-            yield source, None if source.name is None else file_of(source.name)
-
-    def load(both: tuple[Source, File | None]) -> Loaded:
-        source, before = both
-        file = None if source.path is None else _state(source)
-        try:
-            if source.path is None or file is None:
-                assert sources.images is not None, "a source is a file or among the images given"
-                pixels = sources.images[source.place]
-                return _with(source, None, hash_of_pixels(pixels), pixels)
-            if before is not None and before.reason is None and _is_unchanged(before, file):
-                return Loaded(source, before)
-            content = read_file(source.path)
-            digest = hash_of(content)
-            if is_known(digest):
-                return Loaded(source, file, digest)
-            return _with(source, file, digest, decode_bytes(content, path=source.path, shorter_side=shorter_side))
-        except UnreadableImageError as error:
-            return Loaded(source, file, reason=error.reason)
-
-    yield from threaded_map(load, look_up(), usable_cores())
-
-
-def _with(source: Source, file: File | None, digest: bytes, pixels: NDArray[np.uint8]) -> Loaded:
-    return Loaded(source, file, digest, pixels, thumbnail_of(pixels))
-
-
-def thumbnail_of(pixels: NDArray[np.uint8]) -> bytes:
-    """A small JPEG of an image's pixels, and of nothing else that its file may say."""
-    image = Image.fromarray(pixels)
-    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
-    content = io.BytesIO()
-    image.save(content, "JPEG", quality=82)
-    return content.getvalue()
 
 
 def write_all(
@@ -183,77 +125,62 @@ def write_all(
     batch_size: int,
     progress: Progress | None,
 ) -> Added:
-    """Everything of ``sources`` that is not there yet, batch by batch."""
+    """Add everything of ``sources`` that is not there yet, batch by batch."""
     model.prepare(len(sources.rows) - items.count())
     with items.writing():
         items.add_columns(sources.columns)
         items.set_fact("left_out", (items.fact("left_out") or {}) | {sources.name: sources.left_out})
     added, known, done = 0, 0, 0
     failed: list[tuple[str, str]] = []
-    batch: list[Loaded] = []
-    every = loaded(sources, model.shorter_side, items.file, lambda each: bool(items.known([each])))
-    with contextlib.closing(every):
-        for one in every:
-            batch.append(one)
+    batch: list[_Loaded] = []
+    with contextlib.closing(_load_all(sources, model.shorter_side, items)) as every:
+        for loaded in every:
+            batch.append(loaded)
             done += 1
-            if one.reason is not None:
-                failed.append((one.source.name or f"image {one.source.place + 1}", one.reason))
+            if loaded.reason is not None:
+                failed.append((loaded.source.name or f"image {loaded.source.number + 1}", loaded.reason))
             if len(batch) == batch_size or done == len(sources.rows):
-                new = write_batch(batch, items, vectors, engine, model, batch_size)
+                new = _write_batch(batch, items, vectors, engine, model, batch_size)
                 added += new
-                known += sum(each.reason is None for each in batch) - new
+                known += sum(one.reason is None for one in batch) - new
                 batch = []
                 if progress is not None:
                     progress(done, len(sources.rows))
     return Added(added, known, tuple(failed), sources.left_out)
 
 
-def write_batch(
-    batch: Sequence[Loaded], items: Items, vectors: Segments, engine: Engine, model: Model, batch_size: int
-) -> int:
-    """Embed what is new of a batch and write it; returns how many that were."""
-    known = items.known([one.hash for one in batch if one.hash])
-    new = {one.hash: one for one in batch if one.pixels is not None and one.hash not in known}
-    first = items.fact("rows")
-    if new:
-        found = model.embed([one.pixels for one in new.values() if one.pixels is not None], batch_size)
-        check_vectors(found, model.dim)
-        vectors.append(first, found)
-        engine.add(first, found)
-    ids = known | {digest: first + place for place, digest in enumerate(new)}
-    with items.writing():
-        for one in new.values():
-            source = one.source
-            items.insert(NewItem(ids[one.hash], one.hash, source.name, source.label, source.columns, one.thumbnail))
-        items.set_fact("rows", first + len(new))
-        gone = [id for one in batch if (id := _note(one, items, ids)) is not None]
-    if gone:
-        engine.remove(np.array(gone, dtype=np.int64))
-    return len(new)
+def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Generator[_Loaded]:
+    """Every source in order, decoded on all cores unless its content is known."""
+
+    def with_file() -> Iterator[tuple[Source, File | None]]:
+        for source in sources.rows:
+            yield source, None if source.name is None else items.file(source.name)
+
+    def load(both: tuple[Source, File | None]) -> _Loaded:
+        source, before = both
+        file = _file_of(source)
+        try:
+            if source.path is None or file is None:
+                assert sources.images is not None, "a source is a file or among the images given"
+                pixels = sources.images[source.number]
+                return _Loaded(source, None, hash_of_pixels(pixels), pixels, thumbnail_of(pixels))
+            if before is not None and before == replace(before, size=file.size, changed=file.changed, reason=None):
+                return _Loaded(source, before)
+            content = read_file(source.path)
+            digest = hash_of(content)
+            if items.ids_by_hash([digest]):
+                return _Loaded(source, file, digest)
+            pixels = decode_bytes(content, path=source.path, shorter_side=shorter_side)
+            return _Loaded(source, file, digest, pixels, thumbnail_of(pixels))
+        except UnreadableImageError as error:
+            return _Loaded(source, file, reason=error.reason)
+
+    yield from threaded_map(load, with_file(), usable_cores())
 
 
-def _note(one: Loaded, items: Items, ids: Mapping[bytes, int]) -> int | None:
-    """Remember the file of an image, and what is said of it now where it is the item's own; returns what it was."""
-    gone, id = None, ids.get(one.hash) if one.hash else None
-    if one.file is not None:
-        # What was read before and cannot be read now stays what it was.
-        before = items.file(one.file.path) if one.reason is not None else one.file
-        id = id if id is not None or before is None else before.id
-        gone = items.note_file(File(one.file.path, one.file.size, one.file.changed, id, one.reason))
-    if id is None or one.reason is not None:
-        return gone
-    item = items.get([id])[id]
-    if item.path is not None and one.source.name is not None and not os.path.exists(item.path):
-        items.move(id, one.source.name)  # the file was renamed
-    elif item.path != one.source.name:
-        return gone
-    items.describe(id, one.source.label, one.source.columns)
-    return gone
-
-
-def _state(source: Source) -> File:
-    assert source.path is not None
-    assert source.name is not None
+def _file_of(source: Source) -> File | None:
+    if source.path is None or source.name is None:
+        return None
     try:
         status = os.stat(source.path)
     except OSError:
@@ -261,12 +188,60 @@ def _state(source: Source) -> File:
     return File(source.name, status.st_size, status.st_mtime_ns, None)
 
 
-def _is_unchanged(before: File, now: File) -> bool:
-    return (before.size, before.changed) == (now.size, now.changed)
+def _write_batch(
+    batch: Sequence[_Loaded], items: Items, vectors: Segments, engine: Engine, model: Model, batch_size: int
+) -> int:
+    """Embed the new images of a batch and write them; returns how many there were."""
+    known = items.ids_by_hash([loaded.hash for loaded in batch if loaded.hash])
+    new = {loaded.hash: loaded for loaded in batch if loaded.pixels is not None and loaded.hash not in known}
+    first = items.fact("rows")
+    if new:
+        embedded = model.embed([loaded.pixels for loaded in new.values() if loaded.pixels is not None], batch_size)
+        check_vectors(embedded, model.dim)
+        vectors.append(first, embedded)
+        engine.add(first, embedded)
+    ids = known | {digest: first + i for i, digest in enumerate(new)}
+    with items.writing():
+        for loaded in new.values():
+            source, id = loaded.source, ids[loaded.hash]
+            items.insert(NewItem(id, loaded.hash, source.name, source.label, source.columns, loaded.thumbnail))
+        items.set_fact("rows", first + len(new))
+        deleted = [id for loaded in batch if (id := _record(loaded, items, ids)) is not None]
+    if deleted:
+        engine.remove(np.array(deleted, dtype=np.int64))
+    return len(new)
+
+
+def _record(loaded: _Loaded, items: Items, ids: Mapping[bytes, int]) -> int | None:
+    """Store a source's file, and its label and columns where it is the item's own file; returns an item deleted so."""
+    deleted, id, source = None, ids.get(loaded.hash) if loaded.hash else None, loaded.source
+    if loaded.file is not None:
+        # A file that could be read before and cannot be read now keeps its item.
+        before = items.file(loaded.file.path) if loaded.reason is not None else loaded.file
+        id = id if id is not None or before is None else before.id
+        deleted = items.record_file(File(loaded.file.path, loaded.file.size, loaded.file.changed, id, loaded.reason))
+    if id is None or loaded.reason is not None:
+        return deleted
+    item = items.get([id])[id]
+    if item.path is not None and source.name is not None and not os.path.exists(item.path):
+        items.move(id, source.name)  # the file was renamed
+    elif item.path != source.name:
+        return deleted
+    items.update(id, source.label, source.columns)
+    return deleted
+
+
+def thumbnail_of(pixels: NDArray[np.uint8]) -> bytes:
+    """A small JPEG of an image's pixels, without any metadata of its file."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=82)
+    return content.getvalue()
 
 
 def hash_of_pixels(pixels: NDArray[np.uint8]) -> bytes:
-    """What an image that is no file is known by."""
+    """The hash that identifies an image which is no file."""
     return hash_of(repr(pixels.shape).encode() + pixels.tobytes())
 
 
@@ -275,9 +250,9 @@ def hash_of(content: bytes) -> bytes:
 
 
 def check_vectors(vectors: NDArray[np.float32], dim: int) -> None:
-    """Refuse what an encoder must not give: a stored NaN would be near nothing for ever."""
+    """Refuse damaged vectors of an encoder: a stored NaN would never be near anything."""
     if vectors.shape[1] != dim or not np.isfinite(vectors).all():
         raise DataError(
             f"the encoder gave vectors {list(vectors.shape)} with NaN or infinity, or not of dimension {dim}: its "
-            f"weights are damaged; train anew"
+            f"weights are damaged; train it again"
         )

@@ -1,17 +1,17 @@
-"""What an engine of an index does: from many vectors it picks the few that could be among the nearest.
+"""What an engine of an index does: out of many vectors it proposes the few that may be among the nearest.
 
-The vectors of an index and its table of items are the truth. An engine only proposes: what it proposes is scored again
-from the stored vectors, and what is filtered out or removed is settled before it is asked. So its own files can be
-thrown away and built anew, and an engine that is approximate can miss a neighbour but never show a wrong one.
+The stored vectors and the table of items are the truth, and an engine only proposes: its candidates are scored again
+from the stored vectors, and filters and removals are settled before it is called. So an engine's files can be deleted
+and rebuilt, and an approximate engine can miss a neighbour but never show a wrong one.
 
-An engine is chosen by its name, or by the address of the server that it is: ``exact``, ``postgresql://host/database``.
+An engine is chosen by name, or by the address of its server: ``exact``, ``faiss``, ``postgresql://host/database``.
 """
 
 from __future__ import annotations
 
 import importlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -24,100 +24,111 @@ from nearkin.errors import RecipeError, did_you_mean, require
 from nearkin.index.segments import Segments
 
 Distance = Literal["cosine", "euclidean"]
+Ranked = list[tuple[NDArray[np.int64], NDArray[np.float64]]]
+"""For each query the rows that are nearest to it, nearest first, and their scores."""
+
+RECALL_AT = 10
+"""Neighbours that an engine's recall is measured on."""
+_ROWS_AT_ONCE = 1 << 14
 _SECRET = ("password", "sslpassword", "token")
 
 
 class Engine(Protocol):
-    """Rows of vectors are numbered as they were added; a number is never used twice.
+    """Rows of vectors are numbered in the order they were added; a number is never used twice.
 
-    The constructor of one on this machine takes ``(folder, vectors, distance)``, where ``folder`` is for its own files;
-    that of one behind an address ``(address, identity, folder, vectors, distance)``, where ``identity`` is a name that
-    no other index has, of small letters, digits and underscores. It neither writes nor connects to anything.
+    The constructor of a local engine takes ``(folder, vectors, distance)``, where ``folder`` is for its own files. The
+    constructor of a server's engine takes ``(address, identity, folder, vectors, distance)``, where ``identity`` is a
+    name that no other index has, of small letters, digits and underscores. A constructor neither writes nor connects.
     """
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
-        """Take in rows ``first`` and following; they are on the disk, or wherever they belong, on return.
+        """Store rows ``first`` and following durably.
 
-        They may be rows that a killed writer added before, with other vectors: these take their place.
+        They may replace rows of the same numbers that a killed writer left, with other vectors.
         """
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        """Forget rows, if that saves anything: they are not among those allowed any more."""
+        """Forget rows, if that saves anything: they are no longer among those allowed."""
 
     def show(self, rows: int) -> None:
         """Search the first ``rows`` from now on, which another process may have added."""
 
     def rebuild(self, rows: int) -> None:
-        """Bring the engine's own files up to the first ``rows`` of the stored vectors, and take away what lies behind.
+        """Bring the engine's files up to the first ``rows`` of the stored vectors, and delete what lies behind.
 
-        Only a writer calls this, before and after it writes; where there is nothing to do it takes no time.
+        Only a writer calls this, before and after it writes; it takes no time where there is nothing to do.
         """
 
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        """For each query ``[Q, dim]`` the rows that may be among its ``k`` nearest, in any order, more than k or not.
+        """For each query ``[Q, dim]`` the rows that may be among its ``k`` nearest, each once, in any order.
 
-        At least ``k`` where so many are allowed, each row once. ``allowed`` are the rows to choose from, ascending;
-        None for all. Several threads may ask at once.
+        At least ``k`` where so many are allowed. ``allowed`` are the rows to choose from, ascending; None for all.
+        Several threads may call it at once.
         """
 
     def status(self) -> Mapping[str, Any]:
-        """What there is to say of it, for people."""
+        """Facts about the engine, for people."""
 
     def discard(self) -> None:
-        """Take away all that is its own, wherever it is: another engine has taken its place."""
+        """Delete everything that is the engine's own, wherever it is: another engine has replaced it."""
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """Where an engine is to be found, and which package it needs of which extra."""
+class EngineEntry:
+    """An engine's name, its class as ``module:class``, and the package and extra that it needs."""
 
     name: str
-    place: str
-    needs: str | None = None
+    cls: str
+    package: str | None = None
     extra: str = ""
 
 
 ENGINES = {
-    kind.name: kind
-    for kind in (
-        _Kind("exact", "nearkin.index.exact:ExactEngine"),
-        _Kind("faiss", "nearkin.index.faiss_engine:FaissEngine", "faiss", "faiss"),
-        _Kind("faiss-hnsw", "nearkin.index.faiss_engine:FaissGraphEngine", "faiss", "faiss"),
+    entry.name: entry
+    for entry in (
+        EngineEntry("exact", "nearkin.index.exact:ExactEngine"),
+        EngineEntry("faiss", "nearkin.index.faiss_engine:FaissEngine", "faiss", "faiss"),
     )
 }
-_PGVECTOR = _Kind("pgvector", "nearkin.index.pgvector_engine:PgvectorEngine", "psycopg", "pgvector")
-_MILVUS = _Kind("milvus", "nearkin.index.milvus_engine:MilvusEngine", "pymilvus", "milvus")
+_PGVECTOR = EngineEntry("pgvector", "nearkin.index.pgvector_engine:PgvectorEngine", "psycopg", "pgvector")
+_MILVUS = EngineEntry("milvus", "nearkin.index.milvus_engine:MilvusEngine", "pymilvus", "milvus")
 ADDRESSES = {"postgresql": _PGVECTOR, "postgres": _PGVECTOR, "http": _MILVUS, "https": _MILVUS}
-"""By the scheme of their address, the engines that are servers."""
+"""Engines that are servers, by the scheme of their address."""
 
 
-def check_engine(name: str) -> None:
-    """Refuse a name that no engine has, and an engine whose package is not installed."""
-    kind = _kind(name)
-    if kind.needs is not None:
-        require(kind.needs, kind.extra)
+def check_engine(name: str) -> EngineEntry:
+    """The entry of an engine's name or address; an error for an unknown one and where its package is missing."""
+    scheme = name.partition("://")[0] if "://" in name else None
+    known: Mapping[str, EngineEntry] = ENGINES if scheme is None else ADDRESSES
+    if (scheme or name) not in known:
+        addresses = "postgresql://… (pgvector) or http://… (Milvus)"
+        guess = f"{did_you_mean(name, ENGINES)}, or an address: {addresses}" if scheme is None else f"give {addresses}"
+        raise RecipeError(f"unknown engine {without_password(name)!r}; {guess}")
+    entry = known[scheme or name]
+    if entry.package is not None:
+        require(entry.package, entry.extra)
+    return entry
 
 
 def open_engine(name: str, folder: Path, vectors: Segments, distance: Distance, identity: str = "alone") -> Engine:
-    """The engine of that name or address for an index that is called ``identity``, with its own files in ``folder``."""
-    check_engine(name)
-    kind = _kind(name)
-    module, _, cls = kind.place.partition(":")
+    """The engine of that name or address for the index called ``identity``, with its files in ``folder``."""
+    entry = check_engine(name)
+    module, _, cls = entry.cls.partition(":")
     make = getattr(importlib.import_module(module), cls)
-    before = () if name in ENGINES else (name, identity)
-    engine: Engine = make(*before, folder / kind.name, vectors, distance)
+    server = () if name in ENGINES else (name, identity)
+    engine: Engine = make(*server, folder / entry.name, vectors, distance)
     return engine
 
 
 def new_identity() -> str:
-    """A name for tables and collections of an index that no other index has."""
+    """A name for an index's tables and collections that no other index has."""
     return f"nearkin_{secrets.token_hex(8)}"
 
 
 def without_password(name: str) -> str:
-    """What may be stored and shown of an engine's name or address.
+    """The part of an engine's name or address that may be stored and shown.
 
     >>> without_password("postgresql://me:secret@db:5432/birds?sslmode=require&password=x")
     'postgresql://me@db:5432/birds?sslmode=require'
@@ -131,15 +142,70 @@ def without_password(name: str) -> str:
     except ValueError as error:
         raise RecipeError(f"the address of an engine cannot be read: {error}") from error
     user, at, host = parts.netloc.rpartition("@")
-    query = "&".join(each for each in parts.query.split("&") if each.partition("=")[0].lower() not in _SECRET)
+    query = "&".join(part for part in parts.query.split("&") if part.partition("=")[0].lower() not in _SECRET)
     return urlunsplit(parts._replace(netloc=user.partition(":")[0] + at + host, query=query))
 
 
-def _kind(name: str) -> _Kind:
-    scheme = name.partition("://")[0] if "://" in name else None
-    known: Mapping[str, _Kind] = ENGINES if scheme is None else ADDRESSES
-    if (scheme or name) not in known:
-        addresses = "postgresql://… (pgvector) or http://… (Milvus)"
-        guess = f"{did_you_mean(name, ENGINES)}, or an address: {addresses}" if scheme is None else f"give {addresses}"
-        raise RecipeError(f"unknown engine {without_password(name)!r}; {guess}")
-    return known[scheme or name]
+def nearest(
+    engine: Engine,
+    vectors: Segments,
+    distance: str,
+    queries: NDArray[np.float64],
+    k: int,
+    allowed: NDArray[np.int64] | None,
+) -> Ranked:
+    """For each query the ``k`` nearest of the engine's candidates, by scores in float64, equal ones by row."""
+    ranked = []
+    for query, rows in zip(queries, engine.candidates(queries, k, allowed), strict=True):
+        parts = [rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE)]
+        scores = np.concatenate([_scores(vectors.take(part), query, distance) for part in parts] or [np.empty(0)])
+        order = np.lexsort((rows, -scores))[:k]
+        ranked.append((rows[order], scores[order]))
+    return ranked
+
+
+def _scores(rows: NDArray[np.float32], query: NDArray[np.float64], distance: str) -> NDArray[np.float64]:
+    # Row by row and not as a matrix product, whose last bits depend on a row's position: equal rows score the same.
+    if distance == "cosine":
+        scores: NDArray[np.float64] = (rows * query).sum(axis=1)
+        return scores
+    distances: NDArray[np.float64] = np.sqrt(((rows - query) ** 2).sum(axis=1))
+    return -distances
+
+
+def unit_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows of length 1; zeros stay zeros."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: NDArray[np.float64] = rows / np.where(lengths > 0, lengths, 1.0)
+    return unit
+
+
+def unseen_queries(
+    exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int
+) -> NDArray[np.float64]:
+    """At most ``count`` queries that are distributed as the stored ``rows``, but are not stored themselves.
+
+    A stored vector is easier to find than a new one. So of a vector a, its fifth nearest b and its tenth nearest c, the
+    query is (2a + 2b − c) / 3: if all three were drawn around one centre, the query would lie as far from it as they
+    do, since the weights sum to 1 and so do their squares. ``exact`` finds the neighbours.
+    """
+    chosen = np.random.default_rng(1).choice(rows, min(len(rows), count), replace=False)
+    stored = vectors.take(chosen).astype(np.float64)
+    allowed = None if len(rows) == vectors.rows else rows
+    ranked = nearest(exact, vectors, distance, stored, RECALL_AT + 1, allowed)
+    fifth, tenth = (
+        vectors.take(np.array([near[min(rank, len(near) - 1)] for near, _ in ranked], dtype=np.int64))
+        for rank in (RECALL_AT // 2, RECALL_AT)
+    )
+    queries: NDArray[np.float64] = (2 * stored + 2 * fifth - tenth) / 3
+    return unit_rows(queries) if distance == "cosine" else queries
+
+
+def recall(true: Sequence[NDArray[np.float64]], found: Sequence[NDArray[np.float64]]) -> float:
+    """The share of the nearest that was found, by the scores of each query: any of several equally near rows counts.
+
+    >>> recall([np.array([0.9, 0.8])], [np.array([0.9, 0.7])])
+    0.5
+    """
+    shares = [(scores >= best[-1]).sum() / len(best) for best, scores in zip(true, found, strict=True)]
+    return float(np.mean(shares))

@@ -23,7 +23,7 @@ _AT_ONCE = 8192
 
 @dataclass
 class _Column:
-    """What is in a column of items: the longest text, and whether numbers are all whole and all there."""
+    """The type of a column: its longest text, and whether its numbers have fractions or gaps."""
 
     name: str
     longest: int = 0
@@ -31,14 +31,14 @@ class _Column:
     has_numbers: bool = False
     has_gaps: bool = False
 
-    def look_at(self, value: Any) -> None:
+    def update(self, value: Any) -> None:
         self.has_gaps |= value is None
         self.has_fractions |= isinstance(value, float)
         self.has_numbers |= isinstance(value, (int, float))
         self.longest = max(self.longest, len(value)) if isinstance(value, str) else self.longest
 
     def array(self, values: Sequence[Any]) -> NDArray[Any]:
-        """Values for NumPy, which has no gaps: NaN among numbers, and empty text."""
+        """Values for NumPy; a gap is NaN among numbers, and empty text."""
         if not self.has_numbers:
             return np.array([value or "" for value in values], dtype=f"<U{max(self.longest, 1)}")
         numbers = [np.nan if value is None else value for value in values]
@@ -46,7 +46,7 @@ class _Column:
 
 
 def export(index: Index, file: str | Path, *, where: Where | None = None) -> int:
-    """Write the items of an index that meet ``where``, with all that is known of them and their vectors; how many.
+    """Write the items of an index that meet ``where``, with their columns and vectors; returns how many.
 
     An .npz holds ``ids``, ``paths``, ``labels``, ``vectors [N, dim]`` (float32), ``columns.NAME`` for each further
     column, ``encoder`` and ``distance``; it is read without pickle. A .parquet file (extra ``parquet``) has a row for
@@ -61,10 +61,10 @@ def export(index: Index, file: str | Path, *, where: Where | None = None) -> int
     write = _write_npz if target.suffix == ".npz" else _write_parquet
     ids = index.ids(where)
     columns = [_Column(name) for name in ("path", "label", *index.status().columns)]
-    for items in _items(index, ids):
-        for column, values in zip(columns, _by_column(items), strict=True):
+    for part in _parts(ids):
+        for column, values in zip(columns, _by_column(index.items(part)), strict=True):
             for value in values:
-                column.look_at(value)
+                column.update(value)
     with writing(target), replacing(target) as opened:
         write(opened, index, ids, columns)
     return len(ids)
@@ -74,12 +74,8 @@ def _parts(ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     return (ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE))
 
 
-def _items(index: Index, ids: NDArray[np.int64]) -> Iterator[list[Item]]:
-    return (index.items(part) for part in _parts(ids))
-
-
 def _by_column(items: Sequence[Item]) -> list[list[Any]]:
-    """Paths, labels, and each further column of some items."""
+    """Paths, labels, and each further column of items."""
     rows = ((item.path, item.label, *item.columns.values()) for item in items)
     return [list(values) for values in zip(*rows, strict=True)]
 
@@ -100,10 +96,9 @@ def _write_npz(file: IO[bytes], index: Index, ids: NDArray[np.int64], columns: S
                     opened.write(np.ascontiguousarray(part).tobytes())
 
         put("ids", iter([ids.astype("<i8")]), np.empty(0, "<i8"))
-        for place, column in enumerate(columns):
-            name = f"{column.name}s" if place < 2 else f"columns.{column.name}"
-            arrays = (column.array(_by_column(items)[place]) for items in _items(index, ids))
-            put(name, arrays, column.array([]))
+        for i, column in enumerate(columns):
+            name = f"{column.name}s" if i < 2 else f"columns.{column.name}"
+            put(name, (column.array(_by_column(index.items(part))[i]) for part in _parts(ids)), column.array([]))
         vectors = (index.vectors(part).astype("<f4") for part in _parts(ids))
         put("vectors", vectors, np.empty((0, index.dim), "<f4"))
         for name, text in (("encoder", status.encoder), ("distance", status.distance)):
@@ -115,23 +110,23 @@ def _write_parquet(file: IO[bytes], index: Index, ids: NDArray[np.int64], column
     arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     if "vector" in (column.name for column in columns):
         raise RecipeError(f"a column of {index.path} is called 'vector', as the vectors' own is to be: export to .npz")
-    kinds = [
-        arrow.string() if not each.has_numbers else arrow.float64() if each.has_fractions else arrow.int64()
-        for each in columns
+    types = [
+        arrow.string() if not column.has_numbers else arrow.float64() if column.has_fractions else arrow.int64()
+        for column in columns
     ]
     status = index.status()
     schema = arrow.schema(
         [
             ("id", arrow.int64()),
-            *zip((each.name for each in columns), kinds, strict=True),
+            *zip((column.name for column in columns), types, strict=True),
             ("vector", arrow.list_(arrow.float32(), index.dim)),
         ],
         metadata={"nearkin.encoder": status.encoder, "nearkin.distance": status.distance},
     )
     with parquet.ParquetWriter(file, schema) as writer:
         for part in _parts(ids):
-            held = _by_column(index.items(part))
+            values = _by_column(index.items(part))
             flat = arrow.array(index.vectors(part).reshape(-1))
-            arrays = [arrow.array(values, kind) for values, kind in zip(held, kinds, strict=True)]
+            arrays = [arrow.array(column, type) for column, type in zip(values, types, strict=True)]
             vectors = arrow.FixedSizeListArray.from_arrays(flat, index.dim)
             writer.write_batch(arrow.record_batch([arrow.array(part), *arrays, vectors], schema=schema))

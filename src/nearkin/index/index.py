@@ -3,39 +3,85 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from nearkin.data.folder import suggest_folder
-from nearkin.errors import DataError, RecipeError, did_you_mean, require
-from nearkin.index.adding import Added, Labels, Progress, sources_of, write_all
-from nearkin.index.calibration import Calibration
-from nearkin.index.confidence import calibrate, read_calibration
-from nearkin.index.encoder import check_same_encoder, own_encoder
+from nearkin.disk import make_folder, writing
+from nearkin.errors import DataError, RecipeError, did_you_mean
+from nearkin.index.adding import Added, Labels, Progress, Source, Sources, hash_of_pixels, sources_of, write_all
+from nearkin.index.calibration import Calibration, calibrate, read_calibration
 from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items, vectors_folder
 from nearkin.index.queries import Arrays, OneQuery, Queries, are_several, combined, query_vectors
-from nearkin.index.refining import check_rerank
-from nearkin.index.results import Classified, Hit, Status, classified, page
-from nearkin.index.search import Searched, SearchOptions
+from nearkin.index.search import Classified, Hit, SearchContext, SearchOptions, check_rerank, classified, page
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.lock import sole_writer_of
-from nearkin.runs.model import Model
+from nearkin.runs.model import Model, load_again
 
 FORMAT = 1
 
 
-class Index:
-    """Images of any number, by what they look like to one encoder.
+@dataclass(frozen=True)
+class Status:
+    """What an index holds, and what it does not."""
 
-    Make one with :meth:`create`, open it with :meth:`open`. Any number of processes may search; one at a time may add
-    or remove, and the others see it with their next search.
+    path: Path
+    items: int
+    labelled: int
+    labels: int
+    found: int
+    """Files in everything that was added."""
+    embedded: int
+    duplicates: int
+    """Embedded files whose content another file has as well."""
+    failed: tuple[tuple[str, str], ...]
+    """Files that could not be read, and the reason."""
+    left_out: Mapping[str, Sequence[str]]
+    """By folder, the files that are no images."""
+    columns: tuple[str, ...]
+    dim: int
+    distance: str
+    encoder: str
+    model: str
+    model_options: Mapping[str, Any]
+    """The options that its encoder was loaded with: mirror images, further runs."""
+    engine: Mapping[str, Any]
+    calibration: Calibration | None
+
+
+@dataclass(frozen=True)
+class ColumnRange:
+    """A column to filter by; text has no range."""
+
+    name: str
+    is_number: bool
+    least: float | None
+    most: float | None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The id of an uploaded image; ``added`` is False where its content was there already."""
+
+    id: int
+    added: bool
+
+
+class Index:
+    """Images of any number, by their appearance to one encoder.
+
+    Make one with :meth:`create`, open it with :meth:`open`. Any number of processes may search. One at a time may add
+    or remove, and the others see the change with their next search.
     """
 
     def __init__(self, folder: Path, items: Items, model: Model | None) -> None:
@@ -43,67 +89,70 @@ class Index:
         self._items, self._model = items, model
         facts = {key: items.fact(key) for key in ("format", "dim", "distance", "engine")}
         if facts["format"] != FORMAT:
-            raise DataError(f"{folder} was made by another version of nearkin (format {facts['format']}): make it anew")
+            raise DataError(
+                f"{folder} was made by another version of nearkin (format {facts['format']}): make it again"
+            )
         self.dim: int = facts["dim"]
         self.distance: str = facts["distance"]
         self._encoder = items.fact("encoder"), items.fact("vectors")
-        place = vectors_folder(folder, items)
-        self._vectors = Segments(place / "vectors", self.dim, np.float32)
+        self._vectors = Segments(vectors_folder(folder, items) / "vectors", self.dim, np.float32)
         self._engine_name = facts["engine"]
-        self._engine = self._opened(facts["engine"])
+        self._engine = self._open_engine(facts["engine"])
         self._seen: tuple[int, int] | None = None
         self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self.calibration: Calibration | None = None  # what confidences come from, as of the last search
+        self.calibration: Calibration | None = None  # as of the last search
         self._lock = threading.Lock()
 
     @classmethod
     def create(cls, folder: str | Path, model: Model, *, engine: str = "exact") -> Index:
         """A new, empty index for the vectors of ``model`` in ``folder``, which must be new or empty.
 
-        ``engine`` is ``exact``, ``faiss``, ``faiss-hnsw``, or the address of a PostgreSQL or a Milvus.
+        ``engine`` is ``exact``, ``faiss``, or the address of a PostgreSQL or a Milvus.
         """
-        place = Path(folder).expanduser()
+        path = Path(folder).expanduser()
         check_engine(engine)
-        if (place / NAME).exists():
-            raise RecipeError(f"{place} holds an index already: open it with Index.open, or give another folder")
-        if place.exists() and (not place.is_dir() or any(not entry.name.startswith(".") for entry in place.iterdir())):
-            raise RecipeError(f"{place} exists and is no index: give a new folder")
+        if (path / NAME).exists():
+            raise RecipeError(f"{path} holds an index already: open it with Index.open, or give another folder")
+        if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
+            raise RecipeError(f"{path} exists and is no index: give a new folder")
         facts = {
             "format": FORMAT,
-            "encoder": model.identity,
-            "model": str(model.path),
-            "model_options": dict(model.options),
-            "dim": model.dim,
-            "distance": model.distance,
+            **encoder_facts(model),
             "engine": without_password(engine),
             "identity": new_identity(),
             "rows": 0,
         }
-        with sole_writer_of(place):
-            items = Items.create(place / NAME, facts)
-        made = cls(place, items, model)
-        made._engine = made._opened(engine)  # with the password, which is not stored
-        return made
+        with sole_writer_of(path):
+            items = Items.create(path / NAME, facts)
+        index = cls(path, items, model)
+        index._engine = index._open_engine(engine)  # with the password, which is not stored
+        return index
 
     @classmethod
     def open(cls, folder: str | Path, model: Model | None = None) -> Index:
-        """The index in ``folder``; without ``model`` that is loaded from where it was, once it is needed."""
-        place = Path(folder).expanduser()
-        if not (place / NAME).is_file():
-            what = (
-                f"{place} is no index" if place.exists() else f"there is no index {str(place)!r}{suggest_folder(place)}"
-            )
+        """The index in ``folder``; without ``model`` its encoder is loaded from where it was, once it is needed."""
+        path = Path(folder).expanduser()
+        if not (path / NAME).is_file():
+            what = f"{path} is no index" if path.exists() else f"there is no index {str(path)!r}{suggest_folder(path)}"
             raise DataError(f"{what}: 'nearkin index RUN FOLDER -o INDEX' makes one")
-        items = Items.open(place / NAME)
+        items = Items.open(path / NAME)
         if model is not None:
-            check_same_encoder(place, items, model)
-        return cls(place, items, model)
+            _check_same_encoder(path, items, model)
+        return cls(path, items, model)
 
     @property
     def model(self) -> Model:
-        """The encoder of the index, and no other."""
+        """The encoder of the index, loaded from where it was when the index was made."""
         if self._model is None:
-            self._model = own_encoder(self.path, self._items)
+            try:
+                model = load_again(self._items.fact("model"), self._items.fact("model_options") or {})
+            except DataError as error:
+                raise DataError(
+                    f"the encoder of {self.path} cannot be loaded: {error}. Give the path of its run: "
+                    f"Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
+                ) from error
+            _check_same_encoder(self.path, self._items, model)
+            self._model = model
         return self._model
 
     def __len__(self) -> int:
@@ -111,7 +160,7 @@ class Index:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one after every change, here or by another process, for as long as the index is open."""
+        """A value that differs after every change, by any process, for as long as the index is open."""
         return self._items.version()
 
     def close(self) -> None:
@@ -127,16 +176,16 @@ class Index:
     ) -> Added:
         """Add every image of a folder, a manifest, image files, or images as :meth:`Model.encode` takes them.
 
-        What is there already is skipped by its content, so the same call after an interruption goes on, and after
-        photos were added takes the new ones. A file whose content changed takes the place of what it was; a new label
-        counts. Each batch is on the disk before the next is begun. What cannot be read is in ``failed`` and in
+        Images whose content is there already are skipped. So the same call resumes after an interruption, and adds only
+        the new photos of a folder. A file whose content changed replaces its old item, and a new label replaces the
+        old one. Each batch is on the disk before the next begins. Unreadable files are in ``failed`` and in
         :meth:`status`.
 
         Args:
             source: where the images are.
-            labels: ``"folder"`` for the names of folders or what a manifest says, one for each image, or None.
+            labels: ``"folder"`` for the names of folders or a manifest's labels, one for each image, or None.
             batch_size: images that are embedded and written together.
-            progress: told how many images are done, and of how many.
+            progress: called with the numbers of images done and in all.
         """
         if batch_size < 1:
             raise RecipeError(f"batch_size must be at least 1, got {batch_size}")
@@ -146,33 +195,68 @@ class Index:
             added = write_all(sources, self._items, self._vectors, self._engine, model, batch_size, progress)
             if added.added:
                 self._engine.rebuild(self._items.fact("rows"))
-                with self._items.writing():  # so that every reader looks at what was built
+                with self._items.writing():  # so that every reader loads what was built
                     self._items.set_fact("engine", self._engine_name)
             if added.added or self._items.fact("calibration") is None:
                 self._refresh()
                 calibrate(self._items, self._vectors, model)
         return added
 
+    def add_pixels(self, pixels: NDArray[np.uint8], label: str | None, columns: Mapping[str, str]) -> Stored:
+        """Add one image ``[H, W, 3]`` without a file, decoded as the encoder wants it; numbers in columns are text."""
+        uploaded = Sources(
+            "uploads", [pixels], [Source(None, 0, label, columns)], {name: [value] for name, value in columns.items()}
+        )
+        added = self.add(uploaded)
+        return Stored(self._items.ids_by_hash([hash_of_pixels(pixels)]).popitem()[1], added.added == 1)
+
+    def add_test_images(self, run: str | Path, *, progress: Progress | None = None) -> Added:
+        """Add the test images of ``run`` with their labels.
+
+        Images of a benchmark without files, such as Glyphs, become PNG files in the index's folder ``images``, so that
+        they can be searched with, and embedded again by another encoder.
+        """
+        from nearkin.runs.data import open_own_data, split_as_stored
+        from nearkin.runs.trained import load_run
+        from nearkin.training.build import data_of
+
+        trained = load_run(run)
+        section = replace(data_of(trained.recipe), unreadable_tolerance=1.0)
+        data = split_as_stored(trained.folder, trained.recipe, open_own_data(trained.folder, section), scored=("test",))
+        if data.protocol.test is None:
+            raise DataError(f"{run} has no test images, as all of its images train: give a folder of images")
+        table, rows = data.images.table, np.unique(data.protocol.test.rows)
+        labels = [table.class_names[label] for label in table.labels[rows].tolist()]
+        if isinstance(table.images, np.ndarray):
+            paths = []
+            for row in rows.tolist():
+                name = re.sub(r"[^\w+.-]", "_", table.ids[row])
+                paths.append(path := self.path / "images" / f"{name}-{row}.png")
+                make_folder(path.parent)
+                with writing(path):
+                    Image.fromarray(table.images[row]).save(path)
+        else:
+            paths = [Path(table.images[row]) for row in rows.tolist()]
+        return self.add(paths, labels, progress=progress)
+
     def remove(self, ids: Iterable[int]) -> None:
-        """Take items out for good; all of them, or none where one is not there."""
-        wanted = [int(each) for each in ids]
+        """Remove items for good; all of them, or none where one is not there."""
+        wanted = [int(id) for id in ids]
         with self._writing():
-            self._check_there(wanted)
+            self._existing(wanted)
             with self._items.writing():
                 self._items.delete(wanted)
             self._engine.remove(np.array(wanted, dtype=np.int64))
 
     def use_engine(self, engine: str) -> None:
-        """Search by another engine from now on, which is built from the stored vectors; the old one's files go."""
+        """Search by another engine from now on, built from the stored vectors; the old one's files are deleted."""
         check_engine(engine)
         name = without_password(engine)
         with sole_writer_of(self.path):
             rows = self._items.fact("rows")
             self._vectors.truncate(rows)
-            with self._items.writing():
-                self._items.set_fact("identity", self._items.fact("identity") or new_identity())
-            new, was = self._opened(engine), self._items.fact("engine")
-            old = self._engine if was == self._engine_name else self._opened(was)
+            new, was = self._open_engine(engine), self._items.fact("engine")
+            old = self._engine if was == self._engine_name else self._open_engine(was)
             new.rebuild(rows)
             with self._lock:
                 self._engine, self._engine_name, self._seen = new, name, None
@@ -182,27 +266,27 @@ class Index:
                 old.discard()
 
     def rebuild_engine(self) -> None:
-        """Bring the engine's own files up to date, as every writer does first."""
+        """Bring the engine's files up to date, as every writer does first."""
         with self._writing():
             pass
 
     def ids(self, where: Where | None = None) -> NDArray[np.int64]:
-        """The items that are there and meet ``where``, ascending."""
+        """The ids of the items that meet ``where``, ascending."""
         return self._items.ids(where)
 
     def get(self, id: int) -> Item:
-        """What is known of an item."""
+        """One item; an error where it is not there."""
         return self.items([id])[0]
 
     def items(self, ids: Sequence[int] | NDArray[np.int64]) -> list[Item]:
-        """What is known of items, in the order of ``ids``; an error where one is not there."""
-        found = self._check_there(ids)
-        return [found[int(each)] for each in ids]
+        """Items in the order of ``ids``; an error where one is not there."""
+        items = self._existing(ids)
+        return [items[int(id)] for id in ids]
 
     def vectors(self, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
         """The stored vectors ``[N, dim]`` of items, in the order of ``ids``; an error where one is not there."""
         self._refresh()
-        self._check_there(ids)
+        self._existing(ids)
         taken: NDArray[np.float32] = self._vectors.take(np.asarray(ids, dtype=np.int64))
         return taken
 
@@ -210,12 +294,26 @@ class Index:
         """The items that have a label, ascending, and their labels."""
         return self._items.labels()
 
+    def label_counts(self) -> list[tuple[str, int]]:
+        """Labels and their numbers of items, the most frequent first."""
+        return self._items.label_counts()
+
+    def column_ranges(self) -> list[ColumnRange]:
+        """The further columns of the items, with the range of those that hold numbers."""
+        ranges = []
+        for name, field in list(self._items.fields().items())[3:]:
+            least, most = None, None
+            if field.is_number:
+                least, most = self._items.rows(f"SELECT min({field.column}), max({field.column}) FROM items")[0]
+            ranges.append(ColumnRange(name, field.is_number, least, most))
+        return ranges
+
     def thumbnail(self, id: int) -> bytes:
-        """A small JPEG of an item, without anything that its file says of place or camera."""
-        found = self._items.thumbnail(id)
-        if found is None:
+        """A small JPEG of an item, without the metadata of its file."""
+        image = self._items.thumbnail(id)
+        if image is None:
             raise DataError(f"there is no item {id} in {self.path}")
-        return found
+        return image
 
     @overload
     def search(self, query: OneQuery | None = None, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hit]: ...
@@ -247,25 +345,25 @@ class Index:
         Args:
             query: a path, bytes, a Pillow image, a uint8 array; the id of an item; a vector of floating point numbers.
             k: how many at most.
-            where: by field a value, a list of which any will do, or a range ``(from, to)`` with None for no end.
-            like: ids of items that it should be like, too; with them there need be no query.
-            unlike: ids of items that it should not be like.
+            where: by field a value, a list of alternatives, or a range ``(from, to)`` with None for no end.
+            like: ids of positive examples; with them no query is needed.
+            unlike: ids of negative examples.
             group_by: a field of which every value is shown once, by its nearest item.
-            min_confidence: leave out hits of which it is less likely that they are of the query's kind.
-            offset: how many hits to pass over, for the next page.
+            min_confidence: leave out hits that are less likely than this to be of the query's class.
+            offset: how many hits to skip, for the next page.
             crop: search for this part of the image alone: x, y, width and height as shares of it.
-            rerank: order the nearest 200 by their k-reciprocal neighbours, k₁ this number; scores stay, too.
+            rerank: order the nearest 200 by their k-reciprocal neighbours, k₁ this number; the scores stay.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
                 raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
         check_rerank(rerank, self.distance)
         self._refresh()
-        self._check_there([*like, *unlike])
-        asked = query_vectors(query, self.dim, lambda: self.model, self.vectors, crop)
-        wanted, unwanted = (self.vectors(each) if len(each) else None for each in (like, unlike))
-        vectors = combined(asked.vectors, wanted, unwanted, self.distance)
-        excluded = [{*own, *like, *unlike} for own in asked.ids]
+        self._existing([*like, *unlike])
+        vectors, query_ids = query_vectors(query, self.dim, lambda: self.model, self.vectors, crop)
+        positives, negatives = (self.vectors(ids) if len(ids) else None for ids in (like, unlike))
+        vectors = combined(vectors, positives, negatives, self.distance)
+        excluded = [{*ids, *like, *unlike} for ids in query_ids]
         if min_confidence is not None and self.calibration is None:
             raise RecipeError(
                 f"min_confidence needs labels to learn from, and {self.path} has too few: add labelled images"
@@ -273,12 +371,12 @@ class Index:
         if group_by is not None and group_by not in self._items.fields():
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
         allowed = self._allowed(where)
-        searched = Searched(self._vectors, self._engine, self._items, self.calibration, self.distance, allowed)
-        found = [
+        context = SearchContext(self._vectors, self._engine, self._items, self.calibration, self.distance, allowed)
+        pages = [
             page(hits, group_by, min_confidence, offset, k)
-            for hits in searched.hits(vectors, excluded, offset + k, group_by, rerank=rerank)
+            for hits in context.hits(vectors, excluded, offset + k, group_by, rerank)
         ]
-        return found[0] if asked.is_one else found
+        return pages if query is not None and are_several(query) else pages[0]
 
     @overload
     def classify(
@@ -300,35 +398,35 @@ class Index:
     ) -> Classified | list[Classified]:
         """The label of an image by its ``k`` nearest labelled items, or "none of these": a :class:`Classified`.
 
-        Each neighbour counts by its confidence, and a label is the surer the further it is ahead of the next, unless
-        one neighbour is surer, or they are not ten: then it has its label. Without a calibration neighbours count
-        alike, and there is always a label. Several queries give a list.
+        Each neighbour votes with its confidence, and a label is the more certain the further it leads. If one neighbour
+        alone is more certain than the vote, or there are not ten votes, its label is returned. Without a calibration
+        neighbours count alike, and there is always a label. Several queries give a list.
         """
         labelled = self._items.labels()[0]
         if not len(labelled):
             raise RecipeError(f"no item of {self.path} has a label: add images with labels to classify by")
         if where is not None:
             labelled = np.intersect1d(labelled, self._items.ids(where))
-        found = self.search(query, k, where={"id": labelled.tolist()})
+        result = self.search(query, k, where={"id": labelled.tolist()})
         if are_several(query):
-            return [classified(hits, min_confidence, self.calibration) for hits in found]
-        return classified(found, min_confidence, self.calibration)
+            return [classified(hits, min_confidence, self.calibration) for hits in result]
+        return classified(result, min_confidence, self.calibration)
 
     def status(self) -> Status:
-        """What is there, what is not and why, and how far confidences can be believed."""
+        """What the index holds, what it does not and why, and how reliable its confidences are."""
         self._refresh()
-        found, embedded, distinct, failed = self._items.coverage()
+        files, embedded, distinct, failed = self._items.coverage()
         labels = self._items.labels()[1]
         return Status(
             path=self.path,
             items=len(self),
             labelled=len(labels),
             labels=len(np.unique(labels)),
-            found=found,
+            found=files,
             embedded=embedded,
             duplicates=embedded - distinct,
             failed=tuple((file.path, str(file.reason)) for file in failed),
-            left_out={name: said for name, said in (self._items.fact("left_out") or {}).items() if said},
+            left_out={name: files for name, files in (self._items.fact("left_out") or {}).items() if files},
             columns=tuple(self._items.fields())[3:],
             dim=self.dim,
             distance=self.distance,
@@ -339,23 +437,16 @@ class Index:
             calibration=self.calibration,
         )
 
-    def serve(self, port: int = 8000) -> None:
-        """Search it in the browser and over HTTP on this machine, until Ctrl-C (extra ``serve``)."""
-        require("uvicorn", "serve")
-        from nearkin.serving.run import serve
-        from nearkin.serving.settings import Settings
-
-        serve(self, Settings(port=port), ready=print)
-
     def _refresh(self) -> None:
-        """See what has been added and removed since, here or by another process."""
+        """Load what this or another process has added and removed since."""
         with self._lock:
             if (version := self._items.version()) == self._seen:
                 return
-            self._check_not_upgraded()
+            if (self._items.fact("encoder"), self._items.fact("vectors")) != self._encoder:
+                raise DataError(f"{self.path} was upgraded or compacted since it was opened: open it again")
             rows, name = self._items.fact("rows"), self._items.fact("engine")
             if name != self._engine_name:
-                self._engine, self._engine_name = self._opened(name), name
+                self._engine, self._engine_name = self._open_engine(name), name
             self._vectors.show(rows)
             self._engine.show(rows)
             live = self._items.ids()
@@ -363,13 +454,13 @@ class Index:
             self.calibration = read_calibration(self._items)
             self._seen = version
 
-    def _opened(self, engine: str) -> Engine:
-        distance, identity = self._items.fact("distance"), self._items.fact("identity") or ""
+    def _open_engine(self, engine: str) -> Engine:
+        distance, identity = self._items.fact("distance"), self._items.fact("identity")
         return open_engine(engine, vectors_folder(self.path, self._items) / "engine", self._vectors, distance, identity)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold the index as its one writer; what a writer before left half done is put away first."""
+        """Hold the index as its one writer; what an interrupted writer left is deleted first."""
         with sole_writer_of(self.path):
             self._refresh()
             rows = self._items.fact("rows")
@@ -377,20 +468,38 @@ class Index:
             self._engine.rebuild(rows)
             yield
 
-    def _check_not_upgraded(self) -> None:
-        if (self._items.fact("encoder"), self._items.fact("vectors")) != self._encoder:
-            raise DataError(f"{self.path} was upgraded or compacted since it was opened: open it again")
-
-    def _check_there(self, ids: Iterable[int]) -> dict[int, Item]:
-        wanted = [int(each) for each in ids]
-        found = self._items.get(wanted)
-        if missing := [each for each in wanted if each not in found]:
+    def _existing(self, ids: Iterable[int]) -> dict[int, Item]:
+        """Items by id; an error where one is not there."""
+        wanted = [int(id) for id in ids]
+        items = self._items.get(wanted)
+        if missing := [id for id in wanted if id not in items]:
             raise DataError(f"there is no item {', '.join(map(str, missing[:5]))} in {self.path}")
-        return found
+        return items
 
     def _allowed(self, where: Where | None) -> NDArray[np.int64] | None:
         """The rows to search among, or None for all."""
         if where:
-            found = self._items.ids(where)
-            return found[found < self._vectors.rows]
+            ids = self._items.ids(where)
+            return ids[ids < self._vectors.rows]
         return None if len(self._live) == self._vectors.rows else self._live
+
+
+def encoder_facts(model: Model) -> dict[str, Any]:
+    """The facts that an index keeps of its encoder."""
+    return {
+        "encoder": model.identity,
+        "model": str(model.path),
+        "model_options": dict(model.options),
+        "dim": model.dim,
+        "distance": model.distance,
+    }
+
+
+def _check_same_encoder(folder: Path, items: Items, model: Model) -> None:
+    """Refuse an encoder whose vectors do not compare with those of the index."""
+    if model.identity != items.fact("encoder"):
+        options = "".join(f", {key} {value}" for key, value in (items.fact("model_options") or {}).items())
+        raise DataError(
+            f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
+            f"another index with it, or give the run that made this one ({items.fact('model')}{options})"
+        )

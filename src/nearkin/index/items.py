@@ -1,6 +1,6 @@
-"""The items of an index in SQLite: what each image is, which files were found, and facts about the index itself.
+"""The items of an index in SQLite: its images, the files they come from, people's corrections, facts about the index.
 
-Nothing that a user names becomes SQL: further columns are called ``c0``, ``c1``, … and their names stand in a table.
+Names that users give never become SQL: further columns are called ``c0``, ``c1``, … and their names are in a table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nearkin.errors import DataError, OutputError
 from nearkin.index.where import Field, Where, as_number, condition
 
 NAME = "items.sqlite"
-_OWN = {"id": Field("id", True), "label": Field("label", False), "path": Field("path", False)}
+_BUILT_IN = {"id": Field("id", True), "label": Field("label", False), "path": Field("path", False)}
 _SCHEMA = """
 CREATE TABLE facts(key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE items(id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, path TEXT, label TEXT);
@@ -32,13 +32,14 @@ CREATE INDEX items_by_path ON items(path);
 CREATE TABLE thumbnails(id INTEGER PRIMARY KEY, image BLOB NOT NULL);
 CREATE TABLE files(path TEXT PRIMARY KEY, size INTEGER, changed INTEGER, id INTEGER, reason TEXT);
 CREATE INDEX files_by_item ON files(id);
-CREATE TABLE columns(place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, is_number INTEGER NOT NULL);
+CREATE TABLE columns(number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, is_number INTEGER NOT NULL);
+CREATE TABLE corrections(id INTEGER PRIMARY KEY, was TEXT, label TEXT, time TEXT NOT NULL);
 """
 
 
 @dataclass(frozen=True)
 class Item:
-    """An image of an index; ``columns`` are those that a manifest has beside path and label."""
+    """An image of an index; ``columns`` are the further columns of its manifest."""
 
     id: int
     path: str | None
@@ -48,7 +49,7 @@ class Item:
 
 @dataclass(frozen=True)
 class File:
-    """A file that was found: its size and time of change, and its item or why it has none."""
+    """A file that was read: its size and time of change, and its item or the reason why it has none."""
 
     path: str
     size: int
@@ -59,7 +60,7 @@ class File:
 
 @dataclass(frozen=True)
 class NewItem:
-    """An item to be written, with its vector's row as its id."""
+    """An item to be written; its id is the row of its vector."""
 
     id: int
     hash: bytes
@@ -70,17 +71,17 @@ class NewItem:
 
 
 class Items:
-    """One connection to an index's table, for any thread; a writer holds the index's lock."""
+    """One connection to an index's database, for any thread; a writer holds the index's lock."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
         self._connection.execute("PRAGMA synchronous=FULL")
-        self._own_changes = 0
+        self._local_changes = 0
 
     @classmethod
     def create(cls, path: Path, facts: Mapping[str, Any]) -> Items:
-        """A new table, which is there whole or not at all."""
+        """A new database, which is there whole or not at all."""
         half_done = path.with_name(f".{path.name}.new")
         for left in path.parent.glob(f"{half_done.name}*"):
             left.unlink()
@@ -100,7 +101,7 @@ class Items:
             with contextlib.suppress(sqlite3.OperationalError):  # a folder that can only be read
                 items._connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.Error as error:
-            raise DataError(f"{path} cannot be read as an index ({error}): give another, or make it anew") from error
+            raise DataError(f"{path} cannot be read as an index ({error}): give another, or make it again") from error
         return items
 
     def close(self) -> None:
@@ -122,153 +123,153 @@ class Items:
             except sqlite3.OperationalError as error:
                 raise OutputError(f"cannot write to the index: {error}. What was there before is untouched") from error
             finally:
-                self._own_changes += 1
+                self._local_changes += 1
 
     def version(self) -> tuple[int, int]:
         """Another value after every change, by this process or by another."""
         with self._lock:
-            return self._connection.execute("PRAGMA data_version").fetchone()[0], self._own_changes
+            return self._connection.execute("PRAGMA data_version").fetchone()[0], self._local_changes
 
     def fact(self, key: str) -> Any:
-        """A fact about the index; None where it was never said."""
-        found = self._rows("SELECT value FROM facts WHERE key = ?", [key])
-        return json.loads(found[0][0]) if found else None
+        """A fact about the index; None where it is not set."""
+        rows = self.rows("SELECT value FROM facts WHERE key = ?", [key])
+        return json.loads(rows[0][0]) if rows else None
 
     def set_fact(self, key: str, value: Any) -> None:
-        self._rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", [key, json.dumps(value)])
+        self.rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", [key, json.dumps(value)])
 
     def fields(self) -> dict[str, Field]:
-        """What can be filtered and grouped by."""
-        own = self._rows("SELECT name, place, is_number FROM columns ORDER BY place")
-        return _OWN | {name: Field(f"c{place}", bool(is_number)) for name, place, is_number in own}
+        """The fields to filter and group by: id, label, path, and the further columns."""
+        columns = self.rows("SELECT name, number, is_number FROM columns ORDER BY number")
+        return _BUILT_IN | {name: Field(f"c{number}", bool(is_number)) for name, number, is_number in columns}
 
     def ids(self, where: Where | None = None) -> NDArray[np.int64]:
         """Items that are there and meet ``where``, ascending."""
         text, parameters = condition(where or {}, self.fields())
-        found = self._rows(f"SELECT id FROM items WHERE {text} ORDER BY id", parameters)
-        return np.fromiter((row[0] for row in found), dtype=np.int64, count=len(found))
+        rows = self.rows(f"SELECT id FROM items WHERE {text} ORDER BY id", parameters)
+        return np.fromiter((row[0] for row in rows), dtype=np.int64, count=len(rows))
 
     def get(self, ids: Iterable[int]) -> dict[int, Item]:
         """Items by id; those that are not there are left out."""
-        names = [name for name in self.fields() if name not in _OWN]
-        columns = "".join(f", c{place}" for place in range(len(names)))
-        found = self._rows(
+        names = [name for name in self.fields() if name not in _BUILT_IN]
+        columns = "".join(f", c{number}" for number in range(len(names)))
+        rows = self.rows(
             f"SELECT id, path, label{columns} FROM items WHERE id IN (SELECT value FROM json_each(?))",
-            [json.dumps([int(each) for each in ids])],
+            [json.dumps([int(id) for id in ids])],
         )
-        return {row[0]: Item(row[0], row[1], row[2], dict(zip(names, row[3:], strict=True))) for row in found}
+        return {row[0]: Item(row[0], row[1], row[2], dict(zip(names, row[3:], strict=True))) for row in rows}
 
     def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
         """The items that have a label, ascending, and their labels."""
-        found = self._rows("SELECT id, label FROM items WHERE label IS NOT NULL ORDER BY id")
-        return np.array([row[0] for row in found], dtype=np.int64), np.array([row[1] for row in found], dtype=np.str_)
+        rows = self.rows("SELECT id, label FROM items WHERE label IS NOT NULL ORDER BY id")
+        return np.array([row[0] for row in rows], dtype=np.int64), np.array([row[1] for row in rows], dtype=np.str_)
+
+    def label_counts(self) -> list[tuple[str, int]]:
+        """Labels and their numbers of items, the most frequent first."""
+        return self.rows(
+            "SELECT label, count(*) AS n FROM items WHERE label IS NOT NULL GROUP BY label ORDER BY n DESC, label"
+        )
 
     def thumbnail(self, id: int) -> bytes | None:
-        found = self._rows("SELECT image FROM thumbnails WHERE id = ?", [int(id)])
-        return found[0][0] if found else None
+        rows = self.rows("SELECT image FROM thumbnails WHERE id = ?", [int(id)])
+        return rows[0][0] if rows else None
 
-    def known(self, hashes: Sequence[bytes]) -> dict[bytes, int]:
-        """Which contents are there already, and as which items."""
-        pairs = [self._rows("SELECT hash, id FROM items WHERE hash = ?", [each]) for each in hashes]
-        return {pair[0][0]: pair[0][1] for pair in pairs if pair}
+    def ids_by_hash(self, hashes: Sequence[bytes]) -> dict[bytes, int]:
+        """The items whose content has one of the hashes."""
+        rows = [self.rows("SELECT hash, id FROM items WHERE hash = ?", [digest]) for digest in hashes]
+        return {row[0][0]: row[0][1] for row in rows if row}
 
     def file(self, path: str) -> File | None:
-        found = self._rows("SELECT path, size, changed, id, reason FROM files WHERE path = ?", [path])
-        return File(*found[0]) if found else None
+        rows = self.rows("SELECT path, size, changed, id, reason FROM files WHERE path = ?", [path])
+        return File(*rows[0]) if rows else None
 
     def contents(self, ids: Sequence[int]) -> dict[int, tuple[bytes, list[str]]]:
-        """By item the hash of its content, and the files that have it, the item's own first."""
-        asked = [json.dumps([int(each) for each in ids])]
-        found = self._rows("SELECT id, hash, path FROM items WHERE id IN (SELECT value FROM json_each(?))", asked)
-        held: dict[int, tuple[bytes, list[str]]] = {row[0]: (row[1], [row[2]] if row[2] else []) for row in found}
+        """By item the hash of its content, and the files that have it, the item's own path first."""
+        wanted = [json.dumps([int(id) for id in ids])]
+        rows = self.rows("SELECT id, hash, path FROM items WHERE id IN (SELECT value FROM json_each(?))", wanted)
+        contents: dict[int, tuple[bytes, list[str]]] = {row[0]: (row[1], [row[2]] if row[2] else []) for row in rows}
         copies = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?)) ORDER BY path"
-        for id, path in self._rows(copies, asked):
-            if id in held and path not in held[id][1]:
-                held[id][1].append(path)
-        return held
+        for id, path in self.rows(copies, wanted):
+            if id in contents and path not in contents[id][1]:
+                contents[id][1].append(path)
+        return contents
 
     def copy_to(self, path: Path) -> None:
-        """Write all of the table, as it is now, to another file."""
+        """Write the whole database, as it is now, to another file."""
         with self._lock, contextlib.closing(sqlite3.connect(path)) as other:
             self._connection.backup(other)
 
     def add_columns(self, columns: Mapping[str, Sequence[str]]) -> None:
-        """Make room for a manifest's further columns, of numbers where all of their values are numbers."""
+        """Add a manifest's further columns, of numbers where all of their values are numbers."""
         fields = self.fields()
         for name, values in columns.items():
             given = [value for value in values if value]
             wrong = next((value for value in given if as_number(value) is None), None)
-            if name in _OWN:
+            if name in _BUILT_IN:
                 raise DataError(f"a column of a manifest cannot be called {name!r}: rename it")
             if name not in fields:
-                place = len(fields) - len(_OWN)
-                self._rows("INSERT INTO columns VALUES (?, ?, ?)", [place, name, wrong is None and bool(given)])
-                self._rows(f"ALTER TABLE items ADD COLUMN c{place}")
+                number = len(fields) - len(_BUILT_IN)
+                self.rows("INSERT INTO columns VALUES (?, ?, ?)", [number, name, wrong is None and bool(given)])
+                self.rows(f"ALTER TABLE items ADD COLUMN c{number}")
                 fields = self.fields()
             elif fields[name].is_number and wrong is not None:
                 raise DataError(f"the column {name!r} holds numbers in this index, and {wrong!r} is none: rename it")
 
     def insert(self, item: NewItem) -> None:
         values = [item.id, item.hash, item.path, item.label]
-        self._rows("INSERT INTO items(id, hash, path, label) VALUES (?, ?, ?, ?)", values)
-        self._rows("INSERT INTO thumbnails VALUES (?, ?)", [item.id, item.thumbnail])
-        self.describe(item.id, item.label, item.columns)
+        self.rows("INSERT INTO items(id, hash, path, label) VALUES (?, ?, ?, ?)", values)
+        self.rows("INSERT INTO thumbnails VALUES (?, ?)", [item.id, item.thumbnail])
+        self.update(item.id, item.label, item.columns)
 
-    def describe(self, id: int, label: str | None, columns: Mapping[str, str]) -> None:
-        """Say anew what an item is; a label that is not given stays."""
+    def update(self, id: int, label: str | None, columns: Mapping[str, str]) -> None:
+        """Change an item's label and columns; without a label the old one stays."""
         fields, parts, parameters = self.fields(), ["label = coalesce(?, label)"], [label]
         for name, text in columns.items():
             parts.append(f"{fields[name].column} = ?")
             value: Any = as_number(text) if fields[name].is_number else text
             parameters.append(value if text else None)
-        self._rows(f"UPDATE items SET {', '.join(parts)} WHERE id = ?", [*parameters, id])
+        self.rows(f"UPDATE items SET {', '.join(parts)} WHERE id = ?", [*parameters, id])
 
-    def move(self, id: int, path: str | None) -> None:
-        """An item's file is elsewhere now."""
-        self._rows("UPDATE items SET path = ? WHERE id = ?", [path, id])
+    def move(self, id: int, path: str) -> None:
+        """Change the path of an item."""
+        self.rows("UPDATE items SET path = ? WHERE id = ?", [path, id])
 
-    def note_file(self, file: File) -> int | None:
-        """Remember a file that was found; where it was another item before and was the last of it, that goes.
-
-        Returns the id of what went.
-        """
+    def record_file(self, file: File) -> int | None:
+        """Store what is known of a file; returns the item that was deleted because this was its last file."""
         before = self.file(file.path)
-        self._rows(
+        self.rows(
             "INSERT OR REPLACE INTO files(path, size, changed, id, reason) VALUES (?, ?, ?, ?, ?)",
             [file.path, file.size, file.changed, file.id, file.reason],
         )
         if before is not None and before.id is not None and before.id != file.id:
-            others = self._rows("SELECT path FROM files WHERE id = ? ORDER BY path LIMIT 1", [before.id])
-            if others:
-                self._rows("UPDATE items SET path = ? WHERE id = ?", [others[0][0], before.id])
+            copies = self.rows("SELECT path FROM files WHERE id = ? ORDER BY path LIMIT 1", [before.id])
+            if copies:
+                self.move(before.id, copies[0][0])
             else:
                 self.delete([before.id])
                 return before.id
         return None
 
     def delete(self, ids: Sequence[int]) -> None:
-        for table in ("items", "thumbnails", "files"):
-            for each in ids:
-                self._rows(f"DELETE FROM {table} WHERE id = ?", [int(each)])
+        for table in ("items", "thumbnails", "files", "corrections"):
+            for id in ids:
+                self.rows(f"DELETE FROM {table} WHERE id = ?", [int(id)])
 
     def count(self) -> int:
-        return int(self._rows("SELECT count(*) FROM items")[0][0])
+        return int(self.rows("SELECT count(*) FROM items")[0][0])
 
     def coverage(self) -> tuple[int, int, int, list[File]]:
-        """Files found, files with an item, items that these are, and the files that could not be read."""
-        found, embedded, distinct = self._rows("SELECT count(*), count(id), count(DISTINCT id) FROM files")[0]
-        failed = self._rows("SELECT path, size, changed, id, reason FROM files WHERE reason IS NOT NULL ORDER BY path")
-        return found, embedded, distinct, [File(*row) for row in failed]
+        """Numbers of files, of files with an item and of these items, and the files that could not be read."""
+        files, embedded, distinct = self.rows("SELECT count(*), count(id), count(DISTINCT id) FROM files")[0]
+        failed = self.rows("SELECT path, size, changed, id, reason FROM files WHERE reason IS NOT NULL ORDER BY path")
+        return files, embedded, distinct, [File(*row) for row in failed]
 
     def rows(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """For modules beside this one that have a table of their own here."""
-        return self._rows(text, parameters)
-
-    def _rows(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """The result of a statement in SQL."""
         with self._lock:
             return self._connection.execute(text, parameters).fetchall()
 
 
 def vectors_folder(index: Path, items: Items) -> Path:
-    """Where an index's vectors and its engine's files lie: in the folder itself, or after an upgrade in one in it."""
+    """Where an index's vectors and its engine's files are: in its folder, or after an upgrade in a subfolder."""
     return index / (items.fact("vectors") or "")

@@ -1,7 +1,7 @@
-"""An engine that is a PostgreSQL with the extension pgvector: one table for an index, with an HNSW index of it.
+"""An engine on PostgreSQL with the extension pgvector: one table with an HNSW index for each index.
 
-An address is that of any client of PostgreSQL, ``postgresql://user@host:5432/database``; what it does not say, such as
-the password, is taken from where they take it: ``PGPASSWORD``, ``~/.pgpass``, a service file.
+The address is that of any client of PostgreSQL, ``postgresql://user@host:5432/database``. What it leaves out, such as
+the password, comes from where other clients take it: ``PGPASSWORD``, ``~/.pgpass``, a service file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nearkin.errors import RecipeError, require
 from nearkin.index.engine import Distance, without_password
-from nearkin.index.remote import Found, Lost, Refused, RemoteEngine
+from nearkin.index.remote import Answer, Refused, RemoteEngine, Unreachable
 from nearkin.index.segments import Segments
 
 MOST_DIMENSIONS = 16_000
@@ -50,11 +50,11 @@ class PostgresTable:
             raise RecipeError(f"pgvector holds vectors of at most {MOST_DIMENSIONS:,} numbers, and these have {dim:,}")
         self.server = f"PostgreSQL at {without_password(address)}"
         self._address, self._dim, self._is_cosine = address, dim, distance == "cosine"
-        # Connections that nobody uses at the moment: each thread that asks takes one, or opens another.
+        # Idle connections: a thread takes one, or opens another.
         self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
         weakref.finalize(self, _close, self._idle)
         sql = self._psycopg.sql
-        ordered, kind = ("vector", "vector") if dim <= MOST_INDEXED else (f"vector::halfvec({dim})", f"halfvec({dim})")
+        ordered, type_ = ("vector", "vector") if dim <= MOST_INDEXED else (f"vector::halfvec({dim})", f"halfvec({dim})")
         operator, operators = ("<#>", "ip") if self._is_cosine else ("<->", "l2")
         self._names = {
             "table": sql.Identifier(name),
@@ -62,7 +62,7 @@ class PostgresTable:
             "incoming": sql.Identifier(f"{name}_incoming"),
             "type": sql.SQL(f"vector({dim})"),
             "ordered": sql.SQL(ordered),
-            "kind": sql.SQL(kind),
+            "as_type": sql.SQL(type_),
             "by": sql.SQL(operator),
             "operators": sql.SQL(f"{'vector' if dim <= MOST_INDEXED else 'halfvec'}_{operators}_ops"),
         }
@@ -70,7 +70,7 @@ class PostgresTable:
 
     def create(self) -> None:
         with self._transaction() as db:
-            # One after another: of two that begin to create the same thing at once one would fail.
+            # Under a lock: of two that create the same table at once one would fail.
             db.execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
             db.execute(
                 self._statement("CREATE TABLE IF NOT EXISTS {table} (id bigint PRIMARY KEY, vector {type} NOT NULL)")
@@ -78,7 +78,7 @@ class PostgresTable:
 
     def count(self, first: int = 0) -> int:
         with self._transaction() as db:
-            if not self._is_there(db):
+            if not self._exists(db):
                 return 0
             ask = self._statement("SELECT count(*) FROM {table} WHERE id >= %s")
             return int(db.execute(ask, [first]).fetchone()[0])
@@ -90,7 +90,7 @@ class PostgresTable:
 
     def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
         with self._transaction() as db:
-            # COPY cannot replace rows, so they come into a table of this connection first.
+            # COPY cannot replace rows, so they go to a temporary table first.
             db.execute(
                 self._statement(
                     "CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} (id bigint, vector {type}) ON COMMIT DELETE ROWS"
@@ -115,13 +115,13 @@ class PostgresTable:
         with self._transaction() as db:
             db.execute(self._statement("DELETE FROM {table} WHERE id >= %s"), [first])
 
-    def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Found]:
+    def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
         ask = self._statement(
-            "SELECT id, vector {by} %(query)s FROM {table} ORDER BY {ordered} {by} %(query)s::{kind} LIMIT %(limit)s"
+            "SELECT id, vector {by} %(query)s FROM {table} ORDER BY {ordered} {by} %(query)s::{as_type} LIMIT %(limit)s"
         )
-        found = []
+        answers = []
         with self._transaction() as db:
-            # Go on until there are as many as the limit; their order does not matter, as all are scored again.
+            # Scan until there are as many as the limit; their order does not matter, as all are scored again.
             for name, value in (
                 ("hnsw.iterative_scan", "relaxed_order"),
                 ("hnsw.ef_search", str(min(_MOST_EFFORT, max(_EFFORT, 2 * limit)))),
@@ -129,11 +129,11 @@ class PostgresTable:
             ):
                 db.execute("SELECT set_config(%s, %s, true)", [name, value])
             for query in queries:
-                given = db.execute(ask, {"query": query, "limit": limit}).fetchall()
-                numbers = np.array([row[0] for row in given], dtype=np.int64)
-                far = np.array([row[1] for row in given], dtype=np.float64)
-                found.append((numbers, far if self._is_cosine else far**2))
-        return found
+                rows = db.execute(ask, {"query": query, "limit": limit}).fetchall()
+                numbers = np.array([row[0] for row in rows], dtype=np.int64)
+                distances = np.array([row[1] for row in rows], dtype=np.float64)
+                answers.append((numbers, distances if self._is_cosine else distances**2))
+        return answers
 
     def build(self) -> None:
         with self._transaction() as db:
@@ -151,25 +151,25 @@ class PostgresTable:
             version = db.execute("SHOW server_version").fetchone()[0].split()[0]
             extension = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()[0]
             built = db.execute("SELECT to_regclass(%s)", [f"{self._name}_hnsw"]).fetchone()[0] is not None
-        kind = "hnsw of vectors" if self._dim <= MOST_INDEXED else "hnsw of vectors in 16 bits"
-        kind = kind if built else "none, all rows are compared"
-        return {"version": f"PostgreSQL {version}, pgvector {extension}", "table": self._name, "index": kind}
+        index = "hnsw of vectors" if self._dim <= MOST_INDEXED else "hnsw of vectors in 16 bits"
+        index = index if built else "none, all rows are compared"
+        return {"version": f"PostgreSQL {version}, pgvector {extension}", "table": self._name, "index": index}
 
     def drop(self) -> None:
         with self._transaction() as db:
             db.execute(self._statement("DROP TABLE IF EXISTS {table}"))
 
     def _statement(self, text: str) -> Any:
-        """With the names and types of this table; values are parameters."""
+        """SQL with the names and types of this table; values are parameters."""
         return self._psycopg.sql.SQL(text).format(**self._names)
 
-    def _is_there(self, db: Any) -> bool:
+    def _exists(self, db: Any) -> bool:
         return db.execute("SELECT to_regclass(%s)", [self._name]).fetchone()[0] is not None
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A connection within a transaction, that is committed unless something goes wrong."""
-        with _one_line(self._psycopg):
+        """A connection within a transaction, which is committed unless an exception is raised."""
+        with _translated_errors(self._psycopg):
             try:
                 db = self._idle.get_nowait()
             except queue.Empty:
@@ -178,15 +178,15 @@ class PostgresTable:
                 with db.transaction():
                     yield db
             except BaseException:
-                db.close()  # it may be broken, as may the others, and another is soon made
+                db.close()  # it and the idle ones may be broken
                 _close(self._idle)
                 raise
             self._idle.put(db)
 
     def _connected(self) -> Any:
-        # Statements are not prepared, as poolers between us and the server may not keep them.
-        how = {"autocommit": True, "prepare_threshold": None, "connect_timeout": _CONNECT_SECONDS}
-        db = self._psycopg.connect(self._address, application_name="nearkin", **how)
+        # Statements are not prepared: a connection pooler may not keep them.
+        options = {"autocommit": True, "prepare_threshold": None, "connect_timeout": _CONNECT_SECONDS}
+        db = self._psycopg.connect(self._address, application_name="nearkin", **options)
         try:
             found = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
             if found is None:
@@ -210,18 +210,18 @@ def _close(idle: queue.LifoQueue[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _one_line(psycopg: Any) -> Iterator[None]:
-    """What PostgreSQL or its client says, as one line and as what can be done about it."""
+def _translated_errors(psycopg: Any) -> Iterator[None]:
+    """Errors of PostgreSQL and its client as one line, with the remedy where there is one."""
     try:
         yield
     except psycopg.errors.UndefinedFile as error:
         raise Refused(f"it has no pgvector: install the extension on the server ({_first_line(error)})") from error
     except psycopg.Error as error:
-        # Without a code the client says it: the server is not there, or went away. 57P: it shuts down or starts up.
+        # Without a code the client raised it: the server is not there, or went away. 57P: it shuts down or starts up.
         is_lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and (
             error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
         )
-        raise (Lost if is_lost else Refused)(_first_line(error)) from error
+        raise (Unreachable if is_lost else Refused)(_first_line(error)) from error
 
 
 def _first_line(error: Exception) -> str:

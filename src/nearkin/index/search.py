@@ -1,26 +1,27 @@
-"""From the vectors of queries to hits: what the engine finds, refined, and as deep as it takes to show enough."""
+"""From the vectors of queries to hits and labels: the nearest items, re-ranked if asked, as many as are to be shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.index.calibration import Calibration
-from nearkin.index.engine import Engine
+from nearkin.errors import RecipeError, require_torch
+from nearkin.index.calibration import VOTERS, Calibration, lead
+from nearkin.index.engine import Engine, Ranked, nearest
 from nearkin.index.items import Items
-from nearkin.index.queries import nearest_of
-from nearkin.index.refining import Ranked, refined
-from nearkin.index.results import Hit, as_hits, one_of_each
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 
+RERANKED = 200
+"""The nearest so many are re-ranked, whatever k is; those behind keep their order."""
+
 
 class SearchOptions(TypedDict, total=False):
-    """What may be asked of a search by name; :meth:`Index.search <nearkin.Index.search>` says what each means."""
+    """The named options of a search; :meth:`Index.search <nearkin.Index.search>` explains them."""
 
     where: Where | None
     like: Sequence[int]
@@ -33,8 +34,42 @@ class SearchOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Searched:
-    """What is searched: the rows, who proposes some of them, what is known of them and what their scores mean."""
+class Hit:
+    """An item that a search found."""
+
+    id: int
+    score: float
+    """The cosine, or minus the distance where the encoder's vectors are compared by distance."""
+    confidence: float | None
+    """The probability that it is of the query's class; None where there were no labels to learn it from."""
+    label: str | None
+    path: str | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The label that a query's neighbours agree on, or None for "none of these"."""
+
+    label: str | None
+    confidence: float | None
+    hits: tuple[Hit, ...]
+
+
+def check_rerank(rerank: int | None, distance: str) -> None:
+    """Refuse a re-ranking that cannot be done."""
+    if rerank is None:
+        return
+    if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 1:
+        raise RecipeError(f"rerank must be a whole number of neighbours of at least 1, got {rerank!r}")
+    if distance != "cosine":
+        raise RecipeError("rerank is for encoders that compare by angle, and this one compares by distance")
+    require_torch("rerank")
+
+
+@dataclass(frozen=True)
+class SearchContext:
+    """What is searched: stored vectors, their engine and items, and the meaning of their scores."""
 
     vectors: Segments
     engine: Engine
@@ -50,30 +85,101 @@ class Searched:
         excluded: Sequence[set[int]],
         wanted: int,
         group_by: str | None,
-        *,
         rerank: int | None,
     ) -> Iterator[list[Hit]]:
         """For each query ``[Q, dim]`` as many hits as it takes to show ``wanted``, or all there are.
 
-        What is ``excluded`` of a query is not among its hits. With ``group_by`` it takes as many as have ``wanted``
+        A query's ``excluded`` items are not among its hits. With ``group_by`` it takes as many hits as have ``wanted``
         different values of that field.
         """
-        there = self.vectors.rows if self.allowed is None else len(self.allowed)
-        if not there:
+        available = self.vectors.rows if self.allowed is None else len(self.allowed)
+        if not available:
             yield from ([] for _ in queries)
             return
-
-        def ranked(some: NDArray[np.float64], out: Sequence[set[int]], depth: int) -> Ranked:
-            return refined(self._nearest, self.vectors, some, out, depth, rerank=rerank)
-
         depth = wanted + max(map(len, excluded), default=0)
-        for query, out, found in zip(queries, excluded, ranked(queries, excluded, depth), strict=True):
-            hits, deep = as_hits(*found, out, self.items, self.calibration), depth
-            while group_by is not None and deep < there and len(one_of_each(hits, group_by)) < wanted:
+        ranked = self._ranked(queries, excluded, depth, rerank)
+        for query, without, (rows, scores) in zip(queries, excluded, ranked, strict=True):
+            hits, deep = self._as_hits(rows, scores, without), depth
+            while group_by is not None and deep < available and len(first_of_each(hits, group_by)) < wanted:
                 deep *= 4
-                (again,) = ranked(query[None], [out], deep)
-                hits = as_hits(*again, out, self.items, self.calibration)
+                ((rows, scores),) = self._ranked(query[None], [without], deep, rerank)
+                hits = self._as_hits(rows, scores, without)
             yield hits
 
-    def _nearest(self, queries: NDArray[np.float64], k: int) -> Ranked:
-        return nearest_of(self.engine, self.vectors, self.distance, queries, k, self.allowed)
+    def _ranked(
+        self, queries: NDArray[np.float64], excluded: Sequence[set[int]], depth: int, rerank: int | None
+    ) -> Ranked:
+        """The ``depth`` nearest of each query; with ``rerank`` by k-reciprocal neighbours, keeping the query's scores.
+
+        Confidences were learned for scores of the query itself.
+        """
+        if rerank is None:
+            return nearest(self.engine, self.vectors, self.distance, queries, depth, self.allowed)
+        deep = max(RERANKED, depth) + max(map(len, excluded), default=0)
+        found = nearest(self.engine, self.vectors, self.distance, queries, deep, self.allowed)
+        ranked = []
+        for query, without, (rows, scores) in zip(queries, excluded, found, strict=True):
+            kept = np.isin(rows, list(without), invert=True)
+            rows, scores = rows[kept], scores[kept]
+            candidates = rows[:RERANKED]
+            if len(candidates) > 1:
+                from nearkin.evaluation.reranking import reranked_distances
+
+                ((_, distances),) = reranked_distances(query[None], self.vectors.take(candidates), k1=rerank)
+                first = distances[0].argsort(stable=True).numpy()
+                order = np.concatenate([first, np.arange(len(candidates), len(rows))])
+                rows, scores = rows[order], scores[order]
+            ranked.append((rows, scores))
+        return ranked
+
+    def _as_hits(self, rows: NDArray[np.int64], scores: NDArray[np.float64], excluded: set[int]) -> list[Hit]:
+        """Items by their rows, without excluded ones and those that have been removed meanwhile."""
+        items, hits = self.items.get(rows.tolist()), []
+        for id, score in zip(rows.tolist(), scores.tolist(), strict=True):
+            if id in items and id not in excluded:
+                confidence = None if self.calibration is None else self.calibration.confidence(score)
+                hits.append(Hit(id, score, confidence, items[id].label, items[id].path, items[id].columns))
+        return hits
+
+
+def first_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
+    """The nearest hit of each value of a field."""
+    first: dict[Any, Hit] = {}
+    for hit in hits:
+        value = getattr(hit, group_by) if group_by in ("id", "label", "path") else hit.columns[group_by]
+        first.setdefault(value, hit)
+    return list(first.values())
+
+
+def page(hits: list[Hit], group_by: str | None, min_confidence: float | None, offset: int, k: int) -> list[Hit]:
+    """The ``k`` hits to show after the first ``offset``."""
+    if group_by is not None:
+        hits = first_of_each(hits, group_by)
+    if min_confidence is not None:
+        hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
+    return hits[offset : offset + k]
+
+
+def classified(hits: Sequence[Hit], min_confidence: float, calibration: Calibration | None) -> Classified:
+    """The label with most confidence among hits, or "none of these" where it is below ``min_confidence``.
+
+    If one neighbour alone is more certain than the vote, its label is returned.
+    """
+    if not hits:
+        return Classified(None, None, ())
+    # The curve of labels was fitted to votes without the shift for more classes, which lowers the lead anyway.
+    curve = None if calibration is None else replace(calibration, shift=0.0)
+    votes: dict[str, float] = {}
+    for hit in hits:
+        votes[str(hit.label)] = votes.get(str(hit.label), 0.0) + (1.0 if curve is None else curve.confidence(hit.score))
+    label, margin = lead(votes)
+    if calibration is None:
+        return Classified(label, None, tuple(hits))
+    surest = max(hits, key=lambda hit: hit.confidence or 0.0)
+    confidence = surest.confidence or 0.0
+    # The curve of labels holds for exactly so many votes.
+    if calibration.label is not None and len(hits) == VOTERS and calibration.label.confidence(margin) >= confidence:
+        confidence = calibration.label.confidence(margin)
+    else:
+        label = str(surest.label)
+    return Classified(label if confidence >= min_confidence else None, confidence, tuple(hits))

@@ -1,4 +1,4 @@
-"""Rows of numbers on disk: appended to, never changed, read as memory-mapped files of at most so many rows each."""
+"""Rows of numbers on disk: appended, never changed, read as memory-mapped files with a fixed number of rows each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS_PER_SEGMENT = 1 << 16
 class Segments:
     """``[rows, width]`` in files of a folder.
 
-    How many rows count is not for these files to say: a writer that was killed may have left more than it reported.
+    The number of valid rows is stored elsewhere: a writer that was killed may have left more rows than it recorded.
 
     >>> import tempfile
     >>> rows = Segments(Path(tempfile.mkdtemp()) / "vectors", 2, np.float32, rows_per_segment=2)
@@ -33,11 +33,11 @@ class Segments:
         self.folder, self.width, self.dtype = folder, width, np.dtype(dtype)
         self.rows_per_segment = rows_per_segment
         self.rows = 0
-        """How many are shown."""
+        """Rows that are mapped."""
         self._maps: list[NDArray[Any]] = []
 
     def append(self, first: int, values: NDArray[Any]) -> None:
-        """Put ``values`` at row ``first`` and behind, in place of what lies there; on return they are on the disk."""
+        """Write ``values`` durably at row ``first`` and following, replacing everything from there on."""
         values = np.ascontiguousarray(values, dtype=self.dtype)
         make_folder(self.folder)
         for segment, start, stop in self._parts(first, first + len(values)):
@@ -54,7 +54,7 @@ class Segments:
                     _sync_folder(self.folder)
 
     def truncate(self, rows: int) -> None:
-        """Take away what lies behind the first ``rows``."""
+        """Delete what lies behind the first ``rows``."""
         segment, start = divmod(rows, self.rows_per_segment)
         while (path := self._path(segment)).exists():
             with writing(path):
@@ -65,40 +65,40 @@ class Segments:
             segment, start = segment + 1, 0
 
     def available(self) -> int:
-        """How many whole rows lie on the disk."""
+        """The number of whole rows on the disk."""
         rows = segment = 0
         while (path := self._path(segment)).exists():
-            held = min(path.stat().st_size // self._row_bytes, self.rows_per_segment)
-            rows, segment = rows + held, segment + 1
-            if held < self.rows_per_segment:
+            count = min(path.stat().st_size // self._row_bytes, self.rows_per_segment)
+            rows, segment = rows + count, segment + 1
+            if count < self.rows_per_segment:
                 break
         return rows
 
     def show(self, rows: int) -> None:
-        """Map the first ``rows``, which :meth:`maps` and :meth:`take` then give."""
+        """Map the first ``rows``, for :meth:`maps` and :meth:`take`."""
         maps = []
         for segment, _, stop in self._parts(0, rows):
             path = self._path(segment)
             if not path.exists() or path.stat().st_size < stop * self._row_bytes:
-                raise DataError(f"{path} is missing or too short, so the index is damaged: make it anew")
+                raise DataError(f"{path} is missing or too short, so the index is damaged: make it again")
             kept = self._maps[segment] if segment < len(self._maps) else None
             if kept is None or len(kept) != stop:
-                # Copy on write, as PyTorch warns of arrays that cannot be written to; nothing is.
+                # Copy on write, as PyTorch warns of read-only arrays; nothing is written.
                 kept = np.memmap(path, self.dtype, mode="c", shape=(stop, self.width))
             maps.append(kept)
         self._maps, self.rows = maps, rows
 
     def maps(self) -> list[NDArray[Any]]:
-        """The rows that are shown, segment by segment."""
+        """The mapped rows, segment by segment."""
         return self._maps
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """A copy of single rows, in the order asked for."""
         taken = np.empty((len(rows), self.width), dtype=self.dtype)
-        segments, places = np.divmod(rows, self.rows_per_segment)
+        segments, offsets = np.divmod(rows, self.rows_per_segment)
         for segment in np.unique(segments).tolist():
-            here = segments == segment
-            taken[here] = self._maps[segment][places[here]]
+            inside = segments == segment
+            taken[inside] = self._maps[segment][offsets[inside]]
         return taken
 
     @property
@@ -109,7 +109,7 @@ class Segments:
         return self.folder / f"{segment:06d}.{self.dtype.name}"
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The segments that rows ``first`` up to ``last`` lie in, and where in them."""
+        """The segments of rows ``first`` up to ``last``, and from where to where in each."""
         while first < last:
             segment, start = divmod(first, self.rows_per_segment)
             stop = min(self.rows_per_segment, start + last - first)
@@ -118,7 +118,7 @@ class Segments:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new file's name, too, has to reach the disk."""
+    """Bring a new file's name to the disk."""
     if os.name != "nt":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,11 @@
-"""Another encoder for an index: its images embedded again beside the old vectors, and taken over in one commit.
+"""Vectors of an index written again in one commit: by another encoder (upgrade), or without removed items (compact).
 
-The new vectors lie in a folder of their own in the index; which folder counts is a fact in the table of items, as the
-encoder is. So at any moment it is either all of the old or all of the new. Ids, labels, columns and thumbnails are in
-that table and stay. An upgrade that was interrupted goes on where it was.
+The new vectors go to a subfolder of the index. Which folder counts is a fact in the table of items, as the encoder is,
+so at any moment the index is either all old or all new. Ids, labels, columns and thumbnails stay in the table. An
+interrupted upgrade resumes where it stopped.
+
+An item's id is the row of its vector, and stays. So a compaction writes zeros for removed items; where a long run of
+them was removed nothing is written, and the file has a hole that takes no room on the disk.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,23 +25,23 @@ from numpy.typing import NDArray
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.disk import check_room, make_folder, write_atomically, writing
-from nearkin.errors import DataError, NearkinError, RecipeError, notice
+from nearkin.errors import DataError, NearkinError, OutputError, RecipeError, notice
 from nearkin.index.adding import Progress, check_vectors, hash_of
-from nearkin.index.confidence import fitted_curve
-from nearkin.index.engine import ENGINES, Distance, new_identity
+from nearkin.index.calibration import calibration_facts
+from nearkin.index.engine import ENGINES, Distance, nearest, new_identity, unit_rows
 from nearkin.index.exact import ExactEngine
-from nearkin.index.index import Index
+from nearkin.index.index import Index, encoder_facts
 from nearkin.index.items import NAME, Items, vectors_folder
-from nearkin.index.queries import nearest_of, unit_rows
 from nearkin.index.segments import Segments
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
 
 NEIGHBOURS = 10
 MOST_COMPARED = 1_000
-"""Images whose neighbours before and after are compared, drawn by chance."""
-_PREFIX, COMPACTED = "upgrade-", "compact-"
-"""What folders of vectors begin with that upgrades and compactions made."""
+"""Images, drawn at random, whose neighbours before and after are compared."""
+BLOCK = 1024
+"""Rows that a compaction writes together, or leaves out together where all of them were removed."""
+_UPGRADED, _COMPACTED = "upgrade-", "compact-"
 _PROGRESS = "progress.json"
 
 
@@ -47,16 +51,28 @@ class Upgraded:
 
     items: int
     dropped: tuple[tuple[int, str], ...]
-    """Items that went, as their file is gone or has changed, and why."""
+    """Items that were removed because their file is gone or has changed, and the reason."""
     compared: int
-    """Images that the next figures are of."""
+    """The number of images that the next figures are of."""
     overlap: float | None
-    """Share of an image's ten nearest that are the same before and after."""
+    """The share of an image's ten nearest that are the same before and after."""
     accuracy_before: float | None
-    """Share of labelled images that have the label most of their ten nearest have, without the image itself."""
+    """The share of labelled images whose label is the most frequent among their ten nearest."""
     accuracy: float | None
     old: Path | None
-    """Where the index as it was has been kept."""
+    """Where the old index was kept."""
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """The result of a compaction."""
+
+    items: int
+    removed: int
+    """Rows without an item, whose vectors were deleted."""
+    before: int
+    """Bytes that items, vectors and engine took on the disk."""
+    after: int
 
 
 def upgrade(
@@ -70,16 +86,16 @@ def upgrade(
 ) -> Upgraded:
     """Embed every image of the index in ``folder`` with ``model``, which is its encoder from then on.
 
-    Images are read from their files again, by path, and must have the content they had. Searches go on with the old
-    vectors meanwhile; whoever has the index open then is told to open it again.
+    Images are read from their files again, which must have the content they had. Searches use the old vectors
+    meanwhile; a process that has the index open then has to open it again.
 
     Args:
         folder: an index.
         model: the new encoder.
-        drop_missing: let go of items whose file is gone or has changed; without it they are an error.
-        keep_old: leave the index as it was beside it, as ``FOLDER.old``.
-        batch_size: images that are embedded together; after each batch an interrupted upgrade can go on.
-        progress: told how many images are done, and of how many.
+        drop_missing: remove items whose file is gone or has changed; without it they are an error.
+        keep_old: keep a copy of the old index in ``FOLDER.old``.
+        batch_size: images that are embedded together; an interrupted upgrade resumes after the last batch.
+        progress: called with the numbers of images done and in all.
     """
     index = Index.open(folder)
     kept = index.path.with_name(f"{index.path.name}.old") if keep_old else None
@@ -88,12 +104,12 @@ def upgrade(
     with sole_writer_of(index.path):
         items = Items.open(index.path / NAME)
         try:
-            done = _upgrade(index, items, model, drop_missing, kept, batch_size, progress)
+            upgraded = _upgrade(index, items, model, drop_missing, kept, batch_size, progress)
         finally:
             items.close()
             index.close()
     _build_engine(index.path, model)
-    return done
+    return upgraded
 
 
 def _upgrade(
@@ -107,55 +123,44 @@ def _upgrade(
 ) -> Upgraded:
     if items.fact("encoder") == model.identity:
         raise RecipeError(f"{index.path} is of this encoder already: there is nothing to upgrade")
-    old, new = vectors_folder(index.path, items), index.path / f"{_PREFIX}{hash_of(model.identity.encode()).hex()[:16]}"
-    _remove_others(index.path, keep=(old, new))
+    old = vectors_folder(index.path, items)
+    new = index.path / f"{_UPGRADED}{hash_of(model.identity.encode()).hex()[:16]}"
+    _remove_leftovers(index.path, keep=(old, new))
     ids, rows = items.ids(), int(items.fact("rows"))
     if not drop_missing:
-        _refuse(index.path, _gone(items, ids))
+        _refuse(index.path, _without_file(items, ids))
     vectors = Segments(new / "vectors", model.dim, np.float32)
     check_room(index.path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
     missing = _embed(index.path, items, vectors, model, rows, drop_missing, batch_size, progress)
     vectors.show(rows)
-    there = np.setdiff1d(ids, np.array(list(missing), dtype=np.int64))
+    remaining = np.setdiff1d(ids, np.array(list(missing), dtype=np.int64))
     labelled, labels = items.labels()
-    of_those = np.isin(labelled, there)
-    labelled, labels = labelled[of_those], labels[of_those]
-    before = Segments(old / "vectors", index.dim, np.float32)
-    before.show(rows)
-    both = ((before, items.fact("distance")), (vectors, model.distance))
-    compared = _compared(both, there, dict(zip(labelled.tolist(), labels.tolist(), strict=True)))
-    curve = fitted_curve(labelled, labels, vectors, model)
+    stays = np.isin(labelled, remaining)
+    labelled, labels = labelled[stays], labels[stays]
+    old_vectors = Segments(old / "vectors", index.dim, np.float32)
+    old_vectors.show(rows)
+    both = ((old_vectors, items.fact("distance")), (vectors, model.distance))
+    figures = _compared(both, remaining, dict(zip(labelled.tolist(), labels.tolist(), strict=True)))
+    calibration = calibration_facts(labelled, labels, vectors, model)
     if kept is not None:
         _keep(items, old, kept)
     with items.writing():
         items.delete(list(missing))
-        facts = {
-            "encoder": model.identity,
-            "model": str(model.path),
-            "model_options": dict(model.options),
-            "dim": model.dim,
-            "distance": model.distance,
-        }
-        # An engine that is a server keeps its rows under this name: those of the old vectors must not be taken for new.
-        facts["identity"] = new_identity()
-        for key, value in {**facts, "vectors": new.name, "calibration": curve}.items():
+        # A server keeps rows under the index's identity: a new one keeps the old vectors from being taken for new.
+        facts = {**encoder_facts(model), "identity": new_identity(), "vectors": new.name, "calibration": calibration}
+        for key, value in facts.items():
             items.set_fact(key, value)
     if kept is None:
-        _discard(index)
-    remove_vectors(index.path, old)
-    return Upgraded(len(there), tuple(missing.items()), *compared, old=kept)
-
-
-def _discard(index: Index) -> None:
-    """Take away the engine of the old vectors, of which a server has a table under a name that nobody uses any more."""
-    try:
-        index._engine.discard()
-    except NearkinError as error:
-        notice(f"what the engine of {index.path} held of the old vectors could not be deleted ({error})")
+        try:
+            index._engine.discard()
+        except NearkinError as error:
+            notice(f"what the engine of {index.path} held of the old vectors could not be deleted ({error})")
+    _remove_vectors(index.path, old)
+    return Upgraded(len(remaining), tuple(missing.items()), *figures, old=kept)
 
 
 def _build_engine(folder: Path, model: Model) -> None:
-    """Build the engine of the new vectors; with a server that cannot be had, an index that is searched without it."""
+    """Build the engine of the new vectors; where its server cannot be reached the index is searched exactly."""
     index = Index.open(folder, model)
     name = index._items.fact("engine")
     try:
@@ -185,45 +190,40 @@ def _embed(
     batch_size: int,
     progress: Progress | None,
 ) -> dict[int, str]:
-    """Write the vectors of all rows, zeros where there is no item any more; returns the items without, and why."""
+    """Write the vectors of all rows, zeros where there is no item; returns the items without a vector, and why."""
     file = vectors.folder.parent / _PROGRESS
     make_folder(file.parent)
-    first, missing = _begun(file)
+    first, missing = 0, dict[int, str]()
+    if file.is_file():
+        state = json.loads(file.read_bytes())
+        first, missing = state["rows"], {int(id): reason for id, reason in state["missing"]}
     first = min(first, vectors.available())
     if missing and not drop_missing:  # perhaps they are there again
         first, missing = min(first, *missing), {}
     model.prepare(rows - first)
     while first < rows:
         last = min(first + batch_size, rows)
-        found, gone = _vectors_of(items, list(range(first, last)), model, batch_size)
+        embedded, gone = _embed_items(items, list(range(first, last)), model, batch_size)
         if not drop_missing:
             _refuse(folder, gone)
         missing |= gone
         block = np.zeros((last - first, model.dim), dtype=np.float32)
-        for id, vector in found.items():
+        for id, vector in embedded.items():
             block[id - first] = vector
         vectors.append(first, block)
-        # What is behind the rows noted here is written over when an interrupted upgrade goes on.
+        # Rows behind those recorded here are overwritten when an interrupted upgrade resumes.
         write_atomically(file, json.dumps({"rows": last, "missing": list(missing.items())}).encode())
         first = last
         if progress is not None:
             progress(first, rows)
-    there = set(items.ids().tolist())
-    return {id: reason for id, reason in missing.items() if id in there}
+    present = set(items.ids().tolist())
+    return {id: reason for id, reason in missing.items() if id in present}
 
 
-def _begun(file: Path) -> tuple[int, dict[int, str]]:
-    """How many rows an upgrade before has written, and which items it could not embed."""
-    if not file.is_file():
-        return 0, {}
-    told = json.loads(file.read_bytes())
-    return told["rows"], {int(id): reason for id, reason in told["missing"]}
-
-
-def _vectors_of(
+def _embed_items(
     items: Items, ids: Sequence[int], model: Model, batch_size: int
 ) -> tuple[dict[int, NDArray[np.float32]], dict[int, str]]:
-    """New vectors by item, and the reason for those items whose image is not to be had."""
+    """New vectors by item, and the reason for those whose image cannot be read."""
 
     def read(item: tuple[int, tuple[bytes, list[str]]]) -> tuple[int, NDArray[np.uint8] | str]:
         id, (digest, paths) = item
@@ -238,18 +238,18 @@ def _vectors_of(
                 reason = str(error)
         return id, reason
 
-    looked = dict(threaded_map(read, sorted(items.contents(ids).items()), usable_cores()))
-    gone = {id: found for id, found in looked.items() if isinstance(found, str)}
-    pixels = {id: found for id, found in looked.items() if not isinstance(found, str)}
+    results = dict(threaded_map(read, sorted(items.contents(ids).items()), usable_cores()))
+    gone = {id: reason for id, reason in results.items() if isinstance(reason, str)}
+    pixels = {id: image for id, image in results.items() if not isinstance(image, str)}
     if not pixels:
         return {}, gone
-    found = model.embed(list(pixels.values()), batch_size)
-    check_vectors(found, model.dim)
-    return dict(zip(pixels, found, strict=True)), gone
+    embedded = model.embed(list(pixels.values()), batch_size)
+    check_vectors(embedded, model.dim)
+    return dict(zip(pixels, embedded, strict=True)), gone
 
 
-def _gone(items: Items, ids: NDArray[np.int64]) -> dict[int, str]:
-    """Items none of whose files is there, found before any work; what has changed shows when it is read."""
+def _without_file(items: Items, ids: NDArray[np.int64]) -> dict[int, str]:
+    """Items none of whose files exists, before any work; changed files show when they are read."""
     gone: dict[int, str] = {}
     for start in range(0, len(ids), 10_000):
         for id, (_, paths) in items.contents(ids[start : start + 10_000].tolist()).items():
@@ -262,76 +262,140 @@ def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
     if missing:
         first = "; ".join(f"item {id}: {reason}" for id, reason in list(missing.items())[:3])
         raise DataError(
-            f"{len(missing):,} images of {folder} cannot be embedded again ({first}): put the files back, or let these "
-            f"items go with --drop-missing (drop_missing=True)"
+            f"{len(missing):,} images of {folder} cannot be embedded again ({first}): put the files back, or remove "
+            f"these items with --drop-missing (drop_missing=True)"
         )
 
 
 def _compared(
     both: tuple[tuple[Segments, Distance], tuple[Segments, Distance]], ids: NDArray[np.int64], labels: Mapping[int, str]
 ) -> tuple[int, float | None, float | None, float | None]:
-    """How many images were compared, the overlap of their neighbours, and how often those have the right label.
+    """The number of images compared, the overlap of their neighbours, and the accuracy before and after.
 
-    By exact scans before and after: it is encoders that are compared, and an engine may be a server that is gone.
+    Both by exact scans: the encoders are compared, and an engine's server may be gone.
     """
-    some = np.sort(np.random.default_rng(0).permutation(ids)[:MOST_COMPARED])
+    chosen = np.sort(np.random.default_rng(0).permutation(ids)[:MOST_COMPARED])
     if len(ids) < 2:
-        return len(some), None, None, None
-    before, after = (_neighbours(vectors, distance, some, ids) for vectors, distance in both)
+        return len(chosen), None, None, None
+    neighbours: list[dict[int, list[int]]] = []
+    for vectors, distance in both:
+        engine = ExactEngine(vectors.folder.parent / "engine" / "exact", vectors, distance)
+        engine.show(vectors.rows)
+        queries = vectors.take(chosen).astype(np.float64)
+        queries = unit_rows(queries) if distance == "cosine" else queries
+        ranked = nearest(engine, vectors, distance, queries, NEIGHBOURS + 1, ids)
+        neighbours.append(
+            {
+                id: [other for other in rows.tolist() if other != id][:NEIGHBOURS]
+                for id, (rows, _) in zip(chosen.tolist(), ranked, strict=True)
+            }
+        )
+    before, after = neighbours
     overlap = float(np.mean([len({*before[id]} & {*after[id]}) / len(after[id]) for id in before]))
-    return len(some), overlap, _accuracy(before, labels), _accuracy(after, labels)
-
-
-def _neighbours(
-    vectors: Segments, distance: Distance, some: NDArray[np.int64], ids: NDArray[np.int64]
-) -> dict[int, list[int]]:
-    """The nearest of ``ids`` for each of ``some``, without itself."""
-    engine = ExactEngine(vectors.folder.parent / "engine" / "exact", vectors, distance)
-    engine.show(vectors.rows)
-    queries = vectors.take(some).astype(np.float64)
-    ranked = nearest_of(
-        engine, vectors, distance, unit_rows(queries) if distance == "cosine" else queries, NEIGHBOURS + 1, ids
-    )
-    return {
-        id: [each for each in found.tolist() if each != id][:NEIGHBOURS]
-        for id, (found, _) in zip(some.tolist(), ranked, strict=True)
-    }
+    return len(chosen), overlap, _accuracy(before, labels), _accuracy(after, labels)
 
 
 def _accuracy(neighbours: Mapping[int, Sequence[int]], labels: Mapping[int, str]) -> float | None:
-    """Share of labelled images with the label that most of their neighbours have, of equally many the nearest's."""
+    """The share of labelled images whose label most of their neighbours have; of equally many, the nearest's counts."""
     right = []
-    for id, found in neighbours.items():
-        votes = Counter(labels[each] for each in found if each in labels)
+    for id, near in neighbours.items():
+        votes = Counter(labels[other] for other in near if other in labels)
         if id in labels and votes:
             right.append(votes.most_common(1)[0][0] == labels[id])
     return float(np.mean(right)) if right else None
 
 
 def _keep(items: Items, old: Path, kept: Path) -> None:
-    """The index as it is, in a folder of its own that is there whole or not at all."""
-    half_done = kept.with_name(f".{kept.name}.new")
+    """Copy the old index to a folder that is there whole or not at all."""
+    partial = kept.with_name(f".{kept.name}.new")
     with writing(kept):
-        shutil.rmtree(half_done, ignore_errors=True)
-        shutil.copytree(old / "vectors", half_done / "vectors") if (old / "vectors").is_dir() else half_done.mkdir()
-        items.copy_to(half_done / NAME)
-        copy = Items.open(half_done / NAME)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(old / "vectors", partial / "vectors") if (old / "vectors").is_dir() else partial.mkdir()
+        items.copy_to(partial / NAME)
+        copy = Items.open(partial / NAME)
         with copy.writing():
             copy.set_fact("vectors", None)
         copy.close()
-        os.replace(half_done, kept)
+        os.replace(partial, kept)
 
 
-def _remove_others(folder: Path, keep: Sequence[Path]) -> None:
-    """What upgrades left that were given up, or killed after they were through."""
-    for left in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f"{COMPACTED}*")):
+def compact(folder: str | Path, *, progress: Progress | None = None) -> Compacted:
+    """Delete the vectors of removed items from the disk; ids, labels and everything else of the others stay.
+
+    A process that has the index open then has to open it again. If this is killed, the index is either as it was or
+    compacted; the same call again deletes what was left over.
+    """
+    index = Index.open(folder)
+    with sole_writer_of(index.path):
+        items = Items.open(index.path / NAME)
+        try:
+            old = vectors_folder(index.path, items)
+            before = _bytes_on_disk(index.path, old)
+            for left in index.path.glob(f"{_COMPACTED}*"):
+                if left != old:
+                    shutil.rmtree(left, ignore_errors=True)
+            if (replaced := items.fact("replaced")) is not None and index.path / replaced != old:
+                _remove_vectors(index.path, index.path / replaced)
+            ids, rows = items.ids(), int(items.fact("rows"))
+            if len(ids) < rows:
+                check_room(index.path, len(ids) * index.dim * 5, "the vectors that stay")
+                new = index.path / f"{_COMPACTED}{new_identity()}"
+                _copy(Segments(old / "vectors", index.dim, np.float32), new, ids, rows, progress)
+                with items.writing():
+                    items.set_fact("vectors", new.name)
+                    items.set_fact("replaced", "" if old == index.path else old.name)
+                _remove_vectors(index.path, old)
+                try:
+                    items.rows("VACUUM")  # frees the pages of removed thumbnails
+                except sqlite3.OperationalError as error:
+                    raise OutputError(
+                        f"the removed vectors of {index.path} are deleted, their thumbnails are not ({error}): make "
+                        f"room for another copy of {NAME}, and compact again"
+                    ) from error
+            engine, vectors = items.fact("engine"), vectors_folder(index.path, items)
+        finally:
+            items.close()
+            index.close()
+    if engine in ENGINES:  # a server has deleted removed rows already
+        index = Index.open(index.path)
+        index.rebuild_engine()
+        index.close()
+    return Compacted(len(ids), rows - len(ids), before, _bytes_on_disk(index.path, vectors))
+
+
+def _copy(old: Segments, folder: Path, ids: NDArray[np.int64], rows: int, progress: Progress | None) -> None:
+    old.show(rows)
+    new = Segments(folder / "vectors", old.width, old.dtype, rows_per_segment=old.rows_per_segment)
+    stays = np.zeros(rows, dtype=bool)
+    stays[ids] = True
+    for first in range(0, rows, BLOCK):
+        last = min(first + BLOCK, rows)
+        ends_file = last == rows or last % old.rows_per_segment == 0
+        if stays[first:last].any() or ends_file:  # a file must have its whole length
+            block = old.take(np.arange(first, last))
+            block[~stays[first:last]] = 0
+            new.append(first, block)
+        if progress is not None:
+            progress(last, rows)
+
+
+def _remove_leftovers(folder: Path, keep: Sequence[Path]) -> None:
+    """Delete the vectors of abandoned and killed upgrades and compactions."""
+    for left in (*folder.glob(f"{_UPGRADED}*"), *folder.glob(f"{_COMPACTED}*")):
         if left not in keep:
             shutil.rmtree(left, ignore_errors=True)
     if folder not in keep:
-        remove_vectors(folder, folder)
+        _remove_vectors(folder, folder)
 
 
-def remove_vectors(folder: Path, old: Path) -> None:
-    """Take away vectors of an index that are no longer its own, and what an engine made of them."""
+def _remove_vectors(folder: Path, old: Path) -> None:
+    """Delete vectors that the index no longer uses, and their engine's files."""
     for left in (folder / "vectors", folder / "engine") if old == folder else (old,):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _bytes_on_disk(index: Path, vectors: Path) -> int:
+    """Bytes that items, vectors and the engine take, without the holes in files."""
+    files = [*index.glob(f"{NAME}*"), *(vectors / "vectors").rglob("*"), *(vectors / "engine").rglob("*")]
+    stats = [path.stat() for path in files if path.is_file()]
+    return sum(getattr(stat, "st_blocks", -(-stat.st_size // 512)) * 512 for stat in stats)

@@ -1,4 +1,4 @@
-"""Filters on items: ``{"label": ["tit"], "year": (2020, None)}`` as a condition for SQLite, all values parameters."""
+"""Filters on items: ``{"label": ["tit"], "year": (2020, None)}`` as an SQL condition whose values are parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from nearkin.errors import RecipeError, did_you_mean
 
 Where = Mapping[str, Any]
-"""By field: a value, a list of values of which any will do, or a pair (from, to) of which one may be None."""
+"""By field: a value, a list of alternatives, or a range (from, to) of which one end may be None."""
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _TERM = re.compile(r"(?P<field>.+?)\s*(?P<sign><=|>=|==|!=|=|<|>)\s*(?P<value>.*)", flags=re.S)
@@ -19,14 +19,14 @@ _TERM = re.compile(r"(?P<field>.+?)\s*(?P<sign><=|>=|==|!=|=|<|>)\s*(?P<value>.*
 
 @dataclass(frozen=True)
 class Field:
-    """What can be asked for: its name in the table, and whether it holds numbers."""
+    """A field to filter by: its column in the table, and whether it holds numbers."""
 
     column: str
     is_number: bool
 
 
 def as_number(text: str) -> int | float | None:
-    """The number that a text is, and None where it is none; ``007`` is a name.
+    """The number that a text spells, or None; ``007`` is a name.
 
     >>> as_number("2020"), as_number("-1.5"), as_number("007"), as_number("1e999")
     (2020, -1.5, None, None)
@@ -46,41 +46,43 @@ def condition(where: Where, fields: Mapping[str, Field]) -> tuple[str, list[Any]
     """
     parts: list[str] = []
     parameters: list[Any] = []
-    for name, asked in where.items():
+    for name, wanted in where.items():
         if name not in fields:
             raise RecipeError(f"cannot filter by {name!r}: {did_you_mean(str(name), fields)}")
         column = fields[name].column
-        if isinstance(asked, tuple):
-            if len(asked) != 2:
-                raise RecipeError(f"a range of {name!r} is a pair (from, to), got {asked!r}; give a list for any of it")
-            for sign, end in zip((">=", "<="), asked, strict=True):
+        if isinstance(wanted, tuple):
+            if len(wanted) != 2:
+                raise RecipeError(
+                    f"a range of {name!r} is a pair (from, to), got {wanted!r}; give a list for any of it"
+                )
+            for sign, end in zip((">=", "<="), wanted, strict=True):
                 if end is not None:
                     parts.append(f"{column} {sign} ?")
                     parameters.append(_value(name, end, fields[name]))
-        elif isinstance(asked, (list, set, frozenset)):
-            values = [_value(name, each, fields[name]) for each in asked]
+        elif isinstance(wanted, (list, set, frozenset)):
+            values = [_value(name, value, fields[name]) for value in wanted]
             parts.append(f"{column} IN (SELECT value FROM json_each(?))")
             parameters.append(json.dumps(values))
-        elif asked is None:
+        elif wanted is None:
             parts.append(f"{column} IS NULL")
         else:
             parts.append(f"{column} = ?")
-            parameters.append(_value(name, asked, fields[name]))
+            parameters.append(_value(name, wanted, fields[name]))
     return " AND ".join(parts) or "1", parameters
 
 
 def parse_where(terms: Sequence[str]) -> Where:
-    """What a command line says: ``label=tit`` (twice: either), ``year>=2020``, ``year<=2022``.
+    """The filters of a command line: ``label=tit`` (twice: either), ``year>=2020``, ``year<=2022``.
 
     >>> parse_where(["label=tit", "label=robin", "year>=2020"])
     {'label': ['tit', 'robin'], 'year': ('2020', None)}
     """
     where: dict[str, Any] = {}
     for term in terms:
-        found = _TERM.fullmatch(term.strip())
-        if found is None or found["sign"] in ("<", ">", "!="):
+        match = _TERM.fullmatch(term.strip())
+        if match is None or match["sign"] in ("<", ">", "!="):
             raise RecipeError(f"cannot read the filter {term!r}: write FIELD=VALUE, 'FIELD>=VALUE' or 'FIELD<=VALUE'")
-        field, sign, value = found["field"].strip(), found["sign"], found["value"]
+        field, sign, value = match["field"].strip(), match["sign"], match["value"]
         before = where.get(field)
         if sign in ("=", "=="):
             if isinstance(before, tuple):

@@ -9,7 +9,6 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from nearkin.data.file_names import class_name
 from nearkin.errors import DataError, OutputError
-from nearkin.index.uploads import store
 from nearkin.serving import schemas
 from nearkin.serving.problems import RequestError, mistake_in
 from nearkin.serving.service import Service
@@ -38,7 +37,7 @@ def router(service: Service) -> APIRouter:
             )
         pixels = await service.decoded(await image.read())
         try:
-            stored = await service.write(store, service.index, pixels, label and class_name(label), given)
+            stored = await service.write(service.index.add_pixels, pixels, label and class_name(label), given)
         except OutputError:
             raise
         except DataError as error:  # a column that holds something else

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -14,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.index.index import Index
+from nearkin.index.index import ColumnRange, Index
 from nearkin.index.items import Item
-from nearkin.index.overview import Overview, overview
-from nearkin.index.results import Classified, Hit, classified
+from nearkin.index.search import Classified, Hit, classified
 from nearkin.serving import schemas
 from nearkin.serving.decoding import Decoder
 from nearkin.serving.embedding import Embedder
@@ -29,6 +29,18 @@ _T = TypeVar("_T")
 _NEIGHBOURS = 10
 _THREADS = 8
 _ROUNDING = 1e-3
+_MOST_LABELS = 2000
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Counts of one state of an index."""
+
+    items: int
+    labelled: int
+    labels: list[tuple[str, int]]
+    """The most frequent first, at most 2,000."""
+    columns: list[ColumnRange]
 
 
 class Service:
@@ -79,7 +91,10 @@ class Service:
         with self._lock:
             version = self.index.version
             if self._overview is None or self._overview[0] != version:
-                self._overview = version, overview(self.index)
+                labels = self.index.label_counts()
+                labelled = sum(count for _, count in labels)
+                columns = self.index.column_ranges()
+                self._overview = version, Overview(len(self.index), labelled, labels[:_MOST_LABELS], columns)
             return self._overview[1]
 
     def search(
