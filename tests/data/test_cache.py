@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -13,7 +17,8 @@ import pytest
 from PIL import Image
 
 from nearkin.data import cache
-from nearkin.data.cache import cache_root, open_images
+from nearkin.data.cache import cache_contents, cache_root, clear_cache, open_images, writer_lock
+from nearkin.data.folder import read_folder
 from nearkin.data.images import UnreadableImageError, decode
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
@@ -91,38 +96,17 @@ def test_second_opening_neither_reads_nor_decodes(tmp_path, no_reading):
     assert sums(open_images(table, cache_dir=tmp_path / "cache")) == before
 
 
-def test_part_of_a_table_needs_no_new_pack(tmp_path, no_reading):
-    table = table_of(make_images(tmp_path / "data", 12))
-    all_sums = sums(open_images(table, cache_dir=tmp_path / "cache"))
-    no_reading()
-    part = open_images(table.take([7, 2, 2]), cache_dir=tmp_path / "cache")
-    assert sums(part) == [all_sums[7], all_sums[2], all_sums[2]]
-
-
-def test_images_are_shrunk_to_the_shorter_side(tmp_path):
+def test_each_size_has_its_packs_and_a_part_of_a_table_needs_none(tmp_path, no_reading):
     paths = make_images(tmp_path / "data", 3, size=(100, 150)) + make_images(tmp_path / "small", 1, size=(10, 15))
-    opened = open_images(table_of(paths), cache_dir=tmp_path / "cache", shorter_side=40)
-    assert [opened.images[row].shape for row in range(4)] == [(40, 60, 3)] * 3 + [(10, 15, 3)]
-    check_pixels(opened, shorter_side=40)
-
-
-def test_other_settings_have_their_own_packs(tmp_path, no_reading):
-    table = table_of(make_images(tmp_path / "data", 4, size=(100, 100)))
-    small = open_images(table, cache_dir=tmp_path / "cache", shorter_side=20)
+    table = table_of(paths)
     large = open_images(table, cache_dir=tmp_path / "cache", shorter_side=50)
-    assert small.images[0].shape == (20, 20, 3)
-    assert large.images[0].shape == (50, 50, 3)
+    small = open_images(table, cache_dir=tmp_path / "cache", shorter_side=40)
+    assert large.images[0].shape == (50, 75, 3)
+    assert [small.images[row].shape for row in range(4)] == [(40, 60, 3)] * 3 + [(10, 15, 3)]
+    check_pixels(small, shorter_side=40)
     no_reading()
-    assert open_images(table, cache_dir=tmp_path / "cache", shorter_side=20).images[0].shape == (20, 20, 3)
-
-
-def test_touched_files_are_read_but_not_decoded(tmp_path, no_decoding):
-    paths = make_images(tmp_path / "data", 6)
-    before = sums(open_images(table_of(paths), cache_dir=tmp_path / "cache"))
-    for path in paths:
-        os.utime(path, (time.time() - 500, time.time() - 500))
-    no_decoding()
-    assert sums(open_images(table_of(paths), cache_dir=tmp_path / "cache")) == before
+    part = open_images(table.take([3, 1, 1]), cache_dir=tmp_path / "cache", shorter_side=40)
+    assert sums(part) == [sums(small)[row] for row in (3, 1, 1)]
 
 
 def test_moved_folder_is_read_once_and_never_decoded(tmp_path, no_decoding, no_reading):
@@ -202,20 +186,36 @@ def test_digests_are_of_the_content_and_cost_no_second_reading(tmp_path, no_read
     assert open_images(table_of(paths[::-1]), cache_dir=tmp_path / "cache").digests == expected[::-1]
 
 
-def test_digests_of_images_in_memory_are_of_their_pixels():
-    pixels = np.stack([np.full((4, 5), grey, dtype=np.uint8) for grey in (1, 2, 1)])
-    table = ImageTable.build("toy", pixels, ["a", "b", "c"], splits=["train"] * 3)
-    first, second, third = open_images(table, cache_dir=None).digests
-    assert first == third != second
-    assert first == blake2b(bytes([1] * 20), digest_size=16).hexdigest()
-
-
 def broken_files(folder: Path, count: int) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"broken{number}.jpg" for number in range(count)]
     for path in paths:
         path.write_bytes(b"these are no pixels")
     return paths
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "tolerance", "stops"),
+    [(199, 1, 0.01, False), (99, 1, 0.01, True), (9, 0, 0.0, False), (9, 1, 0.0, True), (0, 3, 1.0, True)],
+)
+def test_tolerance_boundary(tmp_path, good, bad, tolerance, stops):
+    # One good and one bad file, listed many times: the share counts rows.
+    rows = make_images(tmp_path / "data", 1) * good + broken_files(tmp_path / "data", 1) * bad
+    if stops:
+        with pytest.raises(DataError, match=f"{bad if good else 'none'} of the {good + bad} images of 'birds'"):
+            open_images(table_of(rows), cache_dir=tmp_path / "cache", tolerance=tolerance)
+    else:
+        opened = open_images(table_of(rows), cache_dir=tmp_path / "cache", tolerance=tolerance)
+        assert len(opened.table) == len(opened.images) == good
+
+
+def test_repaired_file_is_taken_in(tmp_path):
+    good, bad = make_images(tmp_path / "data", 3), broken_files(tmp_path / "data", 1)
+    table = table_of(good + bad)
+    assert len(open_images(table, cache_dir=tmp_path / "cache", tolerance=0.5).table) == 3
+    Image.new("RGB", (4, 4), "red").save(bad[0])
+    opened = open_images(table, cache_dir=tmp_path / "cache", tolerance=0.0)
+    assert (len(opened.table), opened.unreadable) == (4, ())
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -231,31 +231,6 @@ def test_unreadable_rows_are_left_out_and_named(tmp_path, stored):
         check_pixels(opened)
 
 
-@pytest.mark.parametrize(
-    ("good", "bad", "tolerance", "stops"),
-    [
-        (199, 1, 0.01, False),
-        (99, 1, 0.01, True),
-        (93, 7, 0.07, True),
-        (94, 6, 0.07, False),
-        (9, 0, 0.0, False),
-        (9, 1, 0.0, True),
-        (1, 1, 1.0, False),
-        (0, 3, 1.0, True),
-    ],
-)
-def test_tolerance_boundary(tmp_path, good, bad, tolerance, stops):
-    # One good and one bad file, listed many times: the share counts rows.
-    rows = make_images(tmp_path / "data", 1) * good + broken_files(tmp_path / "data", 1) * bad
-    if stops:
-        with pytest.raises(DataError, match=f"{bad if good else 'none'} of the {good + bad} images of 'birds'"):
-            open_images(table_of(rows), cache_dir=tmp_path / "cache", tolerance=tolerance)
-    else:
-        opened = open_images(table_of(rows), cache_dir=tmp_path / "cache", tolerance=tolerance)
-        assert len(opened.table) == good
-        assert len(opened.images) == good
-
-
 def test_list_of_unreadable_files_is_readable(tmp_path):
     bad = broken_files(tmp_path / "data", 24)
     missing = tmp_path / "data" / "missing.jpg"
@@ -268,16 +243,6 @@ def test_list_of_unreadable_files_is_readable(tmp_path):
     assert "25 of the 28" in message
     assert "5 more" in message
     assert "data.unreadable_tolerance" in message
-
-
-def test_repaired_file_is_taken_in(tmp_path):
-    good, bad = make_images(tmp_path / "data", 3), broken_files(tmp_path / "data", 1)
-    table = table_of(good + bad)
-    assert len(open_images(table, cache_dir=tmp_path / "cache", tolerance=0.5).table) == 3
-    Image.new("RGB", (4, 4), "red").save(bad[0])
-    opened = open_images(table, cache_dir=tmp_path / "cache", tolerance=0.0)
-    assert len(opened.table) == 4
-    assert opened.unreadable == ()
 
 
 def test_nothing_on_disk_without_a_cache_folder(tmp_path, no_decoding, monkeypatch):
@@ -331,49 +296,15 @@ def test_table_in_memory_is_taken_as_it_is(tmp_path, no_decoding):
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((2, 4, 4), np.float32), np.zeros((2, 4, 4, 4), np.uint8)])
-def test_table_in_memory_of_the_wrong_kind(wrong):
-    table = ImageTable.build("toy", wrong, ["a", "b"], splits=["train"] * 2)
-    with pytest.raises(DataError, match="uint8"):
-        open_images(table, cache_dir=None)
-
-
-@pytest.mark.parametrize(
-    "options", [{"tolerance": -0.1}, {"tolerance": 1.5}, {"tolerance": float("nan")}, {"shorter_side": 0}]
-)
-def test_wrong_arguments_are_named(tmp_path, options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        open_images(table_of(make_images(tmp_path, 2)), cache_dir=None, **options)
-
-
-def test_empty_table(tmp_path):
+def test_what_cannot_be_opened_is_refused(tmp_path):
+    for wrong in (np.zeros((2, 4, 4), np.float32), np.zeros((2, 4, 4, 4), np.uint8)):
+        with pytest.raises(DataError, match="uint8"):
+            open_images(ImageTable.build("toy", wrong, ["a", "b"], splits=["train"] * 2), cache_dir=None)
+    for option, value in (("tolerance", -0.1), ("tolerance", float("nan")), ("shorter_side", 0)):
+        with pytest.raises(ValueError, match=option):
+            open_images(table_of(make_images(tmp_path, 2)), cache_dir=None, **{option: value})
     for cache_dir in (None, tmp_path / "cache"):
-        opened = open_images(table_of([]), cache_dir=cache_dir)
-        assert len(opened.images) == len(opened.table) == 0
-
-
-def test_few_decoded_images_wait_in_memory(tmp_path, monkeypatch):
-    paths = make_images(tmp_path / "data", 60)
-    ahead, written = [], []
-    real = cache.PackWriter.add
-
-    def add(self, digest, image):
-        written.append(digest)
-        ahead.append(decoded[0] - len(written))
-        real(self, digest, image)
-
-    decoded = [0]
-    real_decode = cache.decode_bytes
-
-    def counting(*args, **options):
-        decoded[0] += 1
-        return real_decode(*args, **options)
-
-    monkeypatch.setattr(cache.PackWriter, "add", add)
-    monkeypatch.setattr(cache, "decode_bytes", counting)
-    open_images(table_of(paths), cache_dir=tmp_path / "cache", workers=2)
-    assert len(written) == 60
-    assert max(ahead) <= 8
+        assert len(open_images(table_of([]), cache_dir=cache_dir).images) == 0
 
 
 def test_cache_root(monkeypatch):
@@ -384,3 +315,226 @@ def test_cache_root(monkeypatch):
     assert cache_root() == Path("/xdg/nearkin")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_root() == Path.home() / ".cache" / "nearkin"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "index"])
+def test_damaged_pack_is_rebuilt(tmp_path, damage):
+    table = table_of(make_images(tmp_path / "data", 5))
+    open_images(table, cache_dir=tmp_path / "cache")
+    (pack,) = (tmp_path / "cache").rglob("*.bin")
+    if damage == "truncate":
+        os.truncate(pack, 100)
+    elif damage == "remove":
+        pack.unlink()
+    else:
+        pack.with_suffix(".npz").write_bytes(b"not an index")
+    check_pixels(open_images(table, cache_dir=tmp_path / "cache"))
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
+
+
+def test_leftovers_of_a_killed_process_do_no_harm(tmp_path):
+    table = table_of(make_images(tmp_path / "data", 5))
+    open_images(table.take([0, 1]), cache_dir=tmp_path / "cache")
+    (pack,) = (tmp_path / "cache").rglob("*.bin")
+    (pack.parent / "orphan.bin").write_bytes(b"pixels without an index")
+    (pack.parent / "99-ab.bin.tmp").write_bytes(b"half a pack")
+    (tmp_path / "cache" / "99-cd.json.tmp").write_bytes(b"{")
+    check_pixels(open_images(table, cache_dir=tmp_path / "cache"))
+
+
+OPEN = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from nearkin.data import cache
+from nearkin.data.table import ImageTable
+
+folder, cache_dir, delay = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+paths = sorted(folder.iterdir())
+table = ImageTable.build("birds", paths, ["owl"] * len(paths), splits=["train"] * len(paths))
+decode_bytes, count = cache.decode_bytes, 0
+
+def slow(*args, **options):
+    global count
+    count += 1
+    time.sleep(delay)
+    return decode_bytes(*args, **options)
+
+cache.decode_bytes = slow
+print("ready", flush=True)
+opened = cache.open_images(table, cache_dir=cache_dir, workers=1,
+                           progress=lambda done, total: print("progress", done, flush=True))
+print(count, [int(opened.images[row].sum()) for row in range(len(paths))])
+"""
+
+
+def start(folder: Path, cache_dir: Path, delay: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", OPEN, str(folder), str(cache_dir), str(delay)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_processes_at_once(tmp_path):
+    paths = make_images(tmp_path / "data", 20)
+    processes = [start(tmp_path / "data", tmp_path / "cache", 0.02) for _ in range(2)]
+    outputs = [process.communicate(timeout=100)[0].splitlines() for process in processes]
+    results = [lines[-1].split(" ", 1) for lines in outputs]
+    expected = str([int(decode(path).sum()) for path in sorted(paths)])
+    assert [pixels for _, pixels in results] == [expected] * 2
+    assert sorted(int(count) for count, _ in results) == [0, 20], "the second should have waited for the first"
+    assert sum(line.startswith("progress") for lines in outputs for line in lines) == 20, "and read nothing"
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
+
+
+def test_two_processes_without_locks(tmp_path, monkeypatch):
+    def no_locks(*_: object) -> None:
+        raise NotImplementedError
+
+    table = table_of(make_images(tmp_path / "data", 30))
+    monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
+    with ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(lambda _: open_images(table, cache_dir=tmp_path / "cache", workers=2), range(4)))
+    for each in opened:
+        check_pixels(each)
+    check_pixels(open_images(table, cache_dir=tmp_path / "cache"))
+
+
+def test_killed_while_decoding(tmp_path):
+    paths = make_images(tmp_path / "data", 30)
+    process = start(tmp_path / "data", tmp_path / "cache", 0.03)
+    for line in process.stdout:
+        if line.startswith("progress 10"):
+            process.send_signal(signal.SIGKILL)
+            break
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert list((tmp_path / "cache").rglob("*.tmp"))
+    check_pixels(open_images(table_of(paths), cache_dir=tmp_path / "cache"))
+
+
+def test_disk_full_says_how_much_where_and_what_to_set(tmp_path, monkeypatch):
+    table = table_of(make_images(tmp_path / "data", 8, size=(400, 500)))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DataError, match=r"No space left .* MB free, 4\.8 MB needed\)\. .*set NEARKIN_CACHE") as caught:
+        open_images(table, cache_dir=tmp_path / "cache", shorter_side=400)
+    assert str(tmp_path / "cache") in str(caught.value)
+    assert not list((tmp_path / "cache").rglob("*.bin*"))
+
+
+def test_disk_too_small_is_noticed_before_it_is_full(tmp_path, monkeypatch):
+    table = table_of(make_images(tmp_path / "data", 40))
+    monkeypatch.setattr(cache, "_FREE_SPACE_EVERY", 10)
+    free = 29 * 20 * 30 * 3
+
+    class Usage:
+        pass
+
+    Usage.free = free
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: Usage)
+    seen = []
+    with pytest.raises(DataError, match=r"No space left .*set NEARKIN_CACHE"):
+        open_images(table, cache_dir=tmp_path / "cache", progress=lambda done, _: seen.append(done))
+    assert len(seen) < 11
+    Usage.free = free + 20 * 30 * 3
+    assert len(open_images(table, cache_dir=tmp_path / "cache").images) == 40
+
+
+def test_cache_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match=r"cannot write .*cache.*: .*set NEARKIN_CACHE"):
+        open_images(table_of(make_images(tmp_path / "data", 2)), cache_dir=tmp_path / "file" / "cache")
+
+
+def test_complete_cache_is_enough_even_if_nothing_can_be_written(tmp_path, monkeypatch):
+    # The missing file is looked for at every opening, so the cache is never left with nothing to do.
+    table = table_of([*make_images(tmp_path / "data", 3), tmp_path / "missing.png"])
+    open_images(table, cache_dir=tmp_path / "cache", tolerance=0.5)
+    real_open = open
+
+    def read_only(file: object, mode: str = "r", *args: object, **options: object) -> object:
+        if set(mode) & set("wax+") and str(file).startswith(str(tmp_path / "cache")):
+            raise PermissionError(13, "Permission denied")
+        return real_open(file, mode, *args, **options)
+
+    monkeypatch.setattr("builtins.open", read_only)
+    check_pixels(open_images(table, cache_dir=tmp_path / "cache", tolerance=0.5))
+
+
+@pytest.fixture
+def filled(tmp_path, photos):
+    """A cache of 48 decoded images and some rendered glyphs, in a folder that holds other things too."""
+    root = tmp_path / "cache"
+    open_images(read_folder(photos), cache_dir=root / "decoded", shorter_side=32)
+    (root / "glyphs").mkdir()
+    np.savez(root / "glyphs" / "glyphs-0123456789abcdef.npz", labels=np.zeros(7), images=np.zeros((7, 4, 4)))
+    (root / "letters").mkdir()
+    (root / "letters" / "to keep.txt").write_text("dear")
+    (root / "decoded" / "mine.txt").write_text("dear")
+    return root
+
+
+def test_contents_are_counted_by_what_they_are(filled):
+    contents = cache_contents(filled)
+    assert {part.what: part.images for part in contents.parts if part.images} == {
+        "decoded, shorter side 32": 48,
+        "Glyphs, rendered": 7,
+    }
+    assert contents.bytes >= 48 * 32 * 32 * 3
+    assert contents.images == 55
+    listed = {file for part in contents.parts for file in part.files}
+    assert not any(file.read_text(errors="replace") == "dear" for file in listed)
+
+
+def test_clearing_removes_all_of_it_and_nothing_else(filled, photos):
+    before = cache_contents(filled)
+    assert clear_cache(filled).bytes == before.bytes
+    assert cache_contents(filled).parts == ()
+    left = sorted(str(file.relative_to(filled)) for file in filled.rglob("*") if file.is_file())
+    assert left == ["decoded/mine.txt", "letters/to keep.txt"]
+    assert len(open_images(read_folder(photos), cache_dir=filled / "decoded", shorter_side=32).images) == 48
+
+
+@pytest.mark.skipif(os.name != "posix", reason="open files cannot be removed elsewhere")
+def test_images_that_are_open_can_be_read_after_clearing(filled, photos):
+    opened = open_images(read_folder(photos), cache_dir=filled / "decoded", shorter_side=32)
+    before = opened.images[3].copy()
+    clear_cache(filled)
+    np.testing.assert_array_equal(opened.images[3], before)
+
+
+def _write_for_ever(folder, begun, done):
+    with writer_lock(folder):
+        begun.set()
+        done.wait(60)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no such locks elsewhere")
+def test_nothing_is_cleared_while_another_process_writes(filled):
+    (folder,) = (filled / "decoded").glob("pixels*")
+    context = multiprocessing.get_context("spawn")
+    begun, done = context.Event(), context.Event()
+    writer = context.Process(target=_write_for_ever, args=(folder, begun, done))
+    writer.start()
+    try:
+        assert begun.wait(60)
+        with pytest.raises(DataError, match="another process is decoding images into"):
+            clear_cache(filled)
+        assert cache_contents(filled).images == 55
+    finally:
+        done.set()
+        writer.join()
+    clear_cache(filled)
+    assert cache_contents(filled).parts == ()
+
+
+def test_a_cache_that_is_not_there(tmp_path):
+    assert cache_contents(tmp_path / "none").bytes == 0
+    assert clear_cache(tmp_path / "none").parts == ()
+    assert not (tmp_path / "none").exists()
+    Image.new("RGB", (4, 4)).save(tmp_path / "mine.png")
+    clear_cache(tmp_path)
+    assert (tmp_path / "mine.png").exists()

@@ -27,7 +27,7 @@ def packed(tmp_path):
     with PackWriter(tmp_path) as writer:
         for number in range(20):
             writer.add(str(number), rng.integers(0, 256, (*rng.integers(20, 40, 2), 3), dtype=np.uint8))
-    return SelectedImages(PackedImages(list(writer.places.values())), np.arange(20)[::-1].copy())
+    return SelectedImages(PackedImages(list(writer.entries.values())), np.arange(20)[::-1].copy())
 
 
 def loader(images, *, device=None, workers=2, sampler=None, first_batch=0, transform=TRANSFORM):

@@ -66,32 +66,11 @@ def test_a_thousand_copies_do_not_stop_the_search():
     assert [len(group) for group in found.groups] == [1000, 2]
 
 
-def test_too_many_similar_pairs_end_the_search(monkeypatch):
-    monkeypatch.setattr(duplicates, "MOST_PAIRS", 3)
-    rng = np.random.default_rng(0)
-    images = [np.clip(np.asarray(photo(0)) + rng.integers(0, 3), 0, 255).astype(np.uint8) for _ in range(2)]
-    images += [again(photo(0), quality=50 + 5 * step) for step in range(4)]
+def test_too_many_pairs_end_the_search(monkeypatch):
+    monkeypatch.setattr(duplicates, "MAX_PAIRS", 3)
+    monkeypatch.setattr(duplicates, "_BLOCK", 2)
+    images = [again(photo(0), quality=50 + 5 * step) for step in range(6)]
     assert not find_duplicates(images, np.arange(6)).complete
-
-
-def test_tiles_leave_out_no_pair(monkeypatch):
-    monkeypatch.setattr(duplicates, "_ROWS", 3)
-    monkeypatch.setattr(duplicates, "_COLUMNS", 4)
-    hashes = np.random.default_rng(0).integers(0, 1 << 20, 17, dtype=np.uint64)
-    wanted = {(i, j) for i in range(17) for j in range(i + 1, 17) if int(hashes[i] ^ hashes[j]).bit_count() <= 10}
-    found = [
-        (int(i), int(j)) for one, other in duplicates._similar_hashes(hashes) for i, j in zip(one, other, strict=True)
-    ]
-    assert len(found) == len(set(found))
-    assert set(found) == wanted
-    assert 0 < len(wanted) < 17 * 8
-
-
-def test_bits_are_counted_without_numpys_own_function(monkeypatch):
-    words = np.array([0, 1, 0b1011, 2**64 - 1], dtype=np.uint64)
-    assert duplicates._bit_count(words).tolist() == [0, 1, 3, 64]
-    monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert duplicates._bit_count(words).tolist() == [0, 1, 3, 64]
 
 
 def test_different_photos_of_a_large_set_are_told_apart():

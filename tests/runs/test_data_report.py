@@ -147,7 +147,7 @@ def test_benchmarks_are_not_compared_and_large_sets_say_so(photos, monkeypatch):
     pixels = np.zeros((8, 8, 8), np.uint8)
     table = ImageTable.build("glyphs", pixels, list("aabbccdd"), splits=["train"] * 4 + ["test"] * 4)
     assert report_on(recipe, OpenedImages(table, ArrayImages(pixels))).repeated is None
-    monkeypatch.setattr(data_report, "MOST_IMAGES", 10)
+    monkeypatch.setattr(data_report, "MAX_IMAGES", 10)
     report = report_for(photos)
     assert not report.repeated.complete
     assert "too many images" in data_report_text(report).plain

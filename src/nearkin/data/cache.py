@@ -1,12 +1,17 @@
-"""Opening a table: every image decoded once, the unreadable ones found before training, the pixels at hand."""
+"""Opening a table of images: every file is decoded once and kept, and unreadable ones are found before training.
+
+A cache folder holds ``files.json``, which remembers the content of each file by its path, size and time of change, and
+one folder of packs (:mod:`nearkin.data.packs`) for each way of decoding.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
-import re
 import shutil
+import time
 import zipfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,40 +19,33 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
+import filelock
 import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.file_names import some_of
 from nearkin.data.images import UnreadableImageError, decode, decode_bytes, read_file
-from nearkin.data.packs import (
-    KnownFiles,
-    PackedImages,
-    PackWriter,
-    Place,
-    file_state,
-    no_writer,
-    read_packs,
-    sole_writer,
-    sweep,
-)
+from nearkin.data.packs import PackedImages, PackEntry, PackWriter, read_packs, remove_damaged_packs
 from nearkin.data.table import ImageTable
 from nearkin.data.threads import threaded_map, usable_cores
-from nearkin.disk import output_error
+from nearkin.disk import output_error, replacing
 from nearkin.errors import DataError
 
 SHORTER_SIDE = 256
 TOLERANCE = 0.01
 MEMORY_BUDGET = 4 << 30
+DECODED, GLYPHS = "decoded", "glyphs"
 
-# Part of the key of a pack: raise it whenever decoding or shrinking gives other pixels than before.
+# Part of the name of a pack's folder: raise it whenever decoding or shrinking gives other pixels than before.
 _PIXELS_VERSION = 1
 
-_OTHER_PLACE = (
+_ADVICE = (
     "Decoded images are kept there: set NEARKIN_CACHE (from Python cache_dir) to another folder with room for them, or "
     "data.cache=memory (cache_dir=None) to store nothing"
 )
 _LISTED = 20
 _FREE_SPACE_EVERY = 256
+_SETTLED_NS = 2_000_000_000
 
 Progress = Callable[[int, int], None]
 
@@ -68,8 +66,8 @@ class OpenedImages:
     images: Images
     unreadable: tuple[UnreadableImageError, ...] = ()
     digests: tuple[str, ...] = ()
-    """A hash of the content of each row's file, or of its pixels where the table holds these itself: an image keeps it
-    when it is moved or renamed."""
+    """A hash of the content of each row's file, or of its pixels where the table holds them in memory. It stays the
+    same when an image is moved or renamed."""
 
 
 def cache_root() -> Path:
@@ -119,21 +117,25 @@ def open_images(
     reader = _Reader(shorter_side, workers or usable_cores(), progress)
     paths = [Path(image) for image in table.images]
     files = list(dict.fromkeys(paths))
+    decoded: dict[Path, NDArray[np.uint8]] = {}
     if cache_dir is None:
-        held = _hold(files, reader, memory_budget)
+        for _, path, image in reader.read(files, known=()):
+            if image.nbytes <= memory_budget:
+                memory_budget -= image.nbytes
+                decoded[path] = image
     else:
-        places = _pack(files, reader, Path(cache_dir))
+        entries = _pack(files, reader, Path(cache_dir))
     rows = _readable_rows(table, paths, reader.unreadable, tolerance)
-    kept = [paths[row] for row in rows]
-    digests = tuple(reader.digests[path] for path in kept)
+    paths = [paths[row] for row in rows]
+    digests = tuple(reader.digests[path] for path in paths)
     images: Images
     if cache_dir is None:
-        images = HeldImages(kept, held, shorter_side)
+        images = MemoryImages(paths, decoded, shorter_side)
     else:
-        images = PackedImages([places[digest] for digest in digests])
-    return OpenedImages(
-        table.take(rows) if reader.unreadable else table, images, tuple(reader.unreadable.values()), digests
-    )
+        images = PackedImages([entries[digest] for digest in digests])
+    if reader.unreadable:
+        table = table.take(rows)
+    return OpenedImages(table, images, tuple(reader.unreadable.values()), digests)
 
 
 class ArrayImages:
@@ -156,7 +158,7 @@ class ArrayImages:
 
 @dataclass(frozen=True, eq=False)
 class SelectedImages:
-    """Some ``rows`` of other images, in an order of their own."""
+    """Some ``rows`` of other images, in that order."""
 
     images: Images
     rows: NDArray[np.int64]
@@ -169,11 +171,11 @@ class SelectedImages:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldImages:
-    """Images decoded from files, as far as there was memory for them; the others are decoded when asked for."""
+class MemoryImages:
+    """Images decoded from files, as many as there was memory for; the others are decoded when asked for."""
 
     paths: Sequence[Path]
-    held: Mapping[Path, NDArray[np.uint8]]
+    decoded: Mapping[Path, NDArray[np.uint8]]
     shorter_side: int
 
     def __len__(self) -> int:
@@ -181,8 +183,8 @@ class HeldImages:
 
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
         path = self.paths[row]
-        if path in self.held:
-            return self.held[path]
+        if path in self.decoded:
+            return self.decoded[path]
         return decode(path, shorter_side=self.shorter_side)
 
 
@@ -190,7 +192,7 @@ class HeldImages:
 class _Reader:
     """Reads, hashes and decodes files in threads: Pillow's decoders and resampling release the interpreter's lock.
 
-    Of every file that has been read it keeps the digest of the content, or the error.
+    It keeps the digest of every file that has been read, or the error.
     """
 
     shorter_side: int
@@ -210,12 +212,11 @@ class _Reader:
                     return digest, None
                 return digest, decode_bytes(data, path=path, shorter_side=self.shorter_side)
             except UnreadableImageError as error:
-                # A new one, because the traceback of the old holds on to the bytes of the file.
+                # A new one, because the traceback of the old one keeps the bytes of the file.
                 return UnreadableImageError(error.path, error.reason)
 
-        for done, (path, result) in enumerate(
-            zip(files, threaded_map(read_one, files, self.workers), strict=True), start=1
-        ):
+        results = threaded_map(read_one, files, self.workers)
+        for done, (path, result) in enumerate(zip(files, results, strict=True), start=1):
             if isinstance(result, UnreadableImageError):
                 self.unreadable[path] = result
             else:
@@ -226,44 +227,35 @@ class _Reader:
                 self.progress(done, len(files))
 
 
-def _hold(files: Sequence[Path], reader: _Reader, memory_budget: int) -> dict[Path, NDArray[np.uint8]]:
-    held: dict[Path, NDArray[np.uint8]] = {}
-    for _, path, image in reader.read(files, known=()):
-        if image.nbytes <= memory_budget:
-            memory_budget -= image.nbytes
-            held[path] = image
-    return held
-
-
-def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, Place]:
-    """Every place by digest, after the files that are in no pack yet have been put into new ones."""
+def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, PackEntry]:
+    """Every pack entry by digest, after the files that are in no pack yet have been put into new ones."""
     folder = cache_dir / f"pixels{_PIXELS_VERSION}-side{reader.shorter_side}"
 
-    def look_up(known: KnownFiles) -> tuple[dict[str, Place], list[Path]]:
+    def look_up(digests: FileDigests) -> tuple[dict[str, PackEntry], list[Path]]:
         stored = read_packs(folder)
-        found = {path: digest for path in files if (digest := known.digest(path)) in stored}
-        reader.digests.update(found)
-        return stored, [path for path in files if path not in found]
+        known = {path: digest for path in files if (digest := digests.get(path)) in stored}
+        reader.digests.update(known)
+        return stored, [path for path in files if path not in known]
 
-    stored, missing = look_up(KnownFiles(cache_dir))
+    stored, missing = look_up(FileDigests(cache_dir))
     if not missing:
         return stored
-    work = blake2b("\0".join(os.path.abspath(path) for path in files).encode(errors="surrogateescape"), digest_size=8)
-    with sole_writer(folder, work.hexdigest()):
-        sweep(cache_dir)
-        sweep(folder)
-        known = KnownFiles(cache_dir)
-        stored, missing = look_up(known)
+    # Runs that start together decode each image once between them.
+    with writer_lock(folder):
+        remove_damaged_packs(cache_dir)
+        remove_damaged_packs(folder)
+        digests = FileDigests(cache_dir)
+        stored, missing = look_up(digests)
         # Before reading, so that a change during it is noticed the next time.
         states = {path: file_state(path) for path in missing}
         stored |= _store(missing, reader, folder, set(stored))
         read = [path for path in missing if path not in reader.unreadable]
-        known.remember({path: (state, reader.digests[path]) for path in read if (state := states[path])})
+        digests.remember({path: (state, reader.digests[path]) for path in read if (state := states[path])})
     return stored
 
 
-def _store(files: Sequence[Path], reader: _Reader, folder: Path, known: set[str]) -> dict[str, Place]:
-    """Pack the files whose content is not ``known`` yet: their places."""
+def _store(files: Sequence[Path], reader: _Reader, folder: Path, known: set[str]) -> dict[str, PackEntry]:
+    """Pack the files whose content is not ``known`` yet."""
     writer = PackWriter(folder)
     done = 0
     try:
@@ -280,8 +272,8 @@ def _store(files: Sequence[Path], reader: _Reader, folder: Path, known: set[str]
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         needed = writer.bytes_written * len(files) // max(done, 1) - writer.bytes_kept
-        raise output_error(error, folder, needed=needed, advice=_OTHER_PLACE) from error
-    return writer.places
+        raise output_error(error, folder, needed=needed, advice=_ADVICE) from error
+    return writer.entries
 
 
 def _readable_rows(
@@ -305,15 +297,83 @@ def _digest(content: bytes) -> str:
     return blake2b(content, digest_size=16).hexdigest()
 
 
-DECODED, GLYPHS = "decoded", "glyphs"
+FileState = tuple[int, int]
+"""Size and time of change: while both are the same, a file counts as unchanged without being read."""
 
-_PACKS = re.compile(r"pixels\d+-side\d+")
-_ENDINGS = (".bin", ".npz", ".tmp", ".lock")
+
+def file_state(path: Path) -> FileState | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+class FileDigests:
+    """Digests of files seen before, by path, valid while size and time of change are the same."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._path = cache_dir / "files.json"
+        self._entries = self._read()
+
+    def _read(self) -> dict[str, list[object]]:
+        try:
+            entries = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return entries if isinstance(entries, dict) else {}
+
+    def get(self, path: Path) -> str | None:
+        match self._entries.get(os.path.abspath(path)):
+            case [int(size), int(time_of_change), str(digest)] if file_state(path) == (size, time_of_change):
+                return digest
+        return None
+
+    def remember(self, digests: Mapping[Path, tuple[FileState, str]]) -> None:
+        """Add entries and write the file again, with what other processes have added meanwhile.
+
+        A file changed a moment ago could change again within the resolution of its time stamp, so it is not
+        remembered until it has settled. Where nothing can be written, the files will be read again the next time.
+        """
+        settled = time.time_ns() - _SETTLED_NS
+        new: dict[str, list[object]] = {
+            os.path.abspath(path): [*state, digest] for path, (state, digest) in digests.items() if state[1] < settled
+        }
+        if not new:
+            return
+        self._entries = self._read() | new
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self._path) as file:
+                file.write(json.dumps(self._entries).encode())
+
+
+@contextlib.contextmanager
+def writer_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Held by the one process that writes packs to ``folder`` or removes them.
+
+    Packs are safe without it, so a file system that has no locks does not stop a run.
+
+    Raises:
+        filelock.Timeout: without ``wait``, when another process holds it.
+    """
+    lock = filelock.FileLock(folder / "writer.lock", timeout=-1 if wait else 0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except filelock.Timeout:
+        raise
+    except (OSError, NotImplementedError):
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)
 class CachePart:
-    """One kind of content: what it is, how many images and bytes, and its files."""
+    """One part of the cache: what it holds, how many images and bytes, and its files."""
 
     what: str
     images: int
@@ -323,7 +383,7 @@ class CachePart:
 
 @dataclass(frozen=True)
 class CacheContents:
-    """Where the cache lies and what is in it."""
+    """Where the cache is and what it holds."""
 
     root: Path
     parts: tuple[CachePart, ...]
@@ -338,18 +398,17 @@ class CacheContents:
 
 
 def cache_contents(root: Path | None = None) -> CacheContents:
-    """What nearkin keeps below ``root``, by default the cache folder; files that are not its own do not count."""
+    """What nearkin keeps below ``root``, by default the cache folder; other files there do not count."""
     root = cache_root() if root is None else Path(root)
     parts = []
     for folder in _pack_folders(root):
-        files = sorted(file for file in folder.iterdir() if file.suffix in _ENDINGS and file.is_file())
-        parts.append(
-            _part(f"decoded, shorter side {folder.name.partition('-side')[2]}", len(read_packs(folder)), files)
-        )
-    if known := [file for file in (root / DECODED).glob("files.json*") if file.is_file()]:
-        parts.append(_part("which files have been decoded", 0, known))
-    if drawn := sorted((root / GLYPHS).glob("glyphs-*.*")):
-        parts.append(_part("Glyphs, rendered", sum(map(_glyphs_in, drawn)), drawn))
+        files = sorted(file for file in folder.iterdir() if file.suffix in (".bin", ".npz", ".tmp", ".lock"))
+        side = folder.name.partition("-side")[2]
+        parts.append(_part(f"decoded, shorter side {side}", len(read_packs(folder)), files))
+    if listed := [file for file in (root / DECODED).glob("files.json*") if file.is_file()]:
+        parts.append(_part("which files have been decoded", 0, listed))
+    if rendered := sorted((root / GLYPHS).glob("glyphs-*.*")):
+        parts.append(_part("Glyphs, rendered", sum(map(_glyphs_in, rendered)), rendered))
     return CacheContents(root, tuple(parts))
 
 
@@ -358,42 +417,42 @@ def clear_cache(root: Path | None = None) -> CacheContents:
 
     Runs that read the cache keep what they have opened. While another process writes to it, nothing is removed.
     """
-    contents = cache_contents(root)
-    with contextlib.ExitStack() as stack:
-        for folder in _pack_folders(contents.root):
-            if not stack.enter_context(no_writer(folder)):
+    root = cache_root() if root is None else Path(root)
+    with contextlib.ExitStack() as locks:
+        for folder in _pack_folders(root):
+            try:
+                locks.enter_context(writer_lock(folder, wait=False))
+            except filelock.Timeout as error:
                 raise DataError(
                     f"another process is decoding images into {str(folder)!r}: wait until it is done, then clear again"
-                )
-        # Listed anew under the locks: packs may have been added since.
-        contents = cache_contents(contents.root)
+                ) from error
+        contents = cache_contents(root)
         for file in (file for part in contents.parts for file in part.files):
             try:
                 file.unlink(missing_ok=True)
             except OSError as error:
                 raise DataError(f"cannot remove {str(file)!r} ({error.strerror or error})") from error
-    for folder in (*_pack_folders(contents.root), contents.root / DECODED, contents.root / GLYPHS):
+    for folder in (*_pack_folders(root), root / DECODED, root / GLYPHS):
         with contextlib.suppress(OSError):
             folder.rmdir()
     return contents
 
 
 def _pack_folders(root: Path) -> list[Path]:
-    return sorted(folder for folder in (root / DECODED).glob("pixels*") if _PACKS.fullmatch(folder.name))
+    return sorted(folder for folder in (root / DECODED).glob("pixels[0-9]*-side[0-9]*") if folder.is_dir())
 
 
 def _part(what: str, images: int, files: Iterable[Path]) -> CachePart:
-    total, kept = 0, []
+    sizes = {}
     for file in files:
-        with contextlib.suppress(FileNotFoundError):  # a temporary file that has got its name meanwhile
-            total += file.stat().st_size
-            kept.append(file)
-    return CachePart(what, images, total, tuple(kept))
+        with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed meanwhile
+            sizes[file] = file.stat().st_size
+    return CachePart(what, images, sum(sizes.values()), tuple(sizes))
 
 
 def _glyphs_in(file: Path) -> int:
     try:
-        with np.load(file, allow_pickle=False) as kept:
-            return len(kept["labels"])
+        with np.load(file, allow_pickle=False) as arrays:
+            return len(arrays["labels"])
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
         return 0

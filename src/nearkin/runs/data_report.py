@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.cache import OpenedImages
-from nearkin.data.duplicates import MOST_IMAGES, find_duplicates
+from nearkin.data.duplicates import MAX_IMAGES, find_duplicates
 from nearkin.data.table import LeftOut
 from nearkin.evaluation.protocol import Protocol
 
@@ -120,7 +120,7 @@ def parts_of(protocol: Protocol) -> dict[str, NDArray[np.int64]]:
 
 def _repeated(opened: OpenedImages, parts: Mapping[str, NDArray[np.int64]]) -> RepeatedPictures:
     table = opened.table
-    if len(table) > MOST_IMAGES:
+    if len(table) > MAX_IMAGES:
         return RepeatedPictures(complete=False)
     part_of = np.zeros(len(table), dtype=np.int64)
     names = [UNUSED, *parts]

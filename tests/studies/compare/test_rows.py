@@ -119,7 +119,7 @@ def test_a_base_recipe_suits_the_data():
     assert (cub.encoder.backbone, cub.protocol.name, cub.training.batch_size) == ("resnet50_v1", "validation", 120)
     assert base_recipe("cars").data.source == "cars"
     assert base_recipe("cars").encoder.backbone == "resnet50_v1"
-    assert base_recipe("omniglot").encoder.backbone == "small"
+    assert base_recipe("mnist").encoder.backbone == "small"
     photos = base_recipe("my photos/2024", say=lambda _: None)
     assert (photos.data.source, photos.protocol.name) == ("my photos/2024", "validation")
     assert rows_file(photos).name == "photos.compare.yml"

@@ -23,8 +23,8 @@ def benchmarks() -> Mapping[str, Benchmark]:
     (5864, 100)
     """
     modules = modules_of(__name__, __path__).values()
-    found = {each.name: each for module in modules for each in getattr(module, "BENCHMARKS", ())}
-    return MappingProxyType(dict(sorted(found.items())))
+    by_name = {benchmark.name: benchmark for module in modules for benchmark in getattr(module, "BENCHMARKS", ())}
+    return MappingProxyType(dict(sorted(by_name.items())))
 
 
 def read_benchmark(name: str, data_root: str | Path | None, *, check_counts: bool = True) -> ImageTable:
@@ -46,7 +46,7 @@ def read_benchmark(name: str, data_root: str | Path | None, *, check_counts: boo
     if data_root is None:
         raise DataError(
             f"{benchmark.title} is read from files: give the folder with your data sets as --data-root or "
-            f"NEARKIN_DATA\n{benchmark.expectation()}"
+            f"NEARKIN_DATA\n{benchmark.expected_layout()}"
         )
     if not Path(data_root).expanduser().is_dir():
         raise DataError(f"the data root {str(data_root)!r} is not a folder; correct --data-root or NEARKIN_DATA")
@@ -55,6 +55,6 @@ def read_benchmark(name: str, data_root: str | Path | None, *, check_counts: boo
         looked_for = ", ".join(repr(folder) for folder in benchmark.folders)
         raise DataError(
             f"{benchmark.title} was not found below {str(data_root)!r} (looked for a folder called "
-            f"{looked_for})\n{benchmark.expectation()}"
+            f"{looked_for})\n{benchmark.expected_layout()}"
         )
     return benchmark.read(folder, check_counts=check_counts)

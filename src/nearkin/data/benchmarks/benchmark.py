@@ -1,4 +1,4 @@
-"""What a benchmark is: where it lies, how it is read, and what must be found in it."""
+"""What a benchmark is: where it is kept, how it is read, and how many images and classes it must have."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Benchmark:
             if check_counts:
                 self._check_counts(table)
         except DataError as error:
-            raise DataError(f"{self.title} in {str(root)!r}: {error}\n{self.expectation()}") from error
+            raise DataError(f"{self.title} in {str(root)!r}: {error}\n{self.expected_layout()}") from error
         return table
 
     def find(self, data_root: str | Path) -> Path | None:
@@ -99,7 +99,7 @@ class Benchmark:
         lacking = self.missing(folder)
         return f"there is no {', no '.join(lacking)}" if lacking else None
 
-    def expectation(self) -> str:
+    def expected_layout(self) -> str:
         """The layout that is read and where the files are published, for messages."""
         return f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
 
@@ -114,10 +114,10 @@ class Benchmark:
     def _check_counts(self, table: ImageTable) -> None:
         for split, (images, classes) in self.counts.items():
             labels = table.labels[table.splits == split]
-            found = (len(labels), len(np.unique(labels)))
-            if found != (images, classes):
+            counted = len(labels), len(np.unique(labels))
+            if counted != (images, classes):
                 raise DataError(
-                    f"{split} has {found[0]:,} images of {found[1]:,} classes, published are {images:,} of {classes:,}"
+                    f"{split} has {counted[0]:,} images of {counted[1]:,} classes, published are {images:,} of {classes:,}"
                 )
 
 

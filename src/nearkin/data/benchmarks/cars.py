@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,18 +10,28 @@ from nearkin.data.benchmarks.benchmark import Benchmark
 from nearkin.data.file_names import existing_images
 from nearkin.data.folder import folder_table
 from nearkin.data.table import ImageTable
-from nearkin.errors import DataError, require
+from nearkin.errors import DataError
 
 ANNOTATIONS = "cars_annos.mat"
 TRAINING_CLASSES = 98
 
 
 def _read(root: Path) -> ImageTable:
-    return _read_annotations(root) if (root / ANNOTATIONS).is_file() else _read_class_folders(root)
+    if (root / ANNOTATIONS).is_file():
+        return _read_annotations(root)
+    # Class folders at the top, or below ``train`` and ``test``, which divide the images of each class. The published
+    # numbering goes by make, and the alphabet puts the same 98 classes first: up to the Eagle, before the Ferraris.
+    table = folder_table(root, name="cars", class_folders="top")
+    return table.with_splits(np.where(table.labels < TRAINING_CLASSES, "train", "test"))
 
 
 def _read_annotations(root: Path) -> ImageTable:
-    content = _load_mat(root / ANNOTATIONS)
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(str(root / ANNOTATIONS), squeeze_me=True)
+    except Exception as error:  # a file that is cut short or is something else can raise nearly anything
+        raise DataError(f"cannot read {ANNOTATIONS} as a MATLAB file: {error}") from error
     try:
         annotations = np.atleast_1d(content["annotations"])
         names = [str(name) for name in annotations["relative_im_path"].tolist()]
@@ -44,28 +52,6 @@ def _read_annotations(root: Path) -> ImageTable:
         ids=names,
         class_names=class_names,
     )
-
-
-def _load_mat(path: Path) -> dict[str, Any]:
-    matlab = require("scipy.io.matlab", "mat")
-    try:
-        content: dict[str, Any] = matlab.loadmat(str(path), squeeze_me=True)
-    # A file that is cut short or is something else surfaces as whatever its bytes happen to break.
-    except (
-        matlab.MatReadError, ValueError, TypeError, IndexError, NotImplementedError, OSError, EOFError, zlib.error,
-    ) as error:  # fmt: skip
-        raise DataError(f"cannot read {path.name} as a MATLAB file: {error}") from error
-    return content
-
-
-def _read_class_folders(root: Path) -> ImageTable:
-    """Class folders at the top, or once more below ``train`` and ``test``, which divide the images of each class.
-
-    The published numbering goes by make, and the alphabet puts the same 98 classes first: up to the Eagle, before
-    the Ferraris.
-    """
-    table = folder_table(root, name="cars", class_folders="top")
-    return table.with_splits(np.where(table.labels < TRAINING_CLASSES, "train", "test"))
 
 
 def _missing(root: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""CUB-200-2011: photographs of 200 kinds of birds."""
+"""CUB-200-2011: photographs of 200 species of birds."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _read(root: Path) -> ImageTable:
 
 def _by_number(path: Path, column: str) -> dict[int, str]:
     """The second field of each line by the number in the first."""
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for line, (number, text) in read_rows(path, ("id", column)):
         key = whole_number(number, path, line, "id")
-        if key in found:
+        if key in texts:
             raise malformed(path, line, f"number {key} occurs twice")
-        found[key] = text
-    return found
+        texts[key] = text
+    return texts
 
 
 BENCHMARKS = (

@@ -215,17 +215,17 @@ def _cache_file(cache_dir: Path | None) -> Path:
 
 
 def _load(path: Path) -> ImageTable | None:
-    """The table kept at ``path``; None when there is none, or none that can be read."""
+    """The table stored at ``path``; None when there is none, or none that can be read."""
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with np.load(path, allow_pickle=False) as arrays:
             return ImageTable(
                 name="glyphs",
-                images=kept["images"],
-                labels=kept["labels"],
-                class_names=tuple(kept["class_names"].tolist()),
-                ids=tuple(kept["ids"].tolist()),
-                splits=kept["splits"],
-                columns={"face": kept["face"], "character": kept["character"]},
+                images=arrays["images"],
+                labels=arrays["labels"],
+                class_names=tuple(arrays["class_names"].tolist()),
+                ids=tuple(arrays["ids"].tolist()),
+                splits=arrays["splits"],
+                columns={"face": arrays["face"], "character": arrays["character"]},
             )
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error, DataError):
         return None
@@ -284,10 +284,12 @@ def distort(glyph: Image.Image, *, size: int, strength: float, rng: np.random.Ge
     thick = _thicken(glyph, radius=STROKE * drawing_size(size), amount=stroke * strength)
     fit = min(1.0, WIDEST_SHARE * size * OVERSAMPLING / max(glyph.size))
     matrix = fit * _linear_map(angle * ROTATION, shear * SHEAR, stretch * LOG_STRETCH, zoom * LOG_ZOOM)
-    image = _place(thick, matrix, shift=(right * SHIFT * size, down * SHIFT * size), size=size)
+    image = _transformed(thick, matrix, shift=(right * SHIFT * size, down * SHIFT * size), size=size)
 
     side = round(PATCH * strength * size)
-    corner = tuple(round((0.5 + (2.0 * place - 1.0) * PATCH_REACH) * size - side / 2) for place in (across, along))
+    corner = tuple(
+        round((0.5 + (2.0 * position - 1.0) * PATCH_REACH) * size - side / 2) for position in (across, along)
+    )
     image.paste(round(255 * grey), (*corner, corner[0] + side, corner[1] + side))
     image = image.filter(ImageFilter.GaussianBlur(blur * strength * BLUR * size))
     noisy = np.asarray(image, dtype=np.float32) + grain * (255.0 * NOISE * strength * noise)
@@ -317,7 +319,9 @@ def _linear_map(angle: float, shear: float, stretch: float, zoom: float) -> NDAr
     return np.asarray(rotation @ slant @ scale)
 
 
-def _place(glyph: Image.Image, matrix: NDArray[np.float64], *, shift: tuple[float, float], size: int) -> Image.Image:
+def _transformed(
+    glyph: Image.Image, matrix: NDArray[np.float64], *, shift: tuple[float, float], size: int
+) -> Image.Image:
     """``glyph`` mapped by ``matrix`` about its middle, which lands ``shift`` pixels off the middle of the image."""
     side = size * OVERSAMPLING
     inverse = np.linalg.inv(matrix)

@@ -56,7 +56,7 @@ def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
 def _decompressed(path: Path) -> bytes:
     try:
         content = path.read_bytes()
-        # Told by its first bytes: files that were unpacked without losing their ending are common.
+        # Recognised by its first bytes: files that were unpacked without losing their ending are common.
         return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path.name}: {error}") from error

@@ -50,7 +50,7 @@ BUDGET = (
 )
 """Keys of ``training`` that a row may set under ``budget``: it then says that it has another one, and the table too."""
 
-_SMALL_IMAGES = ("glyphs", "omniglot", "mnist", "fashion_mnist")
+_SMALL_IMAGES = ("glyphs", "mnist", "fashion_mnist")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from nearkin.data.packs import sole_writer
+from nearkin.data.cache import writer_lock
 from nearkin.errors import DataError, InterruptedRunError, MissingExtraError, NearkinError, TrainingError, require
 from nearkin.evaluation.protocol import select_by
 from nearkin.recipe import Recipe
@@ -168,7 +168,7 @@ def train_trial(plan: Plan, folder: Path, number: int, console: Console) -> None
         DataError, MissingExtraError: where a file or a package is missing; the trial stays unfinished too.
     """
     # Where a search was killed, a process of its own may still be saving this trial.
-    with sole_writer(trial_folder(folder, number), "trial"):
+    with writer_lock(trial_folder(folder, number)):
         study = open_study(plan, folder)
         if number in unfinished(study):
             _train(plan, folder, study, number, console)
