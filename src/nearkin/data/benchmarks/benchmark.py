@@ -114,10 +114,10 @@ class Benchmark:
     def _check_counts(self, table: ImageTable) -> None:
         for split, (images, classes) in self.counts.items():
             labels = table.labels[table.splits == split]
-            counted = len(labels), len(np.unique(labels))
-            if counted != (images, classes):
+            counts = len(labels), len(np.unique(labels))
+            if counts != (images, classes):
                 raise DataError(
-                    f"{split} has {counted[0]:,} images of {counted[1]:,} classes, published are {images:,} of {classes:,}"
+                    f"{split} has {counts[0]:,} images of {counts[1]:,} classes, published are {images:,} of {classes:,}"
                 )
 
 
