@@ -114,10 +114,10 @@ class Benchmark:
     def _check_counts(self, table: ImageTable) -> None:
         for split, (images, classes) in self.counts.items():
             labels = table.labels[table.splits == split]
-            counts = len(labels), len(np.unique(labels))
-            if counts != (images, classes):
+            present = len(np.unique(labels))
+            if (len(labels), present) != (images, classes):
                 raise DataError(
-                    f"{split} has {counts[0]:,} images of {counts[1]:,} classes, published are {images:,} of {classes:,}"
+                    f"{split} has {len(labels):,} images of {present:,} classes, published are {images:,} of {classes:,}"
                 )
 
 
