@@ -114,10 +114,10 @@ class Benchmark:
     def _check_counts(self, table: ImageTable) -> None:
         for split, (images, classes) in self.counts.items():
             labels = table.labels[table.splits == split]
-            present = len(np.unique(labels))
-            if (len(labels), present) != (images, classes):
+            there = len(np.unique(labels))
+            if (len(labels), there) != (images, classes):
                 raise DataError(
-                    f"{split} has {len(labels):,} images of {present:,} classes, published are {images:,} of {classes:,}"
+                    f"{split} has {len(labels):,} images of {there:,} classes, published are {images:,} of {classes:,}"
                 )
 
 
