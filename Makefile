@@ -46,7 +46,7 @@ mutants: $(VENV)/.development
 # What computes, under other instruction sets and numbers of threads, with parameters a last bit away where a test pins
 # values. MKL_CBWR and OPENBLAS_CORETYPE do for matrix products what ATEN_CPU_CAPABILITY does for torch's own loops.
 # Threads that sleep while they wait: with more of them than cores, spinning takes five times as long.
-NUMERICAL := tests/contracts tests/data/test_transforms.py tests/encoders tests/evaluation tests/exports tests/index tests/losses tests/training/methods \
+NUMERICAL := tests/contracts tests/data/test_transforms.py tests/encoders tests/evaluation tests/runs/test_export.py tests/index tests/losses tests/training/methods \
 	tests/proxies tests/samplers tests/test_numerics.py tests/training \
 	src/nearkin/encoders src/nearkin/evaluation src/nearkin/losses src/nearkin/numerics.py src/nearkin/proxies
 OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem

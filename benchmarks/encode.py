@@ -1,10 +1,10 @@
-"""Photos from files to embeddings, EfficientNet-lite0: a run in torch beside its exported files in onnxruntime.
+"""Photos from files to embeddings, EfficientNet-lite0: a run in torch next to its exported file in onnxruntime.
 
     python benchmarks/encode.py                     # 128 photos, three rounds; needs the extras lite and onnx
     python benchmarks/encode.py --json encode.json  # keep the figures
 
 Decoding is included, as in `nearkin embed` and in `encode` of an exported file. Sides: the encoder in torch as a run
-embeds with it, and the ONNX file in float32 and in int8. Each figure is a process of its own and rounds alternate;
+embeds with it, and the ONNX file. Each figure is a process of its own and rounds alternate;
 processor time is shown beside the clock's, as other work on the machine moves it less. The last column is the smallest
 cosine of an embedding to torch's.
 """
@@ -32,13 +32,11 @@ from PIL import Image
 from nearkin.data.image_inputs import ImageInputs
 from nearkin.data.transforms import Transform
 from nearkin.encoders import build_encoder
-from nearkin.exports.graph import PixelsToEmbeddings
-from nearkin.exports.model import Settings, load_exported
-from nearkin.exports.quantise import quantise
-from nearkin.exports.torch_files import write_onnx
+from nearkin.runs.export import PixelsToEmbeddings, write_onnx
+from nearkin.runs.exported_model import Settings, load_exported
 from nearkin.training.embedding import embed_images
 
-SIDES = ("torch", "onnxruntime", "onnxruntime int8")
+SIDES = ("torch", "onnxruntime")
 TRANSFORM = Transform(name="standard")
 
 
@@ -62,9 +60,6 @@ def export(folder: Path) -> None:
     sizes = {"size": TRANSFORM.size, "resize": TRANSFORM.resize, "squash": False, "shorter_side": 256}
     settings = Settings(identity="benchmark", dim=256, normalisation="l2", **sizes)
     write_onnx(PixelsToEmbeddings(encoder(), TRANSFORM), settings, folder / "onnxruntime.onnx")
-    model, images = load_exported(folder / "onnxruntime.onnx"), ImageInputs(photos(folder)[:32], shorter_side=256)
-    calibration = [np.stack([model.frame(images[row]) for row in range(len(images))])]
-    quantise(folder / "onnxruntime.onnx", folder / "onnxruntime int8.onnx", settings, calibration)
 
 
 def photos(folder: Path) -> list[Path]:

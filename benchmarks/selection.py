@@ -81,7 +81,7 @@ def folder_runs(folders: Sequence[Path]) -> list[tuple[Run, OpenedRun]]:
     found = []
     for opened in open_runs(paths) if paths else []:
         scores, (rule, split) = opened.folder.scores(), held_out(opened)
-        stored = opened.folder.stored_split
+        stored = opened.folder.split
         classes = "" if stored is None else str(len(np.unique(stored.labels[stored.splits == "validation"])))
         row = opened.folder.path.parent.name
         found.append((Run(rule, row, split, classes, scores.best or {}, scores.test or {}), opened))

@@ -33,7 +33,7 @@ from nearkin.evaluation.ensemble import concatenate_embeddings
 from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.reranking import Rerank, measure_reranked
 from nearkin.runs.data import open_run_data
-from nearkin.runs.trained import load_run
+from nearkin.runs.trained_run import load_run
 
 SCORES = ("R@1", "R@8", "MAP@R")
 

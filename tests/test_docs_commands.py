@@ -126,8 +126,8 @@ class Reached(Exception):
 
 
 WORK = (
-    *("runs.run.run", "runs.final.train_final", "runs.evaluate.evaluate_run", "runs.backbone_score.evaluate_backbone"),
-    *("runs.embed_files.embed_files", "exports.export.export", "runs.model.load", "index.Index.open"),
+    *("runs.run.run", "runs.final.train_final", "runs.evaluate.evaluate_run", "runs.evaluate.evaluate_backbone"),
+    *("runs.embed.embed_files", "runs.export.export", "runs.model.load", "index.Index.open"),
 )
 
 

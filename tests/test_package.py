@@ -20,9 +20,7 @@ LADDER = (
 """Packages from the bottom up: each imports only from itself, from those before it and from the top-level modules."""
 STEPS = {package: step for step, packages in enumerate(LADDER) for package in packages.split()}
 
-NOT_YET = {("data", "samplers")} | {
-    (before, package) for before in ("client", "exports", "published") for package in STEPS
-}
+NOT_YET = {("data", "samplers")} | {(before, package) for before in ("client", "published") for package in STEPS}
 """Pairs that still import upwards, and packages that are still to move; whoever puts one right takes it out."""
 
 OPTIONAL = {

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from nearkin.evaluation import clustering_scores as clustering_scores
     from nearkin.evaluation import ranking_scores as ranking_scores
     from nearkin.evaluation import retrieval_scores as retrieval_scores
-    from nearkin.exports.export import export as export
     from nearkin.index import Index as Index
     from nearkin.recipe import Recipe as Recipe
-    from nearkin.runs.backbone_score import evaluate_backbone as evaluate_backbone
+    from nearkin.runs.evaluate import evaluate_backbone as evaluate_backbone
     from nearkin.runs.evaluate import evaluate_run as evaluate_run
+    from nearkin.runs.export import export as export
     from nearkin.runs.final import train_final as train_final
     from nearkin.runs.folder import RunFolder as RunFolder
     from nearkin.runs.model import Model as Model
     from nearkin.runs.model import load as load
     from nearkin.runs.run import run as run
-    from nearkin.runs.trained import load_run as load_run
+    from nearkin.runs.trained_run import load_run as load_run
     from nearkin.studies.compare import compare as compare
     from nearkin.studies.mlrc import mlrc as mlrc
     from nearkin.studies.reproduce import reproduce as reproduce
@@ -61,12 +61,12 @@ _HOMES = {
     "compare": "studies.compare",
     "clustering_scores": "evaluation",
     "embed_images": "training.embedding",
-    "evaluate_backbone": "runs.backbone_score",
+    "evaluate_backbone": "runs.evaluate",
     "evaluate_run": "runs.evaluate",
-    "export": "exports.export",
+    "export": "runs.export",
     "load": "runs.model",
     "load_recipe": "training.recipes",
-    "load_run": "runs.trained",
+    "load_run": "runs.trained_run",
     "mlrc": "studies.mlrc",
     "ranking_scores": "evaluation",
     "read_folder": "data.folder",

@@ -21,7 +21,7 @@ from nearkin.cli._app import (
 )
 from nearkin.errors import RecipeError
 from nearkin.report.listings import Listing
-from nearkin.runs.data_report import DataReport, Part
+from nearkin.runs.data import DataReport, Part
 
 LISTING = Listing("Things", "Of a kind.", ("name",), ({"name": "a", "hidden": 1},))
 REPORT = DataReport("birds", 4, 2, ("owl", 2), ("owl", 2), 0, (Part("training", 2, 4),))

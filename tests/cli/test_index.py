@@ -138,12 +138,6 @@ def test_compact(nearkin, index):
     assert "46" in out, err
 
 
-def test_a_runtime_that_is_none_is_said(nearkin, trained, photos, tmp_path):
-    code, _, err = nearkin("index", trained, photos, "-o", tmp_path / "a.index", "--runtime", "onx")
-    assert (code, "did you mean 'onnx'" in " ".join(err.split())) == (2, True)
-    assert not (tmp_path / "a.index").exists()
-
-
 def test_remove(nearkin, index, monkeypatch):
     code, out, err = nearkin("index", "remove", index, 3, 17, "--yes")
     assert code == 0, err

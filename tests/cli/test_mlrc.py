@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from nearkin.runs.trained import TrainedRun
+from nearkin.runs.trained_run import TrainedRun
 from nearkin.studies import study
 
 TINY = """

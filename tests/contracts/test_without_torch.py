@@ -14,7 +14,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.errors import MissingExtraError
-from nearkin.exports.model import KEY, Settings
+from nearkin.runs.exported_model import METADATA_KEY, Settings
 
 for package in ("onnx", "onnxruntime", "fastapi", "python_multipart", "httpx"):
     pytest.importorskip(package)
@@ -72,7 +72,7 @@ for asked in (
     lambda: index.search(0, rerank=2),
     lambda: make_layout(index),
     lambda: nearkin.load("images"),
-    lambda: nearkin.load("model.pt2"),
+    lambda: nearkin.load("model.safetensors"),
 ):
     try:
         asked()
@@ -105,7 +105,7 @@ def write_tiny_onnx(path):
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     settings = Settings(identity="colours", dim=6, normalisation="l2", size=16, resize=16, squash=True, shorter_side=16)
-    helper.set_model_props(model, {KEY: settings.to_json()})
+    helper.set_model_props(model, {METADATA_KEY: settings.to_json()})
     save(model, path)
 
 
@@ -120,7 +120,7 @@ def test_an_index_of_an_exported_encoder_is_the_same_without_torch(tmp_path, mon
             image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
             image.save(tmp_path / "images" / f"kind {kind}" / f"{number}.png")
     image.rotate(90).save(tmp_path / "query.png")
-    (tmp_path / "model.pt2").touch()
+    (tmp_path / "model.safetensors").touch()
     (tmp_path / "blocked").mkdir()
     for package in ("torch", "yaml", "safetensors", "matplotlib", "onnx"):  # docs/export.md does not ask for them
         (tmp_path / "blocked" / f"{package}.py").write_text(

@@ -9,7 +9,7 @@ from nearkin.evaluation.neighbours import nearest
 from nearkin.index import Index
 from nearkin.index.layout import NAME, lay_out, make_layout, place_by_neighbours, read_layout
 from nearkin.index.map_neighbours import principal_components
-from nearkin.runs.class_proxies import ClassProxies
+from nearkin.runs.trained_run import ClassProxies
 
 
 def clustered(kinds=40, per_kind=12, dim=64, seed=0):
@@ -103,7 +103,7 @@ def test_a_large_index_shows_some_of_its_items(index, monkeypatch):
 
 def test_proxies_stand_among_their_nearest_items(index, monkeypatch):
     found = ClassProxies(index.vectors([3, 11]), ("kind 0", "another"))
-    monkeypatch.setattr("nearkin.runs.class_proxies.proxies_of", lambda path, dim: found)
+    monkeypatch.setattr("nearkin.runs.trained_run.proxies_of", lambda path, dim: found)
     made = make_layout(index)
     assert np.allclose(made.proxies, made.points[[3, 11]], atol=1e-2)
     stored = read_layout(index)

@@ -5,7 +5,7 @@ import dataclasses
 from nearkin.data.images import OTHER_FILES, UnreadableImageError
 from nearkin.data.table import LeftOut
 from nearkin.report.data_report import data_report_text, left_out_text
-from nearkin.runs.data_report import DataReport, Part, Repeated, RepeatedPictures
+from nearkin.runs.data import DataReport, Part, Repeated, RepeatedPictures
 
 REPORT = DataReport(
     "birds",

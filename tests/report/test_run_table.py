@@ -32,7 +32,6 @@ def scores(before, after, **more):
         "epochs": 15.0,
         "seconds": 4.0,
         "untrained": {"R@1": before[0], "MAP@R": before[1]},
-        "baseline": "backbone",
         "test": {"R@1": after[0], "MAP@R": after[1]},
         "best": {"epoch": 3.0},
         "last": {},
@@ -50,8 +49,6 @@ def test_the_caption_says_what_untrained_is():
     found = scores((0.5, 0.2), (0.6, 0.3))
     assert "Untrained: the backbone as it was before training, without a head" in shown(found)
     assert "how often the nearest image is of the same class" in shown(found)
-    early = scores((0.5, 0.2), (0.6, 0.3), baseline=None)
-    assert "Untrained: the backbone behind a random head, which is worse" in shown(early), "a run of an early version"
     assert "ntrained" not in shown(scores((0.5, 0.2), (0.6, 0.3), untrained=None))
 
 
@@ -125,6 +122,6 @@ def test_mixed_and_equal_scores(before, after, begins):
     assert said is None if begins is None else said.startswith(begins)
 
 
-@pytest.mark.parametrize("more", [{"baseline": None}, {"untrained": None}, {"test": None}, {"steps": 0}])
+@pytest.mark.parametrize("more", [{"untrained": None}, {"test": None}, {"steps": 0}])
 def test_where_there_is_nothing_to_compare_nothing_is_said(more):
     assert verdict(scores((0.9, 0.9), (0.1, 0.1), **more), PRETRAINED) is None

@@ -14,7 +14,7 @@ def kinds():
     """``kinds(folder, split)``: names of the classes that a run has in a part of its split."""
 
     def named(folder, split):
-        stored = RunFolder(folder).stored_split
+        stored = RunFolder(folder).split
         return [stored.class_names[label] for label in np.unique(stored.labels[stored.splits == split])]
 
     return named

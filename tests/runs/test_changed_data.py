@@ -169,19 +169,6 @@ def test_a_run_works_from_another_working_directory(photos, tmp_path, monkeypatc
         )
 
 
-def test_a_run_of_an_earlier_version_has_its_split_made_anew_and_says_so(trained, photos, add_kinds):
-    before = evaluate_run(trained)
-    (trained / "split.csv").unlink()
-    with pytest.warns(Notice, match="earlier version of nearkin.*made anew from the recipe.*since$"):
-        assert evaluate_run(trained)["scores"] == before["scores"]
-    add_kinds(photos, "a new one")
-    with pytest.warns(Notice, match="It had 48 images of 6 classes, and there are 52 of 7 now"):
-        evaluate_run(trained)
-    result = evaluate_run(trained, data=str(photos))
-    assert result["trained_on"] is None
-    assert "is not known" in result["note"]
-
-
 def test_a_study_says_that_its_runs_had_other_images(photos, tmp_path, add_kinds):
     rows = [
         Row(name, name, recipe_for(photos, "training.max_steps=1", f"objective.alpha={n}"))

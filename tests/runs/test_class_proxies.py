@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nearkin.report.opened_run import OpenedRun
-from nearkin.runs.class_proxies import proxies_of
+from nearkin.runs.trained_run import proxies_of
 
 
 def test_proxies_are_those_of_the_loss_with_their_classes(four_runs):

@@ -52,7 +52,7 @@ def test_held_out_images_are_those_that_neither_was_trained_on(trained, other, t
     np.testing.assert_array_equal(held_out.labels, nearkin.load(trained).held_out().labels)
     recipe = RunFolder(trained).recipe().with_changes({"protocol.split_seed": 3})
     run(recipe, RunFolder(tmp_path / "another split"), NullObserver())
-    assert RunFolder(tmp_path / "another split").stored_split.trained != RunFolder(trained).stored_split.trained
+    assert RunFolder(tmp_path / "another split").split.trained != RunFolder(trained).split.trained
     assert nearkin.load([trained, tmp_path / "another split"], device="cpu").held_out() is None
 
 

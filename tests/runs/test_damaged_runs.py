@@ -151,5 +151,5 @@ def test_a_recipe_that_is_nowhere_else_is_missed(folder):
 
 def test_a_broken_split_is_not_guessed(folder, recipe):
     cut(folder.split_file)
-    with pytest.raises(DataError, match=r"split\.csv cannot be read \(line \d+.*can be deleted"):
+    with pytest.raises(DataError, match=r"split\.csv cannot be read \(line \d+.*put it back from a copy"):
         evaluate_run(folder.path)

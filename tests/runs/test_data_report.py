@@ -13,14 +13,12 @@ from PIL import Image
 from nearkin.data.cache import ArrayImages, OpenedImages
 from nearkin.data.folder import folder_table
 from nearkin.data.table import ImageTable
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import ProtocolSection
 from nearkin.report.data_report import data_report_text
-from nearkin.runs import data_report
-from nearkin.runs.data import open_data, report_on
-from nearkin.runs.data_report import Part, Repeated, describe_data, parts_of
-from nearkin.runs.evaluate import evaluate_run
+from nearkin.runs import data as run_data
+from nearkin.runs.data import Part, Repeated, _parts, describe_data, open_data, report_on
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
@@ -147,7 +145,7 @@ def test_benchmarks_are_not_compared_and_large_sets_say_so(photos, monkeypatch):
     pixels = np.zeros((8, 8, 8), np.uint8)
     table = ImageTable.build("glyphs", pixels, list("aabbccdd"), splits=["train"] * 4 + ["test"] * 4)
     assert report_on(recipe, OpenedImages(table, ArrayImages(pixels))).repeated is None
-    monkeypatch.setattr(data_report, "MAX_IMAGES", 10)
+    monkeypatch.setattr(run_data, "MAX_IMAGES", 10)
     report = report_for(photos)
     assert not report.repeated.complete
     assert "too many images" in data_report_text(report).plain
@@ -158,7 +156,7 @@ def test_rows_that_the_protocol_does_not_use_are_named():
     splits = ["train", "train", "train", "validation", "test", "test"]
     table = ImageTable.build("toy", pixels, list("aabccc"), splits=splits)
     protocol = Protocol(ProtocolSection(name="conventional"), table)
-    report = describe_data(OpenedImages(table, ArrayImages(pixels)), parts_of(protocol), compare=False)
+    report = describe_data(OpenedImages(table, ArrayImages(pixels)), _parts(protocol), compare=False)
     assert report.parts[-1] == Part("not used", 1, 1, True)
     assert report.single == 1
     assert "not used" in data_report_text(report).plain
@@ -168,18 +166,3 @@ def test_without_the_overview_only_what_needs_attention_is_said(photos):
     assert not data_report_text(report_for(photos), overview=False).plain
     (photos / "x.heic").touch()
     assert data_report_text(report_for(photos), overview=False).plain.startswith("left out:\n")
-
-
-def test_a_run_of_an_earlier_version_keeps_the_classes_it_had(photos, tmp_path):
-    (photos / "kiwi" / "2019").mkdir()
-    for number in range(3):
-        (photos / "kiwi" / f"Bild {number} ä.png").rename(photos / "kiwi" / "2019" / f"{number}.png")
-    folder = RunFolder(tmp_path / "run")
-    run(recipe_for(photos, "data.class_folders=top"), folder, Watcher())
-    saved = folder.recipe_file.read_text()
-    assert "  class_folders: top\n" in saved
-    folder.recipe_file.write_text(saved.replace("  class_folders: top\n", ""))
-    assert evaluate_run(folder.path)["scores"]
-    run(recipe_for(photos), folder, Watcher(), resume=True)
-    with pytest.raises(RecipeError, match=r"data\.class_folders was 'top', is 'deepest'"):
-        run(recipe_for(photos, "data.class_folders=deepest"), folder, Watcher(), resume=True)

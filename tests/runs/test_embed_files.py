@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from nearkin.errors import DataError, NearkinError, RecipeError
-from nearkin.runs.embed_files import check_output, embed_files
-from nearkin.runs.trained import load_run
+from nearkin.runs.embed import check_output, embed_files
+from nearkin.runs.trained_run import load_run
 
 
 def test_the_output_is_looked_at_before_the_run(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("nearkin.runs.embed_files.load_run", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("nearkin.runs.embed.load_run", lambda *_, **__: pytest.fail("too late"))
     (tmp_path / "file").touch()
     (tmp_path / "folder.npz").mkdir()
     for output, said in {
@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_written_to_is_noticed_at_once(tmp_path, monkeyp
 def test_too_little_room_is_noticed_before_embedding(trained, photos, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
-    monkeypatch.setattr("nearkin.runs.trained.TrainedRun.embed", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("nearkin.runs.trained_run.TrainedRun.embed", lambda *_: pytest.fail("too late"))
     with pytest.raises(NearkinError, match=r"no room for .*e.npz.* MB are needed and 0.0 MB are free"):
         embed_files(trained, photos, tmp_path / "e.npz")
 

@@ -10,10 +10,10 @@ import pytest
 
 from nearkin.errors import DataError
 from nearkin.evaluation.statistics import Statistic
-from nearkin.runs.ensemble_scores import FILE, Combinations, EnsembleScores
+from nearkin.runs.scores import ENSEMBLE_FILE, Combinations, EnsembleScores
 
 ASSETS = Path(__file__).parents[1] / "assets" / "records"
-BEFORE = json.loads((ASSETS / FILE).read_text())
+BEFORE = json.loads((ASSETS / ENSEMBLE_FILE).read_text())
 """Two folds, two repeats; written before these scores had types."""
 
 
@@ -55,6 +55,6 @@ def test_files_of_other_versions_are_read():
 def test_a_folder_without_the_file_has_none_and_a_damaged_one_says_what_to_do(tmp_path):
     assert EnsembleScores.read(tmp_path) is None
     for text in ("{", "[]", "{}"):
-        (tmp_path / FILE).write_text(text)
-        with pytest.raises(DataError, match=r"mlrc\.json cannot be read .*nearkin mlrc writes it anew"):
+        (tmp_path / ENSEMBLE_FILE).write_text(text)
+        with pytest.raises(DataError, match=r"mlrc\.json cannot be read .*nearkin mlrc writes it again"):
             EnsembleScores.read(tmp_path)

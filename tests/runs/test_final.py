@@ -14,7 +14,7 @@ from nearkin.runs.final import final_recipe, train_final
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.runs.scores import Scores
-from nearkin.runs.trained import load_run
+from nearkin.runs.trained_run import load_run
 from nearkin.training import checkpoint
 from nearkin.training.recipes import load_recipe
 

@@ -27,7 +27,7 @@ def files(folder):
 def test_clearing_a_run_takes_all_of_it_and_nothing_else(trained, photos):
     record = json.loads((trained / "environment.json").read_text())
     assert record["resolved_recipe"] == RunFolder(trained).recipe().as_mapping()
-    assert RunFolder(trained).images == (str(photos), RunFolder(trained).stored_split.images_hash)
+    assert RunFolder(trained).images == (str(photos), RunFolder(trained).split.images_hash)
     written = files(trained)
     assert {"neighbours.png", "report.html", "split.csv", "plots/curves.png", "plots/map-train.png"} <= written
     mine = {

@@ -13,7 +13,7 @@ from PIL import Image
 import nearkin
 from nearkin.errors import DataError
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.trained import load_run
+from nearkin.runs.trained_run import load_run
 
 
 def test_every_form_of_an_image_is_encoded_in_the_order_given(trained, photos):

@@ -7,8 +7,7 @@ import torch
 
 import nearkin
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run_model import identity_of
-from nearkin.runs.trained import load_run
+from nearkin.runs.trained_run import identity_of, load_run
 
 
 def test_the_identity_is_that_of_the_vectors(trained, tmp_path):
@@ -28,7 +27,7 @@ def test_held_out_images_are_those_of_classes_never_trained_on(trained, photos, 
     held_out = nearkin.load(trained, device="cpu").held_out()
     assert len(np.unique(held_out.labels)) == len(kinds(trained, "test"))
     assert len(held_out.labels) == len(held_out.vectors) == 8 * len(kinds(trained, "test"))
-    stored = RunFolder(trained).stored_split
+    stored = RunFolder(trained).split
     assert set(held_out.labels.tolist()) == set(stored.labels[stored.splits == "test"].tolist())
     shutil.rmtree(photos)
     assert nearkin.load(trained, device="cpu").held_out() is None

@@ -61,7 +61,7 @@ def test_what_came_rarely_is_only_there_when_it_is():
 def test_files_of_other_versions_are_read():
     early = Scores.from_record({"data": "photos", "seed": 3, "test": {"R@1": 0.5}, "best": None, "cost": None})
     assert (early.conditions.data, early.conditions.seed, early.conditions.method) == ("photos", 3, "plain")
-    assert (early.baseline, early.cost, early.chosen, early.last) == (None, Cost(), {}, {})
+    assert (early.cost, early.chosen, early.last) == (Cost(), {}, {})
     later = json.loads(json.dumps(BEFORE)) | {"carbon": {"grams": 3}}
     later["cost"] |= {"watts": 300}
     later["final_of"] |= {"since": "tomorrow"}

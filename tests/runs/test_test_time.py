@@ -39,11 +39,11 @@ def only(found):
     return pytest.approx({name: found[name] for name in NAMES})
 
 
-def test_scores_of_runs_side_by_side_are_those_of_the_concatenated_model(trained, other):
+def test_scores_of_concatenated_runs_are_those_of_the_concatenated_model(trained, other):
     result = evaluate_run(trained, also=[other], flip=True)
     assert scores_of(result) == only(measure(NAMES, *vectors_of([trained, other], flip=True)))
     assert result["test_time"] == {"flip": True, "with": [str(other)]}
-    assert f"embeddings side by side with those of {other}" in result["conditions"]
+    assert f"embeddings concatenated with those of {other}" in result["conditions"]
 
 
 def test_reranked_scores_are_named_transductive(trained):

@@ -11,9 +11,9 @@ from PIL import Image
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.runs.data import open_data
-from nearkin.runs.embed_files import embed_files
+from nearkin.runs.embed import embed_files
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.trained import load_run
+from nearkin.runs.trained_run import load_run
 
 
 def odd_images(folder):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nearkin.index.layout import NAME, make_layout
-from nearkin.runs.class_proxies import ClassProxies
+from nearkin.runs.trained_run import ClassProxies
 
 
 def rows_of(client):
@@ -61,7 +61,7 @@ def test_a_map_follows_the_index(client, index, make_image):
 
 def test_proxies_come_last_without_an_id(client, index, monkeypatch):
     found = ClassProxies(index.vectors([3, 11]), ("kind 0", "another"))
-    monkeypatch.setattr("nearkin.runs.class_proxies.proxies_of", lambda path, dim: found)
+    monkeypatch.setattr("nearkin.runs.trained_run.proxies_of", lambda path, dim: found)
     make_layout(index)
     rows, labels = rows_of(client), client.get("/map/labels").json()
     assert rows[-2:, 0].tolist() == [-1, -1]

@@ -10,7 +10,7 @@ from nearkin.encoders import build_encoder
 from nearkin.report.run_table import run_table
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.runs.trained import load_run
+from nearkin.runs.trained_run import load_run
 from nearkin.training import checkpoint
 from nearkin.training.health import HealthCheck
 from nearkin.training.loop import fit

@@ -18,7 +18,7 @@ from nearkin.errors import RecipeError
 if TYPE_CHECKING:
     from nearkin.report.listings import Listing
     from nearkin.report.table import Table
-    from nearkin.runs.data_report import Announce, DataReport
+    from nearkin.runs.data import Announce, DataReport
 
 __all__ = [
     "COMPARE",
@@ -33,7 +33,6 @@ __all__ = [
     "Epochs",
     "Json",
     "Markdown",
-    "Runtime",
     "Verbose",
     "announcer",
     "app",
@@ -94,14 +93,6 @@ ClassFolders = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=0, help="Epochs of every run.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
-Runtime = Annotated[
-    str,
-    typer.Option(
-        "--runtime",
-        help="What embeds on a CPU: torch; onnx, for which the run gets a file once; auto: onnx where that is there or "
-        "pays.",
-    ),
-]
 
 
 def _version(asked: bool) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from nearkin.errors import RecipeError
-from nearkin.training.recipes import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +60,7 @@ def recipe_from(
 ) -> Recipe:
     """The recipe that a command line gives: a name and changes to it, or what suits the images of --data."""
     from nearkin.runs.own_photos import own_photos_recipe
+    from nearkin.training.recipes import load_recipe
 
     name, changes = split_arguments(arguments, what="recipe")
     changes = changes_from(changes, epochs=epochs, root=root, device=device, class_folders=class_folders)

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from typer.core import TyperGroup
 
-from nearkin.cli._app import SEARCH, Device, Json, Runtime, Verbose, app, escape, progress_console
+from nearkin.cli._app import SEARCH, Device, Json, Verbose, app, escape, progress_console
 from nearkin.cli._test_time import Flip, TestSize, With
 from nearkin.errors import RecipeError
 
@@ -105,7 +105,6 @@ def index(
         ),
     ] = None,
     device: Device = None,
-    runtime: Runtime = "auto",
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -134,7 +133,6 @@ def index(
         device=device,
         flip=flip,
         eval_size=eval_size,
-        runtime=runtime,
     )
     there = (output / "items.sqlite").is_file()
     opened = Index.open(output, model) if there else Index.create(output, model, engine=engine or "exact")
@@ -192,7 +190,6 @@ def upgrade(
     ] = False,
     keep_old: Annotated[bool, typer.Option("--keep-old", help="Leave the index as it was in INDEX.old.")] = False,
     device: Device = None,
-    runtime: Runtime = "auto",
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -206,7 +203,7 @@ def upgrade(
     from nearkin.index.upgrade import upgrade as upgraded
     from nearkin.runs.model import load
 
-    model = load(run, device=device, runtime=runtime)
+    model = load(run, device=device)
     with told_progress("embedding", verbose) as progress:
         done = upgraded(folder, model, drop_missing=drop_missing, keep_old=keep_old, progress=progress)
     if as_json:

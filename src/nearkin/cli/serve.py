@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import SEARCH, Device, Runtime, app, escape
+from nearkin.cli._app import SEARCH, Device, app, escape
 from nearkin.errors import require
 
 __all__ = ["serve"]
@@ -55,7 +55,6 @@ def serve(
         Path | None, typer.Option("--run", help="The run or exported file that made the index, if it has moved since.")
     ] = None,
     device: Device = None,
-    runtime: Runtime = "auto",
     log_level: Annotated[
         Literal["debug", "info", "warning"], typer.Option("--log-level", help="Logs are JSON on the error stream.")
     ] = "info",
@@ -91,9 +90,9 @@ def serve(
         max_pixels=int(max_megapixels * 1e6),
     )
     index = Index.open(folder)
-    if run is not None or device is not None or runtime != "auto":
+    if run is not None or device is not None:
         told = index.status()
-        model = load_again(run or told.model, told.model_options, device=device, runtime=runtime)
+        model = load_again(run or told.model, told.model_options, device=device)
         index = Index.open(folder, model)
     console = Console(highlight=False, soft_wrap=True)
 

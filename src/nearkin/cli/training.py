@@ -200,8 +200,7 @@ def evaluate(
     """
     from nearkin.evaluation.reranking import Rerank as Reranking
     from nearkin.report.run_table import LEGEND, metric_table
-    from nearkin.runs.backbone_score import evaluate_backbone
-    from nearkin.runs.evaluate import evaluate_run
+    from nearkin.runs.evaluate import evaluate_backbone, evaluate_run
     from nearkin.training.observers import ConsoleObserver
 
     given = arguments or []
@@ -289,7 +288,7 @@ def embed(
     its first columns. Unreadable images are left out and named.
     """
     from nearkin.report.data_report import left_out_text
-    from nearkin.runs.embed_files import embed_files
+    from nearkin.runs.embed import embed_files
     from nearkin.training.observers import ConsoleObserver
 
     with ConsoleObserver(progress_console(verbose)) as observer:

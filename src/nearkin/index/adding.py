@@ -126,7 +126,6 @@ def write_all(
     progress: Progress | None,
 ) -> Added:
     """Add everything of ``sources`` that is not there yet, batch by batch."""
-    model.prepare(len(sources.rows) - items.count())
     with items.writing():
         items.add_columns(sources.columns)
         items.set_fact("left_out", (items.fact("left_out") or {}) | {sources.name: sources.left_out})

@@ -217,7 +217,7 @@ class Index:
         they can be searched with, and embedded again by another encoder.
         """
         from nearkin.runs.data import open_own_data, split_as_stored
-        from nearkin.runs.trained import load_run
+        from nearkin.runs.trained_run import load_run
         from nearkin.training.build import data_of
 
         trained = load_run(run)

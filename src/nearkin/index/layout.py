@@ -57,7 +57,7 @@ def make_layout(index: Index, *, progress: Progress | None = None) -> Layout:
         ids = np.sort(np.random.default_rng(0).choice(ids, MOST, replace=False))
     status, vectors = index.status(), index.vectors(ids)
     points = lay_out(vectors, index.distance, progress=progress)
-    from nearkin.runs.class_proxies import proxies_of
+    from nearkin.runs.trained_run import proxies_of
 
     class_proxies = proxies_of(Path(status.model), index.dim)
     proxies, classes = np.empty((0, 2), dtype=np.float32), tuple[str, ...]()

@@ -200,7 +200,6 @@ def _embed(
     first = min(first, vectors.available())
     if missing and not drop_missing:  # perhaps they are there again
         first, missing = min(first, *missing), {}
-    model.prepare(rows - first)
     while first < rows:
         last = min(first + batch_size, rows)
         embedded, gone = _embed_items(items, list(range(first, last)), model, batch_size)

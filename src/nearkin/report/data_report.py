@@ -9,7 +9,7 @@ from rich.text import Text
 from nearkin.data.images import OTHER_FILES
 from nearkin.data.table import LeftOut
 from nearkin.report.formats import counted
-from nearkin.runs.data_report import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
+from nearkin.runs.data import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
 
 _MOST_LINES = 8
 _SCORED = ("test", "queries", "gallery")

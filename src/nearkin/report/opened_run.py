@@ -25,7 +25,7 @@ from nearkin.recipe import DataSection, Recipe
 from nearkin.recipe.identity import fingerprint
 from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, with_root_found
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.trained import TrainedRun, load_run
+from nearkin.runs.trained_run import TrainedRun, load_run
 from nearkin.training.build import build_objective, data_of
 from nearkin.training.checkpoint import Checkpoint, read_checkpoint
 from nearkin.training.state import Event
@@ -172,8 +172,7 @@ class OpenedRun:
                     f"without them there are curves, covering radius and sub-problems"
                 ) from error
         data = split_as_stored(self.folder, self.recipe, self._images_store[section])
-        stored = self.folder.stored_split
-        images_hash = None if stored is None else stored.images_hash
+        images_hash = self.folder.split.images_hash
         # Runs on the same images share them: rows are compared by their numbers, and an image is shown once.
         return replace(data, images=self._images_store.setdefault((section, images_hash), data.images))
 

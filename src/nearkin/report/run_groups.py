@@ -14,9 +14,8 @@ from nearkin.recipe import Recipe
 from nearkin.recipe.identity import deciding
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs, source_of
 from nearkin.runs.data import Progress, say_if_images_differ
-from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.scores import Scores
+from nearkin.runs.scores import EnsembleScores, Scores
 
 COMPARISON = "comparison.json"
 _MOST_NAMED = 3

@@ -30,7 +30,7 @@ def run_table(scores: Scores) -> Table:
     parts += [held.hardware, f"{epochs} in {scores.seconds:.0f} s"]
     said = ["; ".join(part for part in parts if part) + "."]
     if scores.untrained:
-        said.append(f"Untrained: {baseline_in_words(scores)}. {LEGEND}.")
+        said.append(f"Untrained: the backbone as it was before training, without a head. {LEGEND}.")
     columns = {"untrained": scores.untrained, "trained": scores.test}
     if scores.chosen_on_test:
         columns["last epoch"] = scores.last
@@ -49,20 +49,13 @@ def metric_table(title: str, columns: Mapping[str, Mapping[str, Any] | None], *c
     return Table(title, (Part.of(["score (%)", *present], cells),), conditions)
 
 
-def baseline_in_words(scores: Scores) -> str:
-    """What the untrained scores are of; early versions scored something that is worse than the backbone."""
-    if scores.baseline == "backbone":
-        return "the backbone as it was before training, without a head"
-    return "the backbone behind a random head, which is worse than the backbone itself"
-
-
 def verdict(scores: Scores, recipe: Recipe) -> str | None:
     """One line where training made scores worse, or did not move them, with what to do about it; else None.
 
     Scores count as different where the table shows them as different.
     """
     before, after = scores.untrained, scores.test
-    if not before or not after or scores.baseline != "backbone" or not scores.steps:
+    if not before or not after or not scores.steps:
         return None
     shown = {name: (round(100 * before[name], 1), round(100 * after[name], 1)) for name in COMPARED if name in before}
     worse, better = (

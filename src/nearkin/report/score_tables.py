@@ -13,8 +13,7 @@ from nearkin.evaluation.statistics import Statistic
 from nearkin.report.published import SAME_SCORE, PublishedLine, published_lines
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Line, Part, Table
-from nearkin.runs.ensemble_scores import EnsembleScores
-from nearkin.runs.scores import Scores
+from nearkin.runs.scores import EnsembleScores, Scores
 
 CONDITIONS = ("data", "encoder", "protocol", "selection", "seeds", "hardware")
 """What every score holds for: in the caption where it is the same for all lines, a column where it is not."""

@@ -1,26 +1,32 @@
-"""The images of a run: opened, and for a run that was begun before, with the split that it keeps."""
+"""The images of a run, opened and split as when the run began, and a report on them to read before training."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nearkin.data.cache import OpenedImages, cache_root, open_images
+from nearkin.data.duplicates import MAX_IMAGES, find_duplicates
 from nearkin.data.source import is_benchmark, read_source
-from nearkin.data.table import ImageTable
+from nearkin.data.table import ImageTable, LeftOut
 from nearkin.errors import DataError, notice
 from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.stored_split import Changes
 from nearkin.recipe import DataSection, Recipe
-from nearkin.runs.data_report import DataReport, describe_data, parts_of
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import data_of
 
 Progress = Callable[[int, int], None]
+"""Called with the number of images done and their total."""
 
 SCORED = ("validation", "test", "query", "gallery")
+TRAINING, UNUSED = "training", "not used"
+_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,8 @@ class RunData:
 
     images: OpenedImages
     protocol: Protocol
-    changes: Changes | None
-    """What has changed since; None where the run does not say what there was."""
+    changes: Changes
+    """What has changed since."""
 
 
 def open_data(
@@ -47,21 +53,6 @@ def open_data(
     )
 
 
-def report_on(recipe: Recipe, data: OpenedImages, protocol: Protocol | None = None) -> DataReport:
-    """What is understood of a recipe's data, and how its protocol divides them, if it can."""
-    try:
-        parts = parts_of(protocol or Protocol(recipe.protocol, data.table))
-    except DataError:  # too few classes: what was left out may be why
-        parts = {}
-    kept = recipe.data.cache != "memory" and not data.table.in_memory
-    return describe_data(
-        data,
-        parts,
-        compare=not is_benchmark(recipe.data.source),
-        kept_in=str(cache_root()) if kept else None,
-    )
-
-
 def open_run_data(
     folder: RunFolder,
     recipe: Recipe,
@@ -70,7 +61,7 @@ def open_run_data(
     progress: Progress | None = None,
     scored: Sequence[str] = SCORED,
 ) -> RunData:
-    """Open the data that a run folder was trained on, split as they were then (:func:`split_as_stored`)."""
+    """Open the data that a run was trained on, split as they were then (:func:`split_as_stored`)."""
     section = data_of(recipe)
     if data_root is not None:
         section = dataclasses.replace(section, root=str(data_root))
@@ -78,23 +69,20 @@ def open_run_data(
 
 
 def open_own_data(folder: RunFolder, section: DataSection, *, progress: Progress | None = None) -> OpenedImages:
-    """Open the data of a run; an error says what to do where a folder has moved."""
+    """Open the data of a run; where its folder of images has moved, the error says what to do."""
     try:
         return open_data(with_root_found(section), progress=progress)
     except DataError as error:
         if is_benchmark(section.source) or Path(section.source).expanduser().exists():
             raise
-        if folder.split_file.exists():
-            advice = (
-                f"If the images of {folder.path} have moved, say where to: {folder.resume_command} data.source=FOLDER"
-            )
-        else:
-            advice = f"{folder.path} is of an earlier version: use it from the folder that it was trained from"
-        raise DataError(f"{error}. {advice}") from error
+        raise DataError(
+            f"{error}. If the images of {folder.path} have moved, say where to: {folder.resume_command} "
+            f"data.source=FOLDER"
+        ) from error
 
 
 def with_root_found(section: DataSection) -> DataSection:
-    """The section of a run whose benchmarks may lie elsewhere now: where its root is gone, the usual one is taken."""
+    """The section of a run; where its folder of benchmarks is gone, the default one is taken instead."""
     gone = section.root is not None and not Path(section.root).is_dir()
     return dataclasses.replace(section, root=None) if gone else section
 
@@ -102,27 +90,19 @@ def with_root_found(section: DataSection) -> DataSection:
 def split_as_stored(
     folder: RunFolder, recipe: Recipe, now: OpenedImages, *, scored: Sequence[str] = SCORED, trains: bool = False
 ) -> RunData:
-    """What a run was trained and tested on, among the images that are there now; what has changed is said.
+    """What a run was trained and tested on, among the images that are there now; notices say what has changed.
 
-    The one way from a run folder to a protocol: images are known by their content, classes and split are those that
-    the run kept. A run of an earlier version kept none, and gets a split made anew from its recipe.
+    This is the only way from a run folder to a protocol. Images are recognised by their content; classes and split are
+    those that the run stored.
 
     Args:
         folder: of the run.
         recipe: of the run.
         now: its data as they are.
-        scored: the splits that will be looked at; images lost from others need no word.
-        trains: whether training goes on, which it cannot without any one of its images.
+        scored: the splits that will be scored; images lost from others need no notice.
+        trains: whether training resumes, which needs every one of its images.
     """
-    stored = folder.stored_split
-    if stored is None:
-        notice(
-            f"{folder.path} was written by an earlier version of nearkin, which did not keep its split: it is made "
-            f"anew from the recipe, which is right if no image or class has been added or taken away since"
-            f"{_counted_otherwise(folder, now)}"
-        )
-        return RunData(now, Protocol(recipe.protocol, now.table), None)
-    images, splits, changes = stored.restore(now, by_name=is_benchmark(recipe.data.source))
+    images, splits, changes = folder.split.restore(now, by_name=is_benchmark(recipe.data.source))
     if trains:
         changes.check_training(str(folder.path))
     for line in changes.said(scored=scored):
@@ -131,7 +111,7 @@ def split_as_stored(
 
 
 def say_if_images_differ(folders: Iterable[RunFolder]) -> None:
-    """Say it where images of one source changed between runs that are held against each other."""
+    """Give a notice where the images of one source changed between runs that are compared with each other."""
     first: dict[str, tuple[str, RunFolder]] = {}
     for folder in folders:
         if folder.images is None:
@@ -140,15 +120,148 @@ def say_if_images_differ(folders: Iterable[RunFolder]) -> None:
         before, other = first.setdefault(source, (images, folder))
         if images != before:
             notice(
-                f"the images of {source} changed between {other.path} and {folder.path}: scores of the one do not "
-                f"compare with those of the other. Run them anew in another folder to compare them"
+                f"the images of {source} changed between {other.path} and {folder.path}: their scores cannot be "
+                f"compared. Run them again in another folder to compare them"
             )
             return
 
 
-def _counted_otherwise(folder: RunFolder, now: OpenedImages) -> str:
-    record = folder.environment().data
-    then, there = (record.images, record.classes), (len(now.table), len(now.table.classes()))
-    if not record.images or then == there:
-        return ""
-    return f". It had {then[0]:,} images of {then[1]:,} classes, and there are {there[0]:,} of {there[1]:,} now"
+@dataclass(frozen=True)
+class Part:
+    """The rows that train, that choose the epoch, or that are scored at the end."""
+
+    name: str
+    classes: int
+    images: int
+    unseen: bool = False
+    """Whether none of its classes trains."""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Pictures that occur more than once; an example is two of their rows, each as id and part."""
+
+    count: int = 0
+    examples: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
+
+
+@dataclass(frozen=True)
+class RepeatedPictures:
+    """The same picture, or one that is nearly the same, where it makes scores wrong."""
+
+    leaks: Repeated = Repeated()
+    """In training and among what is scored."""
+    two_classes: Repeated = Repeated()
+    """In two classes that both train, or are both scored: one of the labels is wrong."""
+    copies: Repeated = Repeated()
+    """Twice in a class that is scored: each copy finds the other."""
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """Classes and images, how they are divided, what was left out, and pictures that occur more than once."""
+
+    name: str
+    images: int
+    classes: int
+    smallest: tuple[str, int]
+    """The class with the fewest images, and their number."""
+    largest: tuple[str, int]
+    single: int
+    """Classes with one image only."""
+    parts: tuple[Part, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    repeated: RepeatedPictures | None = None
+    """None where it was not looked for, as in published benchmarks."""
+    kept_in: str | None = None
+    """The folder of the decoded images."""
+
+
+Announce = Callable[[DataReport], None]
+
+
+def report_on(recipe: Recipe, data: OpenedImages, protocol: Protocol | None = None) -> DataReport:
+    """The report on a recipe's data, with the parts into which its protocol divides them, if it can."""
+    try:
+        parts = _parts(protocol or Protocol(recipe.protocol, data.table))
+    except DataError:  # too few classes; the images that were left out may be why
+        parts = {}
+    kept = recipe.data.cache != "memory" and not data.table.in_memory
+    return describe_data(
+        data, parts, compare=not is_benchmark(recipe.data.source), kept_in=str(cache_root()) if kept else None
+    )
+
+
+def describe_data(
+    opened: OpenedImages, parts: Mapping[str, NDArray[np.int64]], *, compare: bool = True, kept_in: str | None = None
+) -> DataReport:
+    """The report on ``opened``, whose rows are divided into ``parts``.
+
+    ``compare`` looks for pictures that occur more than once, which takes some seconds for ten thousand images.
+    """
+    table = opened.table
+    rows_used = np.concatenate(list(parts.values())) if parts else np.arange(len(table))
+    unused = np.setdiff1d(np.arange(len(table)), rows_used)
+    trained = np.unique(table.labels[parts[TRAINING]]) if TRAINING in parts else np.empty(0, dtype=np.int64)
+    counts = np.bincount(table.labels, minlength=len(table.class_names))
+    present = np.flatnonzero(counts)
+    least, most = present[counts[present].argmin()], present[counts[present].argmax()]
+    return DataReport(
+        name=table.name,
+        images=len(table),
+        classes=len(present),
+        smallest=(table.class_names[least], int(counts[least])),
+        largest=(table.class_names[most], int(counts[most])),
+        single=int((counts == 1).sum()),
+        parts=tuple(
+            Part(name, len(classes), len(rows), not np.isin(classes, trained).any())
+            for name, rows in {**parts, UNUSED: unused}.items()
+            if len(classes := np.unique(table.labels[rows]))
+        ),
+        left_out=table.left_out,
+        unreadable=tuple(str(error) for error in opened.unreadable),
+        repeated=_repeated(opened, parts) if compare and parts else None,
+        kept_in=kept_in,
+    )
+
+
+def _parts(protocol: Protocol) -> dict[str, NDArray[np.int64]]:
+    """The rows of a protocol's parts, by what they are used for."""
+    parts = {TRAINING: protocol.train_rows}
+    if protocol.validation is not None:
+        parts["validation"] = protocol.validation.query
+    if protocol.test is not None and protocol.test.gallery is None:
+        parts["test"] = protocol.test.query
+    elif protocol.test is not None and protocol.test.gallery is not None:
+        parts |= {"queries": protocol.test.query, "gallery": protocol.test.gallery}
+    return parts
+
+
+def _repeated(opened: OpenedImages, parts: Mapping[str, NDArray[np.int64]]) -> RepeatedPictures:
+    table = opened.table
+    if len(table) > MAX_IMAGES:
+        return RepeatedPictures(complete=False)
+    part_of = np.zeros(len(table), dtype=np.int64)
+    names = [UNUSED, *parts]
+    for number, rows in enumerate(parts.values(), start=1):
+        part_of[rows] = number
+    duplicates = find_duplicates(opened.images, table.labels * len(names) + part_of)
+    leaks, two_classes, copies = [], [], []
+    for group in duplicates.groups:
+        rows = np.array([row for row in group if part_of[row]], dtype=np.int64)
+        trains = np.array([names[part_of[row]] == TRAINING for row in rows], dtype=bool)
+        other_class = table.labels[rows] != table.labels[rows[:1]]
+        if trains.any() and not trains.all():
+            leaks.append((rows[trains][0], rows[~trains][0]))
+        elif other_class.any():
+            two_classes.append((rows[0], rows[other_class][0]))
+        elif len(rows) > 1 and not trains.any():
+            copies.append((rows[0], rows[1]))
+
+    def repeated(pairs: list[tuple[np.int64, np.int64]]) -> Repeated:
+        named = [[(table.ids[row], names[part_of[row]]) for row in pair] for pair in pairs[:_EXAMPLES]]
+        return Repeated(len(pairs), tuple((one, other) for one, other in named))
+
+    return RepeatedPictures(repeated(leaks), repeated(two_classes), repeated(copies), duplicates.complete)

@@ -1,4 +1,4 @@
-"""What a run ran on and what it understood of its data. ``environment.json`` in types."""
+"""``environment.json`` as types: what a run ran on, and its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from nearkin.encoders import Encoder
 from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.recipe import EncoderSection
 from nearkin.recipe.identity import fingerprint
@@ -29,12 +28,12 @@ PACKAGES = ("nearkin", "torch", "numpy", "pillow", "safetensors", "matplotlib", 
 
 @dataclass(frozen=True)
 class DataRecord:
-    """The images that there were, and what each part of them was for."""
+    """The images that there were, and how they were divided."""
 
     name: str = ""
     source: str = ""
-    images_hash: str | None = None
-    """Of all images and their classes; an early version did not keep it."""
+    images_hash: str = ""
+    """Of all images and their classes."""
     images: int = 0
     classes: int = 0
     training_images: int = 0
@@ -49,7 +48,7 @@ class DataRecord:
 
 @dataclass(frozen=True, eq=False)
 class Environment(Record):
-    """What a run's result may depend on beside its recipe, and the recipe as it was resolved."""
+    """What a run's result may depend on besides its recipe, and the resolved recipe."""
 
     started: str = ""
     command: str = ""
@@ -68,17 +67,24 @@ class Environment(Record):
     transform: str = ""
     data: DataRecord = field(default_factory=DataRecord)
     weights: str | None = None
-    """What the encoder began with, in words."""
+    """What the encoder started from, in words."""
     weights_hash: str | None = None
     parameters: Mapping[str, int] = field(default_factory=dict)
     resolved_recipe: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, state: TrainingState, split: StoredSplit | None) -> Environment:
-        """Of a run that is about to begin here."""
+    def of(cls, state: TrainingState, split: StoredSplit) -> Environment:
+        """The environment of a run that is about to begin."""
         table, protocol, recipe = state.table, state.protocol, state.recipe
         return cls(
-            **_here(state.device),
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            python=platform.python_version(),
+            platform=f"{platform.system()} {platform.machine()}",
+            hardware=describe_hardware(state.device),
+            cuda=torch.version.cuda,
+            packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+            git=_git_state(),
             recipe=fingerprint(recipe),
             seed=recipe.training.seed,
             precision=precision_on(state.device, recipe.training.precision),
@@ -88,7 +94,7 @@ class Environment(Record):
             data=DataRecord(
                 name=table.name,
                 source=recipe.data.source,
-                images_hash=None if split is None else split.images_hash,
+                images_hash=split.images_hash,
                 images=len(table),
                 classes=len(table.classes()),
                 training_images=len(protocol.train_rows),
@@ -98,7 +104,7 @@ class Environment(Record):
                 validation_images=0 if protocol.validation is None else len(protocol.validation.query),
                 test_images=0 if protocol.test is None else len(protocol.test.query),
                 unreadable=[str(error) for error in state.data.unreadable],
-                left_out=[str(each) for each in table.left_out],
+                left_out=[str(files) for files in table.left_out],
             ),
             weights=str(state.encoder.weights_report) if state.encoder.weights_report else None,
             weights_hash=weights_hash(recipe.encoder),
@@ -109,11 +115,6 @@ class Environment(Record):
             resolved_recipe=recipe.as_mapping(),
         )
 
-    def again(self, device: torch.device, encoder: Encoder) -> Environment:
-        """Of what is made of the run here and now: the same data, recipe and start, and nothing but an encoder."""
-        parameters = {"encoder": sum(p.numel() for p in encoder.parameters())}
-        return dataclasses.replace(self, **_here(device), parameters=parameters)
-
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Environment:
         data = DataRecord(**known_fields(DataRecord, record.get("data") or {}))
@@ -123,22 +124,8 @@ class Environment(Record):
         return super().as_record() | {"data": dataclasses.asdict(self.data)}
 
 
-def _here(device: torch.device) -> dict[str, Any]:
-    """What does not depend on a run, but on where and when it is begun, and by what."""
-    return {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "hardware": describe_hardware(device),
-        "cuda": torch.version.cuda,
-        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
-        "git": _git_state(),
-    }
-
-
 def weights_hash(section: EncoderSection) -> str | None:
-    """Of the file that the encoder starts from, so that it is known again when it has moved."""
+    """A hash of the file that the encoder starts from, which recognises it when it has moved."""
     if section.weights is None or section.weights == "imagenet":
         return None
     with open(section.weights, "rb") as file:

@@ -1,29 +1,35 @@
-"""A trained run scored again, on its own data or on others."""
+"""Trained runs scored again, on their own data or on others; and backbones scored without any training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from nearkin import ranks
 from nearkin.data.cache import OpenedImages
 from nearkin.data.folder import ClassFolders
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
-from nearkin.evaluation.protocol import EvaluationSet, Protocol
+from nearkin.evaluation.ensemble import concatenate_embeddings
+from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.evaluation.reranking import Rerank
 from nearkin.recipe import ProtocolSection
-from nearkin.runs.data import SCORED, Progress, open_data, open_run_data
-from nearkin.runs.data_report import Announce, describe_data
+from nearkin.runs.data import SCORED, Announce, Progress, describe_data, open_data, open_run_data
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.model import check_alike
 from nearkin.runs.scores import Evaluated
-from nearkin.runs.test_time import AtTestTime
-from nearkin.runs.trained import TrainedRun, load_run
-from nearkin.training.build import data_of
-from nearkin.training.device import describe_hardware
+from nearkin.runs.trained_run import TrainedRun, load_run
+from nearkin.training.build import data_of, encoder_from, eval_transform_of
+from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
+from nearkin.training.embedding import embed_images, embedded_by_all
+from nearkin.training.recipes import load_recipe
 
 
 @ranks.joined()
@@ -45,82 +51,204 @@ def evaluate_run(
     """Scores of a run's encoder on its own test classes, or on ``data``.
 
     The test classes are the images that were kept for testing when the run began (``split.csv``), as far as they are
-    still there; what came later is left out. Where images or classes of ``data`` were trained on, ``note`` says so and
-    ``trained_on`` counts them; ``announce`` is told before they are scored what was understood of them, and
-    ``class_folders`` says which of their folders are the classes (:func:`~nearkin.data.folder.read_folder`).
+    still there; images added later are left out. Where images or classes of ``data`` were trained on, ``note`` says so
+    and ``trained_on`` counts them.
 
-    What else may be done with a trained encoder, all of which ``conditions`` and ``test_time`` name: ``flip`` and
-    ``eval_size`` take the place of the run's own (recipe keys of the protocol); embeddings are those of the run and of
-    the runs ``also``, concatenated; ``rerank`` orders rankings again and needs all test images at once
-    (:class:`~nearkin.evaluation.reranking.Rerank`).
+    Args:
+        path: a run folder.
+        data: a folder with one folder per class, a manifest or a benchmark; default: the run's own test classes.
+        data_root: the folder that holds the benchmarks.
+        class_folders: which folders of ``data`` are the classes (:func:`~nearkin.data.folder.read_folder`).
+        which: ``best`` or ``last`` checkpoint.
+        device: where to compute; default: the best there is.
+        flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
+        eval_size: side of the crops in pixels; default: as the run was scored.
+        also: further runs, whose embeddings are concatenated with those of the first.
+        rerank: orders the rankings again, which needs all test images at once.
+        progress: called while images are decoded.
+        announce: called with a report on ``data`` before they are scored.
     """
-    runs = [load_run(each, which=which, device=device, flip=flip, eval_size=eval_size) for each in (path, *also)]
-    at_test_time = AtTestTime(runs, rerank)
+    runs = [load_run(one, which=which, device=device, flip=flip, eval_size=eval_size) for one in (path, *also)]
     run, *others = runs
+    check_alike([one.encoder.distance for one in runs], [data_of(one.recipe).shorter_side for one in runs])
     if data is None:
         own = ranks.first_on_each_machine(
             lambda: open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
         )
-        opened, protocol = own.images, own.protocol
-        part = protocol.test
+        opened, protocol, part = own.images, own.protocol, own.protocol.test
     else:
         section = replace(
             data_of(run.recipe), source=data, class_folders=class_folders or run.recipe.data.class_folders
         )
         section = section if data_root is None else replace(section, root=str(data_root))
         opened = ranks.first_on_each_machine(lambda: open_data(section, progress=progress))
-        if any(opened.table.has_split(name) for name in ("test", "query")):
-            protocol = Protocol(_with_test_split(run.recipe.protocol), opened.table)
-            part = protocol.test
-        else:
-            protocol = Protocol(replace(run.recipe.protocol, test_share=0.0), opened.table)
-            part = EvaluationSet(np.arange(len(opened.table), dtype=np.int64))
-    table = opened.table
+        protocol, part = _test_part(run.recipe.protocol, opened)
     if part is None:
-        raise DataError(_nothing_to_score(run, table.name))
-    trained_on = None
-    if data is not None:
-        if announce is not None:
-            announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
-        trained_on = _trained_on(run.folder, opened, part)
-    scores = protocol.score(
-        part,
-        lambda rows: at_test_time.embed(opened.images, rows),
-        distance=run.encoder.distance,
-        final=True,
-        rerank=rerank,
-    )
-    scores = ranks.from_first(lambda: scores)
-    rows = part.query
-    notes = [] if data is None else [_note(run.folder, trained_on, opened, part)]
-    # The others may have been trained on what the first was tested on.
-    for other in others:
-        said = _note(other.folder, _trained_on(other.folder, opened, part), opened, part)
-        notes += [said and f"of {other.folder.path}: {said}"]
+        raise DataError(_nothing_to_score(run, opened.table.name))
+    if data is not None and announce is not None:
+        announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
+
+    def embed(rows: NDArray[np.int64]) -> Tensor:
+        parts = [one.embed_together(opened.images, rows) for one in runs]
+        if len(parts) == 1:
+            return parts[0]
+        joined = concatenate_embeddings(parts, normalisation=run.encoder.normalisation)
+        return joined.div(len(parts) ** 0.5)
+
+    scores = protocol.score(part, embed, distance=run.encoder.distance, final=True, rerank=rerank)
+    trained_on = None if data is None else _trained_on(run.folder, opened, part)
+    notes = [] if trained_on is None else [_note(trained_on, opened, part)]
+    for other in others:  # these may have been trained on what the first was tested on
+        note = _note(_trained_on(other.folder, opened, part), opened, part)
+        notes += [note and f"of {other.folder.path}: {note}"]
     return Evaluated(
         run=str(path),
         checkpoint=which,
-        data=table.name,
-        images=len(rows),
-        classes=len(np.unique(table.labels[rows])),
+        data=opened.table.name,
+        images=len(part.query),
+        classes=len(np.unique(opened.table.labels[part.query])),
         trained_on=trained_on,
         hardware=describe_hardware(run.device),
         note="; ".join(filter(None, notes)) or None,
-        conditions=at_test_time.conditions(),
-        test_time=at_test_time.record(),
-        scores=scores,
+        conditions=_conditions(runs, rerank),
+        test_time=_test_time(runs, rerank),
+        scores=ranks.from_first(lambda: scores),
     )
 
 
-def _note(
-    folder: RunFolder, trained_on: Mapping[str, int] | None, opened: OpenedImages, part: EvaluationSet
-) -> str | None:
-    """A word of warning where images or classes are scored that trained the encoder."""
-    if trained_on is None:
-        return (
-            f"{folder.path} is of an earlier version, which did not keep what it was trained on; whether these "
-            f"images and classes are among that is not known"
+def evaluate_backbone(
+    backbone: str,
+    data: str,
+    *,
+    weights: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    data_root: str | Path | None = None,
+    class_folders: ClassFolders | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    watch: Callable[[str, int, int], None] | None = None,
+    announce: Announce | None = None,
+) -> Evaluated:
+    """Scores of a backbone's pooled features, without a head, on the test split of ``data`` or on all of it.
+
+    Images and features are treated as in training on own photos, so that the scores compare with those of such a run.
+
+    Args:
+        backbone: a name as in recipes.
+        data: a folder with one folder per class, a manifest or a benchmark.
+        weights: a local file; None for those that come with the backbone.
+        overrides: changes to the recipe for own photos, such as ``data.image_size=160`` or ``encoder.pooling=avg``.
+        data_root: the folder that holds the benchmarks.
+        class_folders: which of a folder's folders are the classes (:func:`~nearkin.data.folder.read_folder`).
+        device: where to compute; default: the best there is.
+        progress: called while images are decoded.
+        watch: called with what is being scored, the number of images done, and their total.
+        announce: called with a report on the data before they are scored.
+    """
+    brings_weights = ":" in backbone
+    start = None if weights is None and brings_weights else str(weights or "imagenet")
+    changes = [f"encoder.backbone={json.dumps(backbone)}", f"encoder.weights={json.dumps(start)}", "encoder.dim=null"]
+    changes += [f"data.source={json.dumps(data)}"]
+    changes += [] if data_root is None else [f"data.root={json.dumps(str(data_root))}"]
+    changes += [] if class_folders is None else [f"data.class_folders={class_folders}"]
+    recipe = load_recipe("own_photos/pretrained", [*changes, *overrides])
+    with ranks.joined(), float32_products(recipe.training.precision):
+        torch_device = pick_device(device or recipe.training.device)
+        encoder = encoder_from(recipe.encoder).to(torch_device)
+        opened = ranks.first_on_each_machine(lambda: open_data(data_of(recipe), progress=progress))
+        protocol, part = _test_part(recipe.protocol, opened)
+        assert part is not None
+        if announce is not None:
+            announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
+
+        def embed(rows: NDArray[np.int64]) -> Tensor:
+            def show(done: int) -> None:
+                if watch is not None:
+                    watch("scoring the backbone", done, len(rows))
+
+            show(0)
+            return embedded_by_all(
+                lambda own, told: embed_images(
+                    encoder,
+                    opened.images,
+                    eval_transform_of(recipe),
+                    rows=own,
+                    batch_size=recipe.training.evaluation_batch_size,
+                    workers=recipe.data.workers,
+                    device=torch_device,
+                    dtype=autocast_dtype(recipe.training.precision, torch_device),
+                    progress=told,
+                    flip=recipe.protocol.flip,
+                ),
+                rows,
+                show,
+            )
+
+        scores = protocol.score(part, embed, distance=encoder.distance, final=True)
+        return Evaluated(
+            backbone=backbone,
+            weights=str(encoder.weights_report or ("its own" if brings_weights else "none, random numbers")),
+            data=opened.table.name,
+            images=len(part.query),
+            classes=len(np.unique(opened.table.labels[part.query])),
+            hardware=describe_hardware(torch_device),
+            conditions=as_tested("", recipe.protocol) or None,
+            scores=ranks.from_first(lambda: scores),
         )
+
+
+def _test_part(section: ProtocolSection, opened: OpenedImages) -> tuple[Protocol, EvaluationSet | None]:
+    """The test split of data that have one, or all images."""
+    table = opened.table
+    if any(table.has_split(name) for name in ("test", "query")):
+        # A final model's protocol has no test classes.
+        name = "conventional" if section.name == "everything" else section.name
+        protocol = Protocol(replace(section, name=name), table)
+        return protocol, protocol.test
+    every_row = EvaluationSet(np.arange(len(table), dtype=np.int64))
+    return Protocol(replace(section, test_share=0.0), table), every_row
+
+
+def _conditions(runs: Sequence[TrainedRun], rerank: Rerank | None) -> str | None:
+    """All that is unusual about the scores, in words that every table shows."""
+    conditions = [as_tested("", runs[0].recipe.protocol)]
+    if len(runs) > 1:
+        conditions.append(
+            f"embeddings concatenated with those of {', '.join(str(run.folder.path) for run in runs[1:])}"
+        )
+    conditions += [] if rerank is None else [str(rerank)]
+    return "; ".join(filter(None, conditions)) or None
+
+
+def _test_time(runs: Sequence[TrainedRun], rerank: Rerank | None) -> Mapping[str, Any] | None:
+    """The same as numbers."""
+    section = runs[0].recipe.protocol
+    options: dict[str, Any] = {}
+    if section.flip:
+        options["flip"] = True
+    if section.eval_size is not None:
+        options["eval_size"] = section.eval_size
+    elif section.eval_scale != 1:
+        options["eval_scale"] = section.eval_scale
+    if len(runs) > 1:
+        options["with"] = [str(run.folder.path) for run in runs[1:]]
+    if rerank is not None:
+        options["rerank"] = {**asdict(rerank), "transductive": True}
+    return options or None
+
+
+def _trained_on(folder: RunFolder, opened: OpenedImages, part: EvaluationSet) -> dict[str, int]:
+    """How many of the images and classes to be scored the run has seen in training."""
+    split, table, rows = folder.split, opened.table, np.unique(part.rows)
+    images = [row for row in rows.tolist() if opened.digests[row] in split.trained]
+    classes = {
+        label for label in np.unique(table.labels[rows]).tolist() if table.class_names[label] in split.trained_classes
+    }
+    return {"images": len(images), "classes": len(classes | set(table.labels[images].tolist()))}
+
+
+def _note(trained_on: Mapping[str, int], opened: OpenedImages, part: EvaluationSet) -> str | None:
+    """A warning where images or classes are scored that trained the encoder."""
     rows = np.unique(part.rows)
     images, classes = len(rows), len(np.unique(opened.table.labels[rows]))
     if trained_on["images"] == images:
@@ -133,33 +261,15 @@ def _note(
     )
 
 
-def _with_test_split(section: ProtocolSection) -> ProtocolSection:
-    """The run's protocol for other data; for a final model, which has no test classes, one that leaves their split."""
-    return replace(section, name="conventional") if section.name == "everything" else section
-
-
 def _nothing_to_score(run: TrainedRun, data: str) -> str:
     if run.recipe.protocol.name != "everything":
         return f"{data!r} has no test classes: give others with --data"
-    whose = ""
+    score = ""
     if run.folder.is_finished and (final_of := run.folder.scores().final_of):
         test = final_of.scores.test or {}
         shown = ", ".join(f"{name} {100 * test[name]:.1f}" for name in ("R@1", "MAP@R") if name in test)
-        whose = f" Its score is that of {final_of.run}, on classes new to that: {shown}." if shown else ""
+        score = f" Its score is that of {final_of.run}, on classes new to that: {shown}." if shown else ""
     return (
-        f"{run.folder.path} was trained on every class of {data!r}, so there are none that it has never seen.{whose} "
+        f"{run.folder.path} was trained on every class of {data!r}, so there are none that it has never seen.{score} "
         f"Score it on images of other classes with --data FOLDER"
     )
-
-
-def _trained_on(folder: RunFolder, opened: OpenedImages, part: EvaluationSet) -> dict[str, int] | None:
-    """How many of the images and classes to be scored the run has seen in training; None where that is not known."""
-    stored = folder.stored_split
-    if stored is None:
-        return None
-    table, rows = opened.table, np.unique(part.rows)
-    images = [row for row in rows.tolist() if opened.digests[row] in stored.trained]
-    classes = {
-        label for label in np.unique(table.labels[rows]).tolist() if table.class_names[label] in stored.trained_classes
-    }
-    return {"images": len(images), "classes": len(classes | set(table.labels[images].tolist()))}

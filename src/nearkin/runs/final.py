@@ -12,8 +12,7 @@ from nearkin.disk import write_atomically
 from nearkin.errors import RecipeError
 from nearkin.ranks import is_first
 from nearkin.recipe import Recipe
-from nearkin.runs.data import Progress
-from nearkin.runs.data_report import Announce
+from nearkin.runs.data import Announce, Progress
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model_card import model_card
 from nearkin.runs.run import run

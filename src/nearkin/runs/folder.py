@@ -28,7 +28,6 @@ WRITTEN = (
     "evaluations.csv",
     "events.json",
     "encoder.safetensors",
-    "encoder-*.onnx",
     "MODEL_CARD.md",
     "checkpoints/last.pt",
     "checkpoints/best-[0-9]*.pt",
@@ -120,7 +119,7 @@ class RunFolder(TrainingFolder):
         to look at their content.
         """
         changed = differences(deciding(self.recipe()), deciding(recipe))
-        moved = [key for key in changed if key in LOCATIONS] if may_move and self.split_file.exists() else []
+        moved = [key for key in changed if key in LOCATIONS] if may_move else []
         others = [text for key, text in changed.items() if key not in moved]
         if others:
             raise RecipeError(

@@ -1,10 +1,11 @@
-"""A trained encoder as other programs use it: images in, float32 vectors out, and an identity to be told apart by.
+"""A trained encoder as other programs use it: images in, float32 vectors out, and an identity.
 
 Nothing here imports torch, which an ``.onnx`` file does not need.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from nearkin.data.cache import Images
 from nearkin.data.folder import suggest_folder
 from nearkin.data.image_inputs import ImageInput, as_images
 from nearkin.errors import DataError, RecipeError, require_torch
-from nearkin.exports.model import SUFFIXES, load_exported
+from nearkin.runs.exported_model import SUFFIXES, load_exported
 
 Vectors = NDArray[np.float32]
 
@@ -49,13 +50,11 @@ class Model:
     shorter_side: int | None
     """Decoded images are shrunk to this before anything else, as in training."""
     embed: Callable[[Images, int | None], Vectors]
-    """Vectors of decoded images in their order, so many at a time."""
-    prepare: Callable[[int], None] = lambda images: None
-    """Told before so many images are embedded, so that what pays for many can be made ready."""
+    """Vectors of decoded images in their order; the second argument is the batch size."""
     held_out: Callable[[], HeldOut | None] = lambda: None
-    """Embeds what can be found of the classes that it was tested on, or says None where there are none."""
+    """Embeds what can be found of the classes that it was tested on; None where there are none."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What :func:`load` was told beside the path, as far as it changes vectors; JSON can hold it."""
+    """The arguments of :func:`load` next to the path that change vectors; JSON can hold them."""
 
     def encode(self, images: Images | ImageInput | Iterable[ImageInput], batch_size: int | None = 64) -> Vectors:
         """Vectors of images in the order given, float32 ``[N, dim]``.
@@ -68,7 +67,6 @@ class Model:
         opened = as_images(images, shorter_side=self.shorter_side)
         if not len(opened):
             return np.empty((0, self.dim), dtype=np.float32)
-        self.prepare(len(opened))
         return self.embed(opened, batch_size)
 
 
@@ -79,83 +77,125 @@ def load(
     device: str | None = None,
     flip: bool | None = None,
     eval_size: int | None = None,
-    runtime: str = "auto",
 ) -> Model:
     """The model at ``path``: a run folder, or a file that ``nearkin export`` wrote; or several as one.
 
-    A model with other options than another gives other vectors, and has another identity.
+    Options that change vectors change the identity, too.
 
     Args:
-        path: a run folder, a ``.onnx``, ``.pt2`` or ``.safetensors`` file; of a list the vectors stand side by side,
-            each model counting the same.
+        path: a run folder, a ``.onnx`` or a ``.safetensors`` file; the vectors of a list are concatenated, with equal
+            weights.
         which: of a run the ``best`` or ``last`` checkpoint.
         device: where a run computes.
         flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
         eval_size: side of the crops in pixels; default: as the run was scored.
-        runtime: what computes a run's vectors on a CPU: ``torch``; ``onnx``, for which the run's folder gets a file
-            once; or ``auto``, onnxruntime where that file is there or pays. Vectors differ by rounding, less than 1e-5.
     """
     if not isinstance(path, (str, Path)):
         paths = list(path)
         if not paths:
             raise RecipeError("give at least one run to load")
-        from nearkin.runs.concatenated import concatenated
-
-        models = [
-            load(one, which=which, device=device, flip=flip, eval_size=eval_size, runtime=runtime) for one in paths
-        ]
+        models = [load(one, which=which, device=device, flip=flip, eval_size=eval_size) for one in paths]
         return models[0] if len(models) == 1 else concatenated(models)
-    return _load_one(path, which, device, {"flip": flip, "eval_size": eval_size}, runtime)
+    return _load_one(path, which, device, {"flip": flip, "eval_size": eval_size})
 
 
-def load_again(
-    path: str | Path, options: Mapping[str, Any], *, device: str | None = None, runtime: str = "auto"
-) -> Model:
+def load_again(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
     """The model of which ``path`` and ``options`` were kept (:attr:`Model.options`)."""
     others = {key: value for key, value in options.items() if key != "also"}
-    return load([path, *options.get("also", ())], device=device, runtime=runtime, **others)
+    return load([path, *options.get("also", ())], device=device, **others)
 
 
-def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[str, Any], runtime: str) -> Model:
-    # This is the one place that looks at what a path is.
-    place = Path(path).expanduser()
+def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[str, Any]) -> Model:
+    source = Path(path).expanduser()
     asked = {key: value for key, value in crops.items() if value is not None}
-    if place.suffix in SUFFIXES and not place.is_dir():
+    if source.suffix in SUFFIXES and not source.is_dir():
         if asked:
             raise RecipeError(
-                f"{' and '.join(asked)} cannot be changed in a file, {place}: give the run it was made from"
+                f"{' and '.join(asked)} cannot be changed in a file, {source}: give the run it was made from"
             )
-        if runtime not in ("auto", "onnx" if place.suffix == ".onnx" else "torch"):
-            raise RecipeError(f"{place} cannot be computed by {runtime!r}: give the run, whose runtime can be chosen")
-        return _model_of_file(place)
-    if not place.exists():
-        near = suggest_folder(place) or "; 'nearkin train --data FOLDER -o RUN' makes one"
-        raise DataError(f"there is no run folder {str(place)!r}{near}")
-    if place.is_file():
+        return _model_of_file(source)
+    if not source.exists():
+        near = suggest_folder(source) or "; 'nearkin train --data FOLDER -o RUN' makes one"
+        raise DataError(f"there is no run folder {str(source)!r}{near}")
+    if source.is_file():
         raise DataError(
-            f"{str(place)!r} is a file: give the folder of a run, which 'nearkin train' makes, or a file that "
+            f"{str(source)!r} is a file: give the folder of a run, which 'nearkin train' makes, or a file that "
             f"'nearkin export' wrote"
         )
-    require_torch(f"{place}, a run,")
-    from nearkin.exports.runtime import check_runtime
-    from nearkin.runs.run_model import model_of_run
-    from nearkin.runs.trained import load_run
+    require_torch(f"{source}, a run,")
+    from nearkin.runs.trained_run import load_run, model_of_run
 
-    check_runtime(runtime)
-    if runtime == "onnx" and device not in (None, "auto", "cpu"):
-        raise RecipeError(f"onnxruntime computes on the CPU here, not on {device}: leave out the one or the other")
-    where = "cpu" if runtime == "onnx" else device
-    model = model_of_run(load_run(place, which=which, device=where, **asked), runtime)
+    model = model_of_run(load_run(source, which=which, device=device, **asked))
     return replace(model, options=asked if which == "best" else {**asked, "which": which})
 
 
 def _model_of_file(path: Path) -> Model:
     exported = load_exported(path)
+    settings = exported.settings
     return Model(
         path=path.absolute(),
-        identity=exported.identity,
-        dim=exported.dim,
-        distance="cosine" if exported.normalisation == "l2" else "euclidean",
-        shorter_side=exported.settings.shorter_side,
+        identity=settings.identity,
+        dim=settings.dim,
+        distance="cosine" if settings.normalisation == "l2" else "euclidean",
+        shorter_side=settings.shorter_side,
         embed=lambda images, batch_size: exported.encode(images, batch_size or 64),
     )
+
+
+def concatenated(models: Sequence[Model]) -> Model:
+    """Several models as one: the cosine of two images is the mean of the models' cosines.
+
+    Where length counts, the squared distance is the mean of the models' squared distances. All must decode images to
+    the same size and be compared by the same distance.
+    """
+    first = models[0]
+    check_alike([model.distance for model in models], [model.shorter_side for model in models])
+
+    def held_out() -> HeldOut | None:
+        # Only images that none of the models was trained on.
+        parts = [part for model in models if (part := model.held_out()) is not None and part.digests]
+        if len(parts) < len(models) or len({part.digests for part in parts}) > 1:
+            return None
+        return HeldOut(concatenate_vectors([part.vectors for part in parts]), parts[0].labels, parts[0].digests)
+
+    return Model(
+        path=first.path,
+        identity=joint_identity([model.identity for model in models]),
+        dim=sum(model.dim for model in models),
+        distance=first.distance,
+        shorter_side=first.shorter_side,
+        embed=lambda images, batch_size: concatenate_vectors([model.embed(images, batch_size) for model in models]),
+        held_out=held_out,
+        options={**first.options, "also": [str(model.path) for model in models[1:]]},
+    )
+
+
+def joint_identity(identities: Sequence[str]) -> str:
+    """The identity of one model, or a hash of several, in their order."""
+    if len(identities) == 1:
+        return identities[0]
+    return hashlib.sha256(f"concatenated {' '.join(identities)}".encode()).hexdigest()[:32]
+
+
+def check_alike(distances: Sequence[str], sizes: Sequence[int | None]) -> None:
+    """Refuse models that differ in how vectors are compared, or in the size of decoded images."""
+    if len(set(distances)) > 1:
+        raise RecipeError(
+            "models that are compared by angle and models that are compared by distance cannot be concatenated: take "
+            "runs with the same encoder.normalisation"
+        )
+    if len(set(sizes)) > 1:
+        raise RecipeError(
+            f"the runs decode images to different sizes ({', '.join(map(str, sizes))} pixels): take runs with the same "
+            f"data.shorter_side and crops, or give all the same --eval-size"
+        )
+
+
+def concatenate_vectors(parts: Sequence[Vectors]) -> Vectors:
+    """Vectors ``[N, D]`` of the same images by several models, divided by the root of their number.
+
+    >>> concatenate_vectors([np.array([[1.0, 0.0]], dtype=np.float32)] * 4).tolist()
+    [[0.5, 0.0, 0.5, 0.0, 0.5, 0.0, 0.5, 0.0]]
+    """
+    vectors: Vectors = (np.concatenate(parts, axis=1) / np.sqrt(len(parts))).astype(np.float32)
+    return vectors

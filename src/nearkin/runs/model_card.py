@@ -119,7 +119,7 @@ def _score(final_of: FinalOf) -> list[str]:
     return [
         final_of.note,
         "",
-        f"| score (%) | {_baseline(scores)} | `{final_of.run}` |",
+        f"| score (%) | untrained backbone | `{final_of.run}` |",
         "|---|---|---|",
         *(
             f"| {name} | {f'{100 * before[name]:.1f}' if name in before else '–'} | {100 * after[name]:.1f} |"
@@ -128,7 +128,3 @@ def _score(final_of: FinalOf) -> list[str]:
         "",
         f"{held.protocol.capitalize()} protocol, {held.selection}, {of_weights}seed {held.seed}.",
     ]
-
-
-def _baseline(scores: Scores) -> str:
-    return "untrained backbone" if scores.baseline == "backbone" else "untrained, random head"

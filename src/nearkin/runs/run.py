@@ -19,8 +19,15 @@ from nearkin.evaluation.stored_split import StoredSplit
 from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint
-from nearkin.runs.data import Progress, RunData, open_data, open_own_data, report_on, split_as_stored
-from nearkin.runs.data_report import Announce
+from nearkin.runs.data import (
+    Announce,
+    Progress,
+    RunData,
+    open_data,
+    open_own_data,
+    report_on,
+    split_as_stored,
+)
 from nearkin.runs.environment import Environment, weights_hash
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
@@ -104,8 +111,7 @@ def run(
             if announce is not None:
                 announce(report_on(recipe, data.images, data.protocol))
             state = _continued(recipe, folder, data, score_test=score_test)
-            if data.changes is not None:
-                lost = {split: len(each) for split, each in data.changes.lost.items() if each}
+            lost = {split: len(images) for split, images in data.changes.lost.items() if images}
         else:
             if resume and folder.environment_file.exists():
                 notice(f"{folder.path} has no checkpoint yet: the run begins at its first step")
@@ -132,7 +138,7 @@ def _begun(
         folder.clear()
     folder.begin(recipe)
     folder.write_split(StoredSplit.of(data.table, state.protocol.splits, data.digests))
-    folder.write_environment(Environment.of(state, folder.stored_split))
+    folder.write_environment(Environment.of(state, folder.split))
     return state
 
 
@@ -165,7 +171,7 @@ def _continued(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: 
         if name == folder.recipe_file.name:
             folder.begin(recipe)
         if name == folder.environment_file.name:
-            folder.write_environment(Environment.of(state, folder.stored_split))
+            folder.write_environment(Environment.of(state, folder.split))
         if name == folder.events_file.name:
             folder.events_file.unlink()  # of a method without events nothing takes its place
     folder.write_evaluations(state.history)
@@ -260,7 +266,6 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         seconds_by={part: round(seconds, 1) for part, seconds in state.time.by.items()},
         cost=_cost(state),
         untrained=state.untrained,
-        baseline=state.baseline,
         test=test,
         best=state.best if protocol.selects_on != "last" else last,
         last=last,

@@ -1,14 +1,20 @@
-"""What a finished run reports: its scores, what they hold for, and what they cost. ``scores.json`` in types."""
+"""What runs report, as types: ``scores.json`` of a run, ``mlrc.json`` of a reality check, the result of evaluating."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from nearkin.errors import DataError
 from nearkin.evaluation.protocol import SELECTED_ON_TEST
+from nearkin.evaluation.statistics import Statistic
 from nearkin.training.state import Evaluation
+
+ENSEMBLE_FILE = "mlrc.json"
 
 
 class Record(Mapping[str, Any]):
@@ -29,7 +35,7 @@ class Record(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What every score of a run holds for; the same words in every table."""
+    """The conditions under which a run was trained and scored; the same words in every table."""
 
     data: str = ""
     objective: str = ""
@@ -40,9 +46,9 @@ class Conditions:
     test_classes: str = ""
     """Whether training has seen the classes that are scored."""
     training_conditions: str | None = None
-    """What was done to the training images, such as a tenth of them used."""
+    """Such as a tenth of the training images used, or labels replaced."""
     weights: str | None = None
-    """What the scored weights are, where they are an average of those that trained."""
+    """Set where the scored weights are an average over the steps."""
     seed: int = 0
     hardware: str = ""
     recipe: str = ""
@@ -55,7 +61,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the training steps alone; memory is the device's, or on a CPU the process's."""
+    """The cost of the training steps alone; memory is the device's, or on a CPU the process's."""
 
     step_ms: float | None = None
     images_per_second: float | None = None
@@ -87,8 +93,7 @@ class Scores(Record):
     seconds_by: Mapping[str, float] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     untrained: Mapping[str, float] | None = None
-    baseline: str | None = None
-    """What the untrained scores are of: ``backbone``, or in early versions a random head behind it."""
+    """Of the backbone before training, without the head."""
     test: Mapping[str, float] | None = None
     """Of the reported weights; None without test classes."""
     best: Evaluation | None = None
@@ -100,7 +105,6 @@ class Scores(Record):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Scores:
-        """From what the file holds; what an early version did not write has its default."""
         given = known_fields(cls, record)
         given["conditions"] = Conditions(**known_fields(Conditions, record))
         given["cost"] = Cost(**known_fields(Cost, record.get("cost") or {}))
@@ -109,7 +113,6 @@ class Scores(Record):
         return cls(**given)
 
     def as_record(self) -> dict[str, Any]:
-        """What the file holds."""
         record = self.conditions.as_record()
         record |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
         record["cost"] = dataclasses.asdict(self.cost)
@@ -155,13 +158,91 @@ class Evaluated(Record):
     """The same with its numbers: what was done to a trained encoder's embeddings and rankings, by its name."""
 
     def as_record(self) -> dict[str, Any]:
-        own = ("backbone", "weights") if self.run is None else ("run", "checkpoint", "trained_on", "note")
-        own = own if self.conditions is None else (*own, "conditions")
-        own = own if self.test_time is None else (*own, "test_time")
-        keys = (*own, "data", "images", "classes", "hardware", "scores")
-        return {key: getattr(self, key) for key in keys}
+        keys = ["backbone", "weights"] if self.run is None else ["run", "checkpoint", "trained_on", "note"]
+        keys += [key for key in ("conditions", "test_time") if getattr(self, key) is not None]
+        return {key: getattr(self, key) for key in (*keys, "data", "images", "classes", "hardware", "scores")}
+
+
+@dataclass(frozen=True)
+class Combinations:
+    """Ensembles take one repeat of every fold: how many were scored, and how many are possible."""
+
+    scored: int = 1
+    possible: int = 1
+    repeats_by_fold: list[list[int]] = field(default_factory=list)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class FoldModel:
+    """One model: the fold it held out, the epoch that this chose, and its scores on the test classes."""
+
+    repeat: int
+    fold: int
+    seed: int
+    recipe: str
+    selection: str
+    hardware: str
+    epoch: float | None
+    chosen_by: float | None
+    """The score that chose the epoch."""
+    seconds: float
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class EnsembleScores(Record):
+    """The models of a reality check alone and together.
+
+    ``separate`` is the mean of a repeat's models; ``concatenated`` scores their concatenated embeddings.
+    """
+
+    conditions: Conditions
+    select_by: str
+    folds: int
+    repeats: int
+    backbone: str
+    dim: int
+    concatenated_dim: int
+    separate: Mapping[str, Statistic]
+    concatenated: Mapping[str, Statistic]
+    combinations: Combinations
+    seeds: list[int]
+    models: list[FoldModel]
+    written: str = ""
+
+    @classmethod
+    def read(cls, folder: str | Path) -> EnsembleScores | None:
+        """What a folder's ``mlrc.json`` holds; None where it has none."""
+        file = Path(folder) / ENSEMBLE_FILE
+        try:
+            return cls.from_record(json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file} cannot be read ({error!r}): nearkin mlrc writes it again") from error
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> EnsembleScores:
+        given = known_fields(cls, record)
+        for part in ("separate", "concatenated"):
+            given[part] = {name: Statistic.from_record(score) for name, score in record[part].items()}
+        given["combinations"] = Combinations(**known_fields(Combinations, record.get("combinations", {})))
+        given["models"] = [FoldModel(**known_fields(FoldModel, model)) for model in record.get("models", ())]
+        return cls(conditions=Conditions(**known_fields(Conditions, record)), **given)
+
+    def as_record(self) -> dict[str, Any]:
+        conditions = self.conditions.as_record()
+        del conditions["seed"]  # each model has its own
+        record = {key: value for key, value in super().as_record().items() if key != "conditions"}
+        for part in ("separate", "concatenated"):
+            # One repeat has no interval, which the file shows as null.
+            record[part] = {name: {"interval": None, **score.as_record()} for name, score in record[part].items()}
+        record["combinations"] = dataclasses.asdict(self.combinations)
+        record["models"] = [dataclasses.asdict(model) for model in self.models]
+        return conditions | record
 
 
 def known_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a record a dataclass has a field for; files of other versions hold more or less."""
-    return {each.name: record[each.name] for each in fields(cls) if each.name in record}
+    """The entries of a record for which a dataclass has a field."""
+    return {f.name: record[f.name] for f in fields(cls) if f.name in record}

@@ -35,8 +35,7 @@ from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.report.differences import COMPARED
 from nearkin.report.table import Table
-from nearkin.runs.data import open_data, report_on, say_if_images_differ
-from nearkin.runs.data_report import Announce
+from nearkin.runs.data import Announce, open_data, report_on, say_if_images_differ
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.outcome import FILE, Outcome

@@ -277,7 +277,7 @@ def _run_of(recipe: Recipe, folder: TrainingFolder) -> dict[str, Any]:
     for key in (*LOCATIONS, "data.root"):
         section, name = key.split(".")
         del known[section][name]
-    split = folder.stored_split
+    split = folder.split if folder.split_file.exists() else None
     return {"recipe": known, "split": None if split is None else split.content_hash}
 
 
@@ -287,7 +287,7 @@ def _otherwise(known: Mapping[str, Any] | None, folder: TrainingFolder) -> list[
         return []
     saved, here = load_recipe(known["recipe"]), folder.recipe()
     found = differences(deciding(saved, besides=LOCATIONS), deciding(here, besides=LOCATIONS))
-    split = folder.stored_split
+    split = folder.split if folder.split_file.exists() else None
     if split is not None and known["split"] not in (None, split.content_hash):
         found["split"] = "its images, classes or split are others"
     return list(found.values())

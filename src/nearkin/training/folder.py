@@ -57,20 +57,17 @@ class TrainingFolder:
         self._split = split
 
     @property
-    def stored_split(self) -> StoredSplit | None:
-        """Which image was what in the run; None for a run of an earlier version, which did not keep it."""
-        if self._split is None and self.split_file.exists():
-            self._split = self._read_split()
+    def split(self) -> StoredSplit:
+        """The class and the part of the split of every image when the run began."""
+        if self._split is None:
+            try:
+                self._split = StoredSplit.from_csv(self.split_file.read_bytes())
+            except (OSError, ValueError, csv.Error) as error:
+                raise DataError(
+                    f"{self.split_file} cannot be read ({error}): put it back from a copy, or train again with "
+                    f"--overwrite"
+                ) from error
         return self._split
-
-    def _read_split(self) -> StoredSplit:
-        try:
-            return StoredSplit.from_csv(self.split_file.read_bytes())
-        except (OSError, ValueError, csv.Error) as error:
-            raise DataError(
-                f"{self.split_file} cannot be read ({error}): put it back from a copy. If no image has been added, "
-                f"taken away or changed since the run began, it can be deleted, and the split is made anew"
-            ) from error
 
     def write_evaluations(self, history: Sequence[Evaluation]) -> None:
         """Every evaluation so far, one row each; written whole, so an interrupted run leaves no row twice."""

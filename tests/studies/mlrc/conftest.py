@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nearkin.runs.trained import TrainedRun
+from nearkin.runs.trained_run import TrainedRun
 from nearkin.studies import study
 from nearkin.training.recipes import load_recipe
 

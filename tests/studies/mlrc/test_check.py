@@ -10,8 +10,8 @@ from rich.console import Console
 
 import nearkin
 from nearkin.errors import DataError, InterruptedRunError, Notice, RecipeError, TrainingError
-from nearkin.runs.ensemble_scores import EnsembleScores
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.scores import EnsembleScores
 from nearkin.studies import study
 from nearkin.studies.mlrc import RealityCheck, mlrc, mlrc_models
 from nearkin.studies.mlrc.check import default_mlrc_folder

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from nearkin.report.formats import csv_text, markdown, terminal
-from nearkin.runs.ensemble_scores import EnsembleScores
+from nearkin.runs.scores import EnsembleScores
 from nearkin.studies.mlrc.tables import mlrc_table
 
 

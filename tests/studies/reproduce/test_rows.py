@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.runs.folder import RunFolder
-from nearkin.studies.mlrc import mlrc_models
 from nearkin.studies.reproduce.papers import chosen_rows, find_item, tables_of
 from nearkin.studies.reproduce.rows import Settings, missing_data, missing_weights, planned_rows
 from nearkin.studies.reproduce.survey import standing_of
@@ -306,29 +303,6 @@ def test_the_folder_follows_the_recipe_and_not_what_does_not_matter(tmp_path):
     assert names["plain"] == names["device"] == names["root"]
     assert names["plain"] != names["epochs"]
     assert names["plain"].startswith("cub/mpa-")
-
-
-def test_runs_in_folders_that_earlier_versions_named_are_found_again(tmp_path):
-    row = row_of("mpa/table-4", "mpa", "cub")
-    usual = row.folder_in(tmp_path)
-    elsewhere = row.known_recipe.with_changes({"training.seed": 5, "training.device": "cpu"})
-    RunFolder(tmp_path / "cub" / "mpa-00000000" / "seed-5").begin(elsewhere.with_changes({"training.epochs": 3}))
-    RunFolder(tmp_path / "cub" / "mpa-of-mine" / "seed-5").begin(elsewhere)
-    assert row.folder_in(tmp_path) == usual, "of another recipe, and one that no version would have named so"
-    RunFolder(tmp_path / "cub" / "mpa-12345678" / "seed-5").begin(elsewhere)
-    assert row.folder_in(tmp_path) == "cub/mpa-12345678"
-    (tmp_path / usual).mkdir()
-    assert row.folder_in(tmp_path) == usual, "its own comes first"
-
-
-def test_models_of_a_reality_check_are_found_again_and_are_no_runs_of_a_row(tmp_path):
-    check = row_of("ccp/table-6", "c2", "cub")
-    alone = dataclasses.replace(check, mlrc=False)
-    first = mlrc_models(check.known_recipe, tmp_path / "cub" / "c2-12345678", 1)[1]
-    assert (first.recipe.protocol.fold, first.seed) == (1, 1)
-    first.folder.begin(first.recipe)
-    assert check.folder_in(tmp_path) == "cub/c2-12345678"
-    assert alone.folder_in(tmp_path) != "cub/c2-12345678"
 
 
 def test_what_stands_in_the_way_of_a_table(tmp_path):

@@ -13,7 +13,6 @@ from nearkin.evaluation.statistics import Statistic
 from nearkin.report.formats import html_table, signed
 from nearkin.report.page._parts import code, details
 from nearkin.report.run_groups import RunGroup
-from nearkin.report.run_table import baseline_in_words
 from nearkin.report.score_tables import score_table, statistics_of
 from nearkin.report.table import NOTHING, Part
 from nearkin.runs.environment import Environment
@@ -72,9 +71,9 @@ def before_and_after(groups: Sequence[RunGroup]) -> str:
         lines.append(cells)
     means = ", means over the seeds" if any(len(group.scores) > 1 for group, *_ in both) else ""
     what = f"In per cent{means}; the same test images before the first step of training and after it"
-    scored = [each for group, *_ in both for each in group.scores if each.untrained]
-    untrained = " or ".join(dict.fromkeys(baseline_in_words(each) for each in scored))
-    caption = f"{what}{'.' if alone else ', untrained → trained.'} Untrained: {untrained}."
+    caption = (
+        f"{what}{'.' if alone else ', untrained → trained.'} Untrained: the backbone before training, without a head."
+    )
     return f"<h3>Before and after training</h3>{html_table(Part.of(headings, lines), kind='before', caption=caption)}"
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from nearkin.errors import RecipeError
 from nearkin.recipe.identity import deciding, short_hash
-from nearkin.runs.default_folders import RUNS, data_name, found_again, holds_seeds_of
+from nearkin.runs.default_folders import RUNS, data_name
 from nearkin.studies.compare.row_study import RowStudy
 from nearkin.studies.compare.rows import base_recipe, comparison_rows, read_rows, rows_file, shared_recipe
 from nearkin.studies.results import RowResult, results_of
@@ -140,18 +140,9 @@ class Comparison(RowStudy):
     def _runs_of(self, row: Row) -> list[PlannedRun]:
         return planned_runs([row], self.folder, self.seeds)
 
-    def usual_folder(self) -> Path:
-        """``runs/compare-<data>-<hash>``: the same call always has the same folder.
-
-        A folder of another name that holds runs of these rows is found again.
-        """
+    def default_folder(self) -> Path:
+        """``runs/compare-<data>-<hash>``: the same call always has the same folder."""
         known = deciding(self.base).items()
         shared = {key: value for key, value in known if not key.startswith(("objective.", "method."))}
         for_rows = sorted(text for text in self._changes if text.startswith(("objective.", "method.")))
-        usual = RUNS / f"compare-{data_name(self.base)}-{short_hash([shared, for_rows])}"
-        return found_again(usual, self._is_held_by)
-
-    def _is_held_by(self, folder: Path) -> bool:
-        """Whether a folder holds runs of these rows, and none of others under their names."""
-        begun = [row for row in self.rows if any(folder.glob(f"{row.name}/seed-*"))]
-        return bool(begun) and all(holds_seeds_of(folder / row.name, row.recipe) for row in begun)
+        return RUNS / f"compare-{data_name(self.base)}-{short_hash([shared, for_rows])}"

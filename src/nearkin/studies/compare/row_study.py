@@ -16,7 +16,7 @@ from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, short_hash
 from nearkin.report.formats import counted
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.runs.data_report import Announce
+from nearkin.runs.data import Announce
 from nearkin.runs.default_folders import RUNS, data_name
 from nearkin.runs.outcome import Outcome
 from nearkin.studies.compare.picture import draw_comparison
@@ -38,14 +38,14 @@ class RowStudy(Study):
     def __init__(self, base: Recipe, *, seeds: int = 3, folder: str | Path | None = None) -> None:
         self.base = base
         self.seeds = list(range(base.training.seed, base.training.seed + seeds))
-        self.folder = Path(folder) if folder is not None else self.usual_folder()
+        self.folder = Path(folder) if folder is not None else self.default_folder()
 
     @property
     @abstractmethod
     def rows(self) -> Sequence[Row]:
         """The rows, each with a name of its own."""
 
-    def usual_folder(self) -> Path:
+    def default_folder(self) -> Path:
         """``runs/<planner>-<data>-<hash>``."""
         decides = [fingerprint(row.recipe, besides=("training.seed",)) for row in self.rows]
         return RUNS / f"{type(self).__name__.lower()}-{data_name(self.base)}-{short_hash(decides)}"

@@ -17,11 +17,11 @@ from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
-from nearkin.runs.data_report import Announce
-from nearkin.runs.default_folders import found_again, holds_run_of, usual_folder
-from nearkin.runs.ensemble_scores import FILE, EnsembleScores
+from nearkin.runs.data import Announce
+from nearkin.runs.default_folders import default_folder
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import Outcome
+from nearkin.runs.scores import ENSEMBLE_FILE, EnsembleScores
 from nearkin.studies.mlrc.scoring import score_models
 from nearkin.studies.mlrc.tables import mlrc_table
 from nearkin.studies.study import PlannedRun, Row, Study, opened, run_all
@@ -111,7 +111,7 @@ class RealityCheck(Study):
         """What the folder holds."""
         found = EnsembleScores.read(self.folder)
         if found is None:
-            raise DataError(f"{self.folder} has no {FILE} yet: its models are not all trained")
+            raise DataError(f"{self.folder} has no {ENSEMBLE_FILE} yet: its models are not all trained")
         return found
 
     def tables(self) -> list[Table]:
@@ -123,7 +123,7 @@ class RealityCheck(Study):
     def write(self) -> list[Path]:
         """Write ``mlrc.md`` beside ``mlrc.json``."""
         page = formats.markdown(mlrc_table(self.result, models=True))
-        return [*self.write_texts({"mlrc.md": page}), self.folder / FILE]
+        return [*self.write_texts({"mlrc.md": page}), self.folder / ENSEMBLE_FILE]
 
 
 def default_mlrc_folder(recipe: Recipe) -> Path:
@@ -132,10 +132,8 @@ def default_mlrc_folder(recipe: Recipe) -> Path:
     >>> default_mlrc_folder(Recipe()).name.startswith("mlrc-glyphs-proxy_anchor-")
     True
     """
-    usual = usual_folder(_fold_recipe(recipe, 0))
-    first = mlrc_models(recipe, "", 1)[0]
-    place = first.folder.path
-    return found_again(usual.with_name(f"mlrc-{usual.name}"), lambda folder: holds_run_of(folder / place, first.recipe))
+    folder = default_folder(_fold_recipe(recipe, 0))
+    return folder.with_name(f"mlrc-{folder.name}")
 
 
 def mlrc_models(recipe: Recipe, folder: str | Path, repeats: int, *, title: str = "") -> list[PlannedRun]:
@@ -173,16 +171,14 @@ def _check_images(models: Sequence[PlannedRun], data: OpenedImages) -> None:
     """Refuse, before anything is trained, data that do not suffice or are not those of the models begun before."""
     for model in models:
         protocol = Protocol(model.recipe.protocol, data.table)
-        stored = model.folder.stored_split
         if not model.folder.last_checkpoint.exists() and not model.folder.is_finished:
             protocol.check_trainable()
-        elif (
-            stored is not None
-            and stored.content_hash != StoredSplit.of(data.table, protocol.splits, data.digests).content_hash
-        ):
+            continue
+        now = StoredSplit.of(data.table, protocol.splits, data.digests)
+        if model.folder.split.content_hash != now.content_hash:
             if all(each.folder.is_finished for each in models):
                 continue
-            _, _, changes = stored.restore(data)
+            _, _, changes = model.folder.split.restore(data)
             said = "; ".join(changes.said(scored=("train", "validation", "test", "query", "gallery")))
             raise DataError(
                 f"the images are not those that {model.folder.path} was trained on, and models of other images make "

@@ -25,9 +25,8 @@ from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint
 from nearkin.runs.data import RunData, split_as_stored
-from nearkin.runs.ensemble_scores import FILE, Combinations, EnsembleScores, FoldModel
-from nearkin.runs.scores import Conditions
-from nearkin.runs.trained import load_run
+from nearkin.runs.scores import ENSEMBLE_FILE, Combinations, Conditions, EnsembleScores, FoldModel
+from nearkin.runs.trained_run import load_run
 from nearkin.studies.study import PlannedRun
 from nearkin.training.device import pick_device
 
@@ -101,7 +100,7 @@ def score_models(models: Sequence[PlannedRun], data: OpenedImages, folder: Path,
         written=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     text = json.dumps(dict(result), indent=2, ensure_ascii=False)
-    write_atomically(folder / FILE, text.encode())
+    write_atomically(folder / ENSEMBLE_FILE, text.encode())
 
 
 def embed_test_rows(model: PlannedRun, data: OpenedImages, protocol: Protocol) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.formats import counted
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.runs.ensemble_scores import EnsembleScores, FoldModel
+from nearkin.runs.scores import EnsembleScores, FoldModel
 from nearkin.studies.mlrc.scoring import METRICS
 
 

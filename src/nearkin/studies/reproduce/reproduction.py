@@ -13,7 +13,7 @@ from nearkin.data.cache import OpenedImages
 from nearkin.errors import DataError, InterruptedRunError, NearkinError, RecipeError
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
-from nearkin.runs.data_report import Announce
+from nearkin.runs.data import Announce
 from nearkin.runs.outcome import Outcome
 from nearkin.studies.mlrc import mlrc_models
 from nearkin.studies.mlrc.check import checked_data

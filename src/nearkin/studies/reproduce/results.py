@@ -10,8 +10,7 @@ from typing import Literal
 from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
 from nearkin.report.published import SAME_SCORE, Published
-from nearkin.runs.ensemble_scores import EnsembleScores
-from nearkin.runs.scores import Scores
+from nearkin.runs.scores import EnsembleScores, Scores
 from nearkin.studies.reproduce.papers import PaperTable
 from nearkin.studies.reproduce.rows import PlannedRow
 from nearkin.studies.results import RowResult

@@ -17,7 +17,6 @@ from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, flat, short_hash
 from nearkin.recipe.reading import layered
 from nearkin.report.published import DATA_NAMES, Published, look_up
-from nearkin.runs.default_folders import found_again, holds_seeds_of
 from nearkin.studies.compare.rows import base_recipe
 from nearkin.studies.reproduce.papers import PaperTable, TableRow, data_changes, rows_on, text_of
 from nearkin.training.recipes import load_recipe
@@ -70,12 +69,7 @@ class PlannedRow:
         """``<data>/<recipe>-<hash>``: tables that share a row share its runs, and another recipe never meets them."""
         recipe, stem = self.known_recipe, self.row.recipe.rpartition("/")[2]
         decides = [fingerprint(recipe, besides=("training.seed",)), self.mlrc]
-
-        def is_same(folder: Path) -> bool:
-            return any(folder.glob("fold-*")) == self.mlrc and holds_seeds_of(folder, recipe)
-
-        usual = runs / Path(self.data).stem / f"{stem}-{short_hash(decides)}"
-        return found_again(usual, is_same).relative_to(runs).as_posix()
+        return f"{Path(self.data).stem}/{stem}-{short_hash(decides)}"
 
     @property
     def command(self) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from nearkin.disk import write_atomically
-from nearkin.errors import DataError, NearkinError, RecipeError
+from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import deciding, differences, short_hash
-from nearkin.runs.default_folders import RUNS, found_again, usual_folder
+from nearkin.runs.default_folders import RUNS, default_folder
 from nearkin.runs.folder import RunFolder
 from nearkin.studies.tune.space import Space, check_space, read_space
 from nearkin.training.recipes import load_recipe, validate
@@ -118,15 +118,8 @@ def default_tuning_folder(plan: Plan) -> Path:
     >>> default_tuning_folder(Plan(recipe, read_space(["training.batch_size=8,16"], recipe))).name[:25]
     'tune-glyphs-proxy_anchor-'
     """
-    stem = usual_folder(plan.recipe).name.rpartition("-")[0]
-
-    def is_same(folder: Path) -> bool:
-        try:
-            return not differences(_decisive(Plan.read(folder)), _decisive(plan))
-        except NearkinError:
-            return False
-
-    return found_again(RUNS / f"tune-{stem}-{short_hash(_decisive(plan))}", is_same)
+    stem = default_folder(plan.recipe).name.rpartition("-")[0]
+    return RUNS / f"tune-{stem}-{short_hash(_decisive(plan))}"
 
 
 def check_folder(plan: Plan, folder: Path) -> None:

@@ -24,8 +24,7 @@ from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
-from nearkin.runs.data import say_if_images_differ
-from nearkin.runs.data_report import Announce
+from nearkin.runs.data import Announce, say_if_images_differ
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.outcome import Outcome

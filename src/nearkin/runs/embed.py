@@ -20,7 +20,7 @@ from nearkin.data.table import ImageTable, LeftOut
 from nearkin.disk import check_room, check_writable, write_atomically
 from nearkin.errors import RecipeError
 from nearkin.runs.data import Progress, open_data
-from nearkin.runs.trained import load_run
+from nearkin.runs.trained_run import load_run
 from nearkin.training.build import data_of
 
 # A number in a .csv takes about so many bytes.
