@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.evaluation.statistics import difference_by_seed
-from nearkin.report.differences import Held, differences_part, how_to_read
+from nearkin.report.differences import Comparison, differences_part, how_to_read
 from nearkin.report.formats import markdown_table
 
 SCORES = ("R@1", "MAP@R")
@@ -66,7 +66,7 @@ def main() -> None:
     for row, base in named:
         sides = [{name: {seed: each[name] for seed, each in rows[of].items()} for name in SCORES} for of in (row, base)]
         apart = {name: difference_by_seed(sides[0][name], sides[1][name]) for name in SCORES}
-        held.append(Held(row, base, {name: each for name, each in apart.items() if each is not None}))
+        held.append(Comparison(row, base, {name: each for name, each in apart.items() if each is not None}))
     part = differences_part(held)
     print(markdown_table([part.columns, *(line.cells for line in part.lines)], is_number=part.is_number))
     print(how_to_read(held) or "One run a row has no interval.")

@@ -43,7 +43,7 @@ def test_options_are_what_must_be_named_with_their_types():
 
 def test_pictures_are_named_by_the_files_that_draw_them():
     names = plot_names()
-    assert {"curves", "map-test", "neighbours"} <= set(names)
+    assert {"curves", "map", "neighbours"} <= set(names)
     folder = Path(nearkin.__file__).parent / "report" / "figures"
     assert all((folder / f"{name.replace('-', '_')}.py").is_file() for name in names)
     assert not any(name.startswith(("-", "_")) for name in names)

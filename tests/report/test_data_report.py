@@ -53,6 +53,6 @@ def test_what_cannot_be_read_is_listed_up_to_a_screenful():
     others = [LeftOut(2, f".x{n}", "not images", "a") for n in range(12)]
     lines = left_out_text(others, unreadable).plain.splitlines()
     assert len(lines) < 12
-    assert lines[1].endswith(", 4 more kinds of file: not images")
+    assert lines[1].endswith(", 4 more file types: not images")
     assert lines[2] == "  cannot be read: 0.jpg: empty file"
     assert lines[-1] == "  … and 22 more that cannot be read"

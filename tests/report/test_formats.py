@@ -51,7 +51,7 @@ def test_markdown():
     assert cells_of(lines[first + 2])[1:4] == ["published: CCP, table IV", "", "69.7"]
     assert lines[second - 3] == "## To base"
     assert cells_of(lines[second + 2]) == ["C2", "VCPA", "−0.3 ≈"]
-    said = [*TABLE.conditions, "## Mind", "- Not finished: runs/a_b | x."]
+    said = [*TABLE.conditions, "## Notes", "- Not finished: runs/a_b | x."]
     assert [line for line in lines[second + 3 :] if line] == said
 
 
@@ -112,7 +112,7 @@ def test_the_terminal(width):
 
 
 def test_html_is_escaped_and_marks_numbers_groups_and_published_lines():
-    page = html_table(TABLE.parts[0], caption=HOSTILE, kind="scores")
+    page = html_table(TABLE.parts[0], caption=HOSTILE, css="scores")
     assert "<b title" not in page
     read = _Reader()
     read.feed(page)

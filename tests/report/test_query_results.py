@@ -46,7 +46,7 @@ def test_worst_queries_and_where_the_first_right_one_is(four_runs):
         row = int(found.queries.rows[order[query, rank]])
         assert found.first_right(query) == (Neighbour(row, int(found.queries.labels[query]), True), rank + 1)
     assert found.precision[worst[0]] == found.precision[found.recall == 0].min()
-    assert found.found[:, :8].tolist() == order[:, :8].tolist()
+    assert found.hits[:, :8].tolist() == order[:, :8].tolist()
     for query, places in enumerate(order[:, :8]):
         rows, right = found.queries.rows[places].tolist(), same[query, :8].tolist()
         assert [(each.row, each.right) for each in found.neighbours_of(query)] == list(zip(rows, right, strict=True))

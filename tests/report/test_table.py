@@ -14,7 +14,7 @@ def test_which_columns_are_numbers(texts, numbers, expected):
     assert [part.is_number(column) for column in range(4)] == expected
 
 
-def test_plain_lines_have_no_kind():
+def test_plain_lines_have_no_style():
     part = Part.of(["a", "b"], [["x", "1"]], title="Heading", texts=2)
     assert part == Part(("a", "b"), (Line(("x", "1")),), title="Heading", texts=2)
-    assert (part.lines[0].kind, part.lines[0].begins_group) == ("", False)
+    assert (part.lines[0].style, part.lines[0].begins_group) == ("", False)

@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 from nearkin.encoders import build_encoder
-from nearkin.report.run_table import run_table
+from nearkin.report.score_tables import run_table
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.runs.trained_run import load_run

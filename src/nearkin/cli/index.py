@@ -175,7 +175,7 @@ def status(
     if picture is not None:
         if told.calibration is None:
             raise RecipeError(f"{folder} has too few labels to learn confidences from: there is nothing to draw")
-        from nearkin.report.reliability import draw_reliability
+        from nearkin.report.figures.reliability import draw_reliability
 
         draw_reliability(picture, told.calibration)
     _print_status(told, as_json=as_json)

@@ -24,11 +24,11 @@ def plot(
         str | None,
         typer.Option(
             "--only",
-            help=f"Pictures to draw, with commas between: {', '.join(plot_names())}; map for both maps. Default: all.",
+            help=f"Figures to draw, separated by commas: {', '.join(plot_names())}. Default: all.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the pictures. Default for one run: RUN/plots.")
+        Path | None, typer.Option("--output", "-o", help="Folder for the figures. Default for one run: RUN/plots.")
     ] = None,
     file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
     classes: Annotated[int, typer.Option("--classes", help="Classes in a map of embeddings.")] = 12,
@@ -55,7 +55,8 @@ def plot(
     uncertainty, closest and farthest classes, CCP's covering radius and sub-problems, similarities to the proxies, and
     nearest neighbours. What a run has nothing to show in is named with the reason.
     """
-    from nearkin.report.figures import WITH_MAPS, ViewOptions, Written, draw_plots, without_tsne
+    from nearkin.report.figures import save_figures
+    from nearkin.report.opened_run import ViewOptions
     from nearkin.training.observers import ConsoleObserver
 
     view = ViewOptions(
@@ -65,7 +66,7 @@ def plot(
     written: list[str] = []
     missing: dict[tuple[str | None, str], list[str]] = {}
     with ConsoleObserver(progress_console(verbose)) as observer:
-        for drawn in draw_plots(
+        for drawn in save_figures(
             runs,
             only=names_in(only) or (),
             output=output,
@@ -73,10 +74,8 @@ def plot(
             view=view,
             progress=observer.decoding,
         ):
-            if isinstance(drawn, Written):
+            if drawn.file is not None:
                 written.append(str(drawn.file))
-                if drawn.name in WITH_MAPS and (reason := without_tsne()) is not None:
-                    missing[None, reason] = ["maps by t-SNE, which are by principal components instead"]
                 if not as_json:
                     console.print(escape(str(drawn.file)), highlight=False, soft_wrap=True)
                 continue
@@ -84,7 +83,7 @@ def plot(
             missing.setdefault((of_run, drawn.reason), []).append(drawn.name)
     if as_json:
         listed = [
-            {"picture": name, "run": of_run, "reason": reason}
+            {"figure": name, "run": of_run, "reason": reason}
             for (of_run, reason), names in missing.items()
             for name in names
         ]
@@ -94,4 +93,4 @@ def plot(
             place = f" of {of_run}" if of_run else ""
             errors.print(escape(f"not drawn: {', '.join(names)}{place}: {reason}"), highlight=False, soft_wrap=True)
     if not written:
-        raise DataError("nothing was drawn: each picture's reason is above")
+        raise DataError("nothing was drawn: each figure's reason is above")

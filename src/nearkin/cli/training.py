@@ -86,7 +86,7 @@ def train(
     """
     from nearkin.ranks import is_first
     from nearkin.report import draw_neighbours
-    from nearkin.report.run_table import run_table, verdict
+    from nearkin.report.score_tables import run_table, verdict
     from nearkin.runs.default_folders import default_folder
     from nearkin.runs.final import final_folder, train_final
     from nearkin.runs.folder import RunFolder
@@ -199,7 +199,7 @@ def evaluate(
     compare with those without.
     """
     from nearkin.evaluation.reranking import Rerank as Reranking
-    from nearkin.report.run_table import LEGEND, metric_table
+    from nearkin.report.score_tables import LEGEND, metric_table
     from nearkin.runs.evaluate import evaluate_backbone, evaluate_run
     from nearkin.training.observers import ConsoleObserver
 

@@ -1,4 +1,4 @@
-"""Reports: what a run found, for people to look at."""
+"""Tables, figures and the HTML report of runs."""
 
 from nearkin.report.figures.neighbours import draw_neighbours
 

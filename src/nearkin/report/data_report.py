@@ -1,4 +1,4 @@
-"""What a run has understood of its data, as text for a terminal or a log."""
+"""A summary of a run's data, as text for a terminal or a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROLES = {"validation": "chooses the epoch", UNUSED: "by the protocol of this ru
 
 
 def data_report_text(report: DataReport, *, overview: bool = True) -> Text:
-    """The whole report; without ``overview`` only what somebody may have to do something about."""
+    """The whole report; without ``overview`` only problems."""
     text = Text()
     if overview:
         _overview(text, report)
@@ -29,11 +29,11 @@ def data_report_text(report: DataReport, *, overview: bool = True) -> Text:
 
 
 def left_out_text(left_out: Sequence[LeftOut], unreadable: Sequence[str] = ()) -> Text:
-    """Files that were not read, by what they are; empty where all were."""
+    """Files that were not read, by type; empty where all were."""
     lines = [str(each) for each in sorted(left_out, key=lambda each: not each.picture) if each.reason != OTHER_FILES]
     if others := [each for each in left_out if each.reason == OTHER_FILES]:
         listed = ", ".join(f"{each.count:,} {each.what}" for each in others[:_MOST_LINES])
-        more = f", {len(others) - _MOST_LINES} more kinds of file" if len(others) > _MOST_LINES else ""
+        more = f", {len(others) - _MOST_LINES} more file types" if len(others) > _MOST_LINES else ""
         lines.append(f"{listed}{more}: {OTHER_FILES}")
     broken = [f"cannot be read: {each}" for each in unreadable]
     if len(broken) > _MOST_LINES:
@@ -51,7 +51,7 @@ def _overview(text: Text, report: DataReport) -> None:
     each = f"{most:,} each" if fewest == most else f"from {fewest:,} ({small}) to {most:,} ({large}) each"
     text.append(f"{report.name}: {counted(report.images, 'image')} of {counted(report.classes, 'class')}, {each}\n")
     if report.single and report.classes > 1:
-        text.append(f"  {counted(report.single, 'class')} with a single image, which has no like to be found\n")
+        text.append(f"  {counted(report.single, 'class')} with a single image, which has no other to find\n")
     trains = any(part.name == TRAINING for part in report.parts)
     for part in report.parts:
         role = _ROLES.get(part.name, "")
@@ -79,4 +79,4 @@ def _warn(text: Text, repeated: RepeatedPictures) -> None:
     say(repeated.two_classes, "warning", "in two classes, of which one must be wrong:")
     say(repeated.copies, "note", "twice in a class that is scored, where each finds its copy:")
     if not repeated.complete:
-        text.append("note: too many images, or too many that look alike, to search all for pictures that occur twice\n")
+        text.append("note: too many images, or too many that look alike, to search all for images that occur twice\n")

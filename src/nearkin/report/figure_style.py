@@ -1,17 +1,21 @@
-"""How nearkin's pictures look: colours, titles, framed images, and how a figure becomes a file."""
+"""How nearkin's figures look: colours, titles, framed images, and how a figure becomes a file."""
 
 from __future__ import annotations
 
 import io
 import textwrap
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.disk import write_atomically
+
+if TYPE_CHECKING:
+    from nearkin.report.opened_run import OpenedRun
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -28,7 +32,7 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
 }
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Colours that also people who see red and green alike can tell apart (Okabe and Ito's, and one more)."""
+"""Colours that remain distinct for colour-blind readers (Okabe and Ito's, and one more)."""
 CLASS_COLOURS = (
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
     "#ee7733", "#332288", "#99cc33", "#7b4b2a", "#009988", "#777777",
@@ -36,36 +40,42 @@ CLASS_COLOURS = (
 CLASS_MARKERS = ("o", "s", "^", "D", "v", "P")
 GREY = "#888888"
 RIGHT, WRONG, PLAIN, MARGIN = "#1a9850", "#d73027", "#444444", "#f2f2f2"
-"""Frames of images: of the query's class, of another, of the query itself; and what a frame leaves free."""
+"""Frames of hits of the query's class, of other hits, of the query itself; and the background inside a frame."""
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure of so many inches."""
+    """An empty matplotlib figure, in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Any, file: Path, *, dpi: int) -> None:
-    """Write a figure in the format that the file's name ends in; the same figure always gives the same bytes."""
-    kind = file.suffix.removeprefix(".")
-    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    """Write a figure in the format of the file's suffix."""
+    write_atomically(file, figure_bytes(figure, file.suffix.removeprefix("."), dpi=dpi))
+
+
+def figure_bytes(figure: Any, file_format: str, *, dpi: int) -> bytes:
+    """A figure as png, pdf or svg. The same figure always gives the same bytes."""
+    import matplotlib
+
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(file_format)
     content = io.BytesIO()
-    with warnings.catch_warnings():
-        # A class name may hold characters that the figure's font lacks; a box in a caption is no reason for noise.
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # A class name may hold characters that the font lacks; a box in a caption is no reason for a warning.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
-        figure.savefig(content, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
-    write_atomically(file, content.getvalue())
+        figure.savefig(content, format=file_format, dpi=dpi, facecolor="white", metadata=metadata)
+    return content.getvalue()
 
 
-def head(figure: Any, *lines: str) -> None:
-    """A figure's title, broken where it would be wider than the figure."""
+def set_title(figure: Any, *lines: str) -> None:
+    """A figure's title, with lines broken to its width."""
     width = int(12.5 * figure.get_figwidth())
     figure.suptitle("\n".join(part for line in lines for part in textwrap.wrap(line, width)), fontsize=10)
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A number with a minus sign that is as wide as its digits.
+    """A number with a minus sign as wide as its digits.
 
     >>> number(-0.5)
     '−0.50'
@@ -73,8 +83,8 @@ def number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
-def end_at_all(axis: Any, which: str = "y") -> None:
-    """Scores end at 100 %: no tick beyond, and no more room there than a marker needs."""
+def end_at_100(axis: Any, which: str = "y") -> None:
+    """End an axis of scores in per cent at 100, with just enough room for a marker there."""
     low, high = getattr(axis, f"get_{which}lim")()
     if high > 100:
         ticks = [tick for tick in getattr(axis, f"get_{which}ticks")() if low <= tick <= 100]
@@ -83,13 +93,13 @@ def end_at_all(axis: Any, which: str = "y") -> None:
 
 
 def class_style(index: int) -> dict[str, str]:
-    """Colour and marker of the index-th class of a picture; beyond twelve the markers tell repeated colours apart."""
+    """Colour and marker of the index-th class of a figure. After twelve classes the colours repeat, the markers not."""
     turn, colour = divmod(index, len(CLASS_COLOURS))
     return {"color": CLASS_COLOURS[colour], "marker": CLASS_MARKERS[turn % len(CLASS_MARKERS)]}
 
 
 def show_image(axis: Any, image: NDArray[np.uint8], colour: str) -> None:
-    """An image in a square frame, so that high and wide ones take the same room."""
+    """An image in a square frame, so that tall and wide images take the same room."""
     height, width = image.shape[:2]
     half = max(height, width) / 2
     axis.imshow(image, interpolation="antialiased")
@@ -105,10 +115,43 @@ def show_image(axis: Any, image: NDArray[np.uint8], colour: str) -> None:
 
 
 def shorten(name: str, length: int) -> str:
-    """A name short enough for a caption, and safe there: matplotlib reads ``$`` as the start of a formula.
+    """A name short enough for a caption, with ``$`` escaped, which matplotlib reads as the start of a formula.
 
     >>> shorten("a very long name of a class", 18), shorten("5 $", 18)
     ('a very long name …', '5 \\\\$')
     """
     short = name if len(name) <= length else name[: length - 1] + "…"
     return short.replace("$", r"\$")
+
+
+def run_title(run: OpenedRun) -> str:
+    """Data set, loss, method, protocol, seed and checkpoint of a run."""
+    step = f" (step {run.step})" if run.folder.last_checkpoint.exists() else ""
+    return f"{shared_title([run])}, {run.view.checkpoint} weights{step}"
+
+
+def shared_title(runs: Sequence[OpenedRun]) -> str:
+    """What the runs of one figure have in common."""
+    first, names = runs[0], dict.fromkeys(run.recipe.protocol.name for run in runs)
+    data = shorten(Path(first.recipe.data.source).stem, 40)
+    protocols = f"{' and '.join(names)} protocol{'s' if len(names) > 1 else ''}"
+    alone = f"{data}: {first.label}, {protocols}, seed {first.recipe.training.seed}"
+    return alone if len(runs) == 1 else f"{data}, {protocols}"
+
+
+def run_colour(run: OpenedRun) -> str:
+    """The run's colour in every figure. Runs that differ only in their seed share it."""
+    return RUN_COLOURS[run.family % len(RUN_COLOURS)]
+
+
+def class_name(run: OpenedRun, label: int, length: int = 24) -> str:
+    return shorten(run.data.table.class_names[label], length)
+
+
+def show_examples(axes: Sequence[Any], run: OpenedRun, label: int, colour: str) -> None:
+    """Training images of a class, from the left. A small class leaves axes empty."""
+    rows = run.examples(label, len(axes))
+    for axis, row in zip(axes, rows, strict=False):
+        show_image(axis, run.data.images[row], colour)
+    for axis in axes[len(rows) :]:
+        axis.set_axis_off()

@@ -1,4 +1,4 @@
-"""Tables as text: for a terminal, Markdown, LaTeX, CSV and HTML. Nobody else writes any of them."""
+"""Tables as text: for a terminal, in Markdown, LaTeX, CSV and HTML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLES = {"published": "cyan", "difference": "bold", "last": "dim"}
 
 
 def terminal(table: Table) -> Group:
-    """For a terminal: narrow, headings broken at their spaces, what to mind in yellow."""
+    """For a terminal: narrow, with headings broken at their spaces and notes in yellow."""
     shown: list[Any] = [Text(table.title, style="bold")] if table.title else []
     for part in table.parts:
         shown += [Text(part.title, style="bold")] if part.title else []
@@ -31,7 +31,7 @@ def terminal(table: Table) -> Group:
 
 
 def markdown(table: Table) -> str:
-    """The parts, then what they hold for, then what to mind."""
+    """The parts, then the conditions, then the notes."""
     blocks = [f"# {one_line(table.title)}"] if table.title else []
     for part in table.parts:
         blocks += [f"## {one_line(part.title)}"] if part.title else []
@@ -39,7 +39,7 @@ def markdown(table: Table) -> str:
         blocks.append(markdown_table(cells, is_number=part.is_number))
     blocks += table.conditions
     if table.notes:
-        blocks += ["## Mind", "\n".join(f"- {one_line(note)}" for note in table.notes)]
+        blocks += ["## Notes", "\n".join(f"- {one_line(note)}" for note in table.notes)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -52,8 +52,8 @@ def latex(table: Table) -> str:
         for line in part.lines:
             body += ["\\midrule"] if line is part.lines[0] or line.begins_group else []
             body.append(" & ".join(latex_escape(cell) for cell in line.cells) + r" \\")
-        said = [text for text in (table.title, part.title, *table.conditions) if text]
-        caption = " ".join(text if text.endswith(".") else f"{text}." for text in said)
+        texts = [text for text in (table.title, part.title, *table.conditions) if text]
+        caption = " ".join(text if text.endswith(".") else f"{text}." for text in texts)
         blocks += [
             "\\begin{table}",
             "\\centering",
@@ -70,7 +70,7 @@ def latex(table: Table) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """The records: a column for every key that one of them has, several values in one cell behind semicolons.
+    """The records, with a column for every key; lists are joined by semicolons.
 
     >>> csv_text(Table("", (), records=({"a": 1}, {"a": 2, "b": ["x", "y"]}))).splitlines()
     ['a,b', '1,', '2,x; y']
@@ -84,31 +84,31 @@ def csv_text(table: Table) -> str:
     return text.getvalue()
 
 
-def html_table(part: Part, *, caption: str = "", kind: str = "") -> str:
-    """A part for a page, in a frame that scrolls sideways where the screen is narrow."""
+def html_table(part: Part, *, caption: str = "", css: str = "") -> str:
+    """A part for a page, with CSS classes, in a frame that scrolls sideways on a narrow screen."""
     head = "".join(
-        f'<th scope="col"{_attributes(part, place)}>{escape(name)}</th>' for place, name in enumerate(part.columns)
+        f'<th scope="col"{_attributes(part, column)}>{escape(name)}</th>' for column, name in enumerate(part.columns)
     )
     rows = []
     for line in part.lines:
         first, *others = (escape(cell) for cell in line.cells)
         bars = line.fractions or (None,) * len(line.cells)
         cells = "".join(f"<td{_attributes(part, at, bars[at])}>{cell}</td>" for at, cell in enumerate(others, 1))
-        kinds = " ".join([line.kind] * bool(line.kind) + ["first"] * line.begins_group)
-        rows.append(f'<tr{f" class={kinds!r}" if kinds else ""}><th scope="row">{first}</th>{cells}</tr>')
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
+        classes = " ".join([line.style] * bool(line.style) + ["first"] * line.begins_group)
+        rows.append(f'<tr{f" class={classes!r}" if classes else ""}><th scope="row">{first}</th>{cells}</tr>')
+    shown_caption = f"<caption>{escape(caption)}</caption>" if caption else ""
     return (
-        f'<div class="scroll" tabindex="0"><table class="{kind}">{said}<thead><tr>{head}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table class="{css}">{shown_caption}<thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {"md": markdown, "latex": latex, "csv": csv_text}
-"""What ``--format`` may name, beside the terminal's own."""
+"""The values of ``--format``, besides that of the terminal."""
 
 
 def markdown_table(rows: Iterable[Sequence[str]], *, is_number: Callable[[int], bool] = lambda column: False) -> str:
-    """Rows of cells as Markdown, the first of them the headings; columns of numbers are aligned at the right.
+    """Rows of cells as Markdown, headings first; columns of numbers are aligned at the right.
 
     >>> print(markdown_table([["loss", "R@1"], ["a|b", "65.7"]], is_number=lambda column: column > 0))
     | loss | R@1 |
@@ -155,13 +155,13 @@ def signed(value: float, digits: int = 1) -> str:
 
 def _rich(part: Part) -> RichTable:
     shown = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for place, name in enumerate(part.columns):
-        number = part.is_number(place)
+    for column, name in enumerate(part.columns):
+        number = part.is_number(column)
         heading = name.replace(" ", "\n") if number else name
         shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for line in part.lines:
         texts = [Text(cell.replace(" ± ", "±"), style=_style(cell)) for cell in line.cells]
-        shown.add_row(*texts, style=_STYLES.get(line.kind))
+        shown.add_row(*texts, style=_STYLES.get(line.style))
     return shown
 
 

@@ -116,7 +116,7 @@ def list_backbones() -> Listing:
 
 
 def list_plots() -> Listing:
-    """The pictures that ``nearkin plot`` draws."""
+    """The figures that ``nearkin plot`` draws."""
     intro = (
         "Read off the files in `src/nearkin/report/figures/` by `nearkin plots --markdown > docs/plots.md`. The name\n"
         "is what `nearkin plot --only` takes."
@@ -125,7 +125,7 @@ def list_plots() -> Listing:
     records = tuple(
         {"name": name, "summary": summary_of(importlib.import_module(path))} for name, path in modules.items()
     )
-    return Listing("Pictures", intro, ("name", "summary"), records)
+    return Listing("Figures", intro, ("name", "summary"), records)
 
 
 def list_keys() -> Listing:

@@ -1,4 +1,4 @@
-"""A run opened to be looked at: its weights, its data, its proxies, and embeddings of a part of its classes."""
+"""A run opened for figures and reports: its weights, data, proxies, and embeddings of some of its classes."""
 
 from __future__ import annotations
 
@@ -31,29 +31,33 @@ from nearkin.training.checkpoint import Checkpoint, read_checkpoint
 from nearkin.training.state import Event
 
 IMAGE_LIMIT = 3000
-"""A picture need not show a whole large data set; beyond this many images some whole classes stand for it."""
+"""Of a larger data set, figures embed and show some whole classes of at most this many images."""
 CLASSES_BY = ("means", "proxies")
 
 
 class CannotDrawError(DataError):
-    """A picture that a run has nothing to show in; the message is the reason."""
+    """A figure cannot be drawn for a run; the message is the reason."""
+
+
+class NothingToShowError(CannotDrawError):
+    """A figure does not apply to a run, such as VCPA's uncertainty to another loss."""
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What to look at: the same for every run that is opened."""
+    """Which weights, classes and images to show; the same for every run that is opened."""
 
     checkpoint: str = "best"
     classes: int = 12
     """Classes in a map of embeddings."""
     seed: int = 0
-    """Decides which classes and images are shown, and how a map is begun."""
+    """Selects the classes and images that are shown, and starts t-SNE."""
     device: str | None = None
     data_root: Path | None = None
     data: str | None = None
-    """Where the runs' images are now, if no longer where their recipes say."""
+    """Where the runs' images are now, if they have moved since training."""
     classes_by: str = "means"
-    """What stands for a class where classes are compared, one of ``CLASSES_BY``; learned proxies lie nearly all equally
+    """What represents a class where classes are compared, one of ``CLASSES_BY``. Learned proxies are nearly all equally
     far apart."""
 
 
@@ -88,9 +92,9 @@ class Proxies:
 
 
 class OpenedRun:
-    """A run folder whose parts are loaded when they are first asked for.
+    """A run folder whose parts are loaded on first use.
 
-    Its recipe, evaluations and events need the folder alone, so a run whose data has moved still has its curves.
+    Recipe, evaluations and events need only the folder, so a run whose data has moved still has its curves.
     """
 
     def __init__(
@@ -104,24 +108,20 @@ class OpenedRun:
         self.view = view or ViewOptions()
         self.folder = RunFolder.existing(path)
         self.recipe: Recipe = self.folder.recipe()
-        place, method = self.folder.path.expanduser().resolve(), self.recipe.method.name
-        row = place.parent.name if re.fullmatch(r"seed-\d+", place.name) else None
-        self.name = place.name if row is None else f"{row}-{place.name}"
-        """The folder's name, behind that of its row where it is a run of a study, where all are called alike."""
+        path, method = self.folder.path.expanduser().resolve(), self.recipe.method.name
+        row = path.parent.name if re.fullmatch(r"seed-\d+", path.name) else None
+        self.name = path.name if row is None else f"{row}-{path.name}"
+        """The folder's name; in a study after the name of its row, since the runs of all rows have the same names."""
         self.parts = self.recipe.objective.name + ("" if method == "plain" else f" with {method}")
         """The loss and, unless it is plain training, the method."""
         self.title = self.parts if row in (None, self.parts) else f"{row} ({self.parts})"
-        """Loss and method, behind the name of the row of a study where that is another."""
+        """Loss and method; in a study after the name of the row, where that differs."""
         self.label = self.title
-        """What the run is called in a picture with others."""
+        """The run's name in a figure of several runs."""
         self.family = 0
         """The same number for runs opened together whose recipes differ only in the seed."""
         self._images_store: dict[object, OpenedImages] = {} if images_store is None else images_store
         self._progress = progress
-
-    def decided_by(self, besides: Sequence[str]) -> str:
-        """A hash that runs share whose recipes differ in ``besides`` alone."""
-        return fingerprint(self.recipe, besides=besides)
 
     @cached_property
     def evaluations(self) -> list[dict[str, float | None]]:
@@ -140,12 +140,12 @@ class OpenedRun:
 
     @property
     def best_evaluation(self) -> dict[str, float | None] | None:
-        """The evaluation that the protocol chooses; None where no score chooses one. The untrained network is none."""
-        chosen = self.folder.scores().best if self.folder.is_finished else None
+        """The evaluation that the protocol selects, never the untrained one; None where no score selects."""
+        selected = self.folder.scores().best if self.folder.is_finished else None
         scored = [row for row in self.evaluations if row["step"] and row.get(self.select_by) is not None]
-        if chosen is not None:
-            scored = [row for row in scored if row["step"] == chosen.get("step")] or scored
-        return max(scored, key=lambda row: _or_lowest(row[self.select_by]), default=None)
+        if selected is not None:
+            scored = [row for row in scored if row["step"] == selected.get("step")] or scored
+        return max(scored, key=lambda row: np.nan_to_num(row[self.select_by] or 0.0, nan=-np.inf), default=None)
 
     @property
     def data(self) -> OpenedImages:
@@ -168,12 +168,12 @@ class OpenedRun:
             except DataError as error:
                 option = "--data-root" if is_benchmark(section.source) else "--data"
                 raise CannotDrawError(
-                    f"the images cannot be read: {error}. If they have moved, say where they are now with {option}; "
-                    f"without them there are curves, covering radius and sub-problems"
+                    f"the images cannot be read: {error}. If they have moved, give their new folder with {option}; "
+                    f"without images there are curves, covering and problems"
                 ) from error
         data = split_as_stored(self.folder, self.recipe, self._images_store[section])
         images_hash = self.folder.split.images_hash
-        # Runs on the same images share them: rows are compared by their numbers, and an image is shown once.
+        # Runs on the same images share one object, so that rows are comparable and an image is embedded once in a page.
         return replace(data, images=self._images_store.setdefault((section, images_hash), data.images))
 
     @cached_property
@@ -218,8 +218,8 @@ class OpenedRun:
         encoder = self.trained.encoder
         if self.bank is not None:
             vectors: Tensor = self.bank.vectors
-        elif (own := self._method_state.get("bank")) is not None:
-            vectors = own["vectors"]
+        elif (bank := self._method_state.get("bank")) is not None:
+            vectors = bank["vectors"]
             if self.recipe.method.options.get("anchors") == "samples":
                 rows = self.protocol.train_rows[self._method_state["anchor_rows"].numpy().ravel()]
                 vectors = self.embed(rows).view(*vectors.shape)
@@ -242,7 +242,7 @@ class OpenedRun:
         """σ̄ of every proxy, ``[C, K]``."""
         bank = self.bank
         if not isinstance(bank, VariationalBank):
-            raise CannotDrawError(f"the objective is {self.recipe.objective.name}; only vcpa has it")
+            raise NothingToShowError(f"the objective is {self.recipe.objective.name}; only vcpa has it")
         return bank.uncertainty()
 
     @cached_property
@@ -260,7 +260,7 @@ class OpenedRun:
         """Images of test classes, queries and gallery together."""
         test = self.protocol.test
         if test is None:
-            raise CannotDrawError("the run has no test classes")
+            raise NothingToShowError("the run has no test classes")
         return test.query if test.gallery is None else np.union1d(test.query, test.gallery)
 
     @cached_property
@@ -270,25 +270,25 @@ class OpenedRun:
 
     @cached_property
     def class_means(self) -> Sample:
-        """The mean of each training class's normalised embeddings: its first row, label and mean.
+        """The mean of each training class's normalised embeddings, with its first row and label.
 
-        All classes are there, or very many: of large ones fewer images are embedded.
+        It covers all classes, or very many: of large classes fewer images are embedded.
         """
         rows = self.protocol.train_rows
         few = len(rows) <= IMAGE_LIMIT
         sample = self.training_sample if few else self.sample(rows, IMAGE_LIMIT, at_least=IMAGE_LIMIT // 2)
         classes, first, owner = np.unique(sample.labels, return_index=True, return_inverse=True)
-        places = torch.from_numpy(owner.reshape(-1))
+        indices = torch.from_numpy(owner.reshape(-1))
         sums = torch.zeros(len(classes), sample.embeddings.shape[1])
-        sums.index_add_(0, places, l2_normalise(sample.embeddings))
-        return Sample(sample.rows[first], classes, sums / places.bincount()[:, None])
+        sums.index_add_(0, indices, l2_normalise(sample.embeddings))
+        return Sample(sample.rows[first], classes, sums / indices.bincount()[:, None])
 
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
         """Embeddings of table rows, ``[len(rows), dim]`` on the CPU."""
         return self.trained.embed(self.data.images, rows).cpu()
 
     def examples(self, label: int, count: int) -> list[int]:
-        """Rows of ``count`` training images of a class; whoever asks for more gets the same ones and others."""
+        """Rows of ``count`` training images of a class; a larger count has the same ones first."""
         rows = self.protocol.train_rows[self.data.table.labels[self.protocol.train_rows] == label]
         rng = np.random.Generator(np.random.Philox([self.view.seed, label]))
         return rng.permutation(rows)[:count].tolist()  # type: ignore[no-any-return]
@@ -326,26 +326,26 @@ class OpenedRun:
 def open_runs(
     paths: Sequence[str | Path], view: ViewOptions | None = None, *, progress: Progress | None = None
 ) -> list[OpenedRun]:
-    """Open runs that were trained on the same data, which is read once; labels and families tell them apart."""
+    """Open runs that were trained on the same data, which is read once."""
     store: dict[object, OpenedImages] = {}
     runs = [OpenedRun(path, view, images_store=store, progress=progress) for path in paths]
     if len({source_of(run.recipe.data) for run in runs}) > 1:
         listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
-        raise DataError(f"runs in one picture must share their data: {listing}. Plot them one by one")
+        raise DataError(f"runs in one figure must share their data: {listing}. Plot them one by one")
     known = {images: run for run in runs if (images := run.folder.images) is not None}
     if len(known) > 1:
         first, second = list(known.values())[:2]
         raise DataError(
-            f"runs in one picture must share their data, and images of {first.recipe.data.source} changed between "
+            f"runs in one figure must share their data, and images of {first.recipe.data.source} changed between "
             f"{first.folder.path} and {second.folder.path}. Plot them one by one"
         )
     families: dict[str, int] = {}
     titles, names = [run.title for run in runs], [run.name for run in runs]
     for run in runs:
-        decides = run.decided_by(["training.seed", "protocol.validation_seed"])
-        run.family = families.setdefault(decides, len(families))
-        own = run.name if names.count(run.name) == 1 else run.folder.path
-        label = run.title if titles.count(run.title) == 1 else f"{run.title} ({own})"
+        family = fingerprint(run.recipe, besides=["training.seed", "protocol.validation_seed"])
+        run.family = families.setdefault(family, len(families))
+        name = run.name if names.count(run.name) == 1 else run.folder.path
+        label = run.title if titles.count(run.title) == 1 else f"{run.title} ({name})"
         run.label = label.replace("$", r"\$")  # matplotlib reads a bare $ as the start of a formula
     return runs
 
@@ -353,9 +353,9 @@ def open_runs(
 def whole_classes(
     rows: NDArray[np.int64], labels: NDArray[np.int64], rng: np.random.Generator, *, limit: int, at_least: int = 2
 ) -> NDArray[np.int64]:
-    """All rows, or those of as many classes, drawn by chance, as fit below ``limit``.
+    """All rows, or those of as many randomly chosen classes as fit below ``limit``.
 
-    Where fewer than ``at_least`` whole classes fit, so many are taken and each is thinned.
+    Where fewer than ``at_least`` whole classes fit, that many are taken with fewer images of each.
 
     >>> rows, labels = np.arange(12), np.repeat([0, 1, 2], 4)
     >>> len(whole_classes(rows, labels, np.random.default_rng(0), limit=9))
@@ -379,9 +379,5 @@ def whole_classes(
 
 
 def source_of(section: DataSection) -> str:
-    """What data a section names, however its path is written."""
+    """The data that a section names, with paths resolved."""
     return section.source if is_benchmark(section.source) else str(Path(section.source).expanduser().resolve())
-
-
-def _or_lowest(score: float | None) -> float:
-    return -np.inf if score is None or np.isnan(score) else score

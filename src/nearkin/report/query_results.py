@@ -1,4 +1,4 @@
-"""What the test queries of a run find: nearest neighbours, right or wrong, and scores by query and by class."""
+"""The results of a run's test queries: nearest neighbours, and scores by query and by class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An image that a query found: its row in the table, its label, and whether that is the query's."""
+    """A hit of a query: its row in the table, its label, and whether that is the query's."""
 
     row: int
     label: int
@@ -39,9 +39,9 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class QueryResults:
-    """Queries ``[Q]`` of a run, and of each the first places of its ranking of the gallery ``[N]``.
+    """Queries ``[Q]`` of a run, and of each the first hits in the gallery ``[N]``.
 
-    Without a gallery of its own, a run's queries are the gallery, and a query is not its own neighbour.
+    Where the protocol has no gallery, the queries are the gallery, and a query is not its own neighbour.
     """
 
     run: OpenedRun
@@ -51,17 +51,17 @@ class QueryResults:
     gallery: Sample
     distance: Distance
     true: NDArray[np.int64]
-    """How many images of its class each query has to find, ``[Q]``."""
-    found: NDArray[np.int64]
-    """Places in the gallery, nearest first, ``[Q, SHOWN]`` or fewer columns where the gallery is smaller."""
+    """The number of gallery images of each query's class, ``[Q]``."""
+    hits: NDArray[np.int64]
+    """Indices in the gallery, nearest first, ``[Q, SHOWN]`` or fewer columns where the gallery is smaller."""
     similarities: NDArray[np.float64]
     recall: NDArray[np.float64]
-    """R@1 of each query; NaN where there is nothing to be found."""
+    """R@1 of each query; NaN where there is nothing to find."""
     precision: NDArray[np.float64]
-    """MAP@R of each query; NaN where there is nothing to be found."""
+    """MAP@R of each query; NaN where there is nothing to find."""
 
     def choose_queries(self, count: int) -> list[int]:
-        """One query from each of ``count`` classes that have something to be found, drawn by chance."""
+        """One random query from each of ``count`` random classes that have something to find."""
         rng, able = self.run.random(), np.flatnonzero(self.true > 0)
         labels = self.queries.labels[able]
         classes = np.unique(labels)
@@ -69,13 +69,15 @@ class QueryResults:
         return [int(rng.choice(able[labels == label])) for label in chosen.tolist()]
 
     def neighbours_of(self, query: int) -> list[Neighbour]:
-        """What a query found, nearest first."""
-        rows, labels = self.gallery.rows[self.found[query]], self.gallery.labels[self.found[query]]
-        own = self.queries.labels[query]
-        return [Neighbour(row, label, label == own) for row, label in zip(rows.tolist(), labels.tolist(), strict=True)]
+        """A query's hits, nearest first."""
+        rows, labels = self.gallery.rows[self.hits[query]], self.gallery.labels[self.hits[query]]
+        truth = self.queries.labels[query]
+        return [
+            Neighbour(row, label, label == truth) for row, label in zip(rows.tolist(), labels.tolist(), strict=True)
+        ]
 
     def classes(self) -> dict[int, ClassScore]:
-        """Scores of every class that has a query with something to be found, by its label."""
+        """Scores, by label, of every class that has a query with something to find."""
         counted = self.true > 0
         labels, owner, counts = np.unique(self.queries.labels[counted], return_inverse=True, return_counts=True)
         owner = owner.reshape(-1)
@@ -85,16 +87,16 @@ class QueryResults:
         return dict(zip(labels.tolist(), scores, strict=True))
 
     def worst(self, count: int) -> list[int]:
-        """Queries whose nearest neighbour is wrong, by their MAP@R and then by how sure the mistake is; one a class."""
+        """Queries whose nearest neighbour is wrong, one of a class: lowest MAP@R first, then highest similarity."""
         wrong = np.flatnonzero(self.recall == 0)
         order = wrong[np.lexsort((-self.similarities[wrong, 0], self.precision[wrong]))]
         _, first = np.unique(self.queries.labels[order], return_index=True)
         return order[np.sort(first)][:count].tolist()  # type: ignore[no-any-return]
 
     def first_right(self, query: int) -> tuple[Neighbour, int]:
-        """The nearest image of a query's own class, and its rank, from 1."""
-        own, label = self.queries.embeddings[query : query + 1], int(self.queries.labels[query])
-        order, _ = nearest(own, self.gallery.embeddings, k=len(self.gallery.rows), distance=self.distance)
+        """The nearest image of a query's class, and its rank, from 1."""
+        embedding, label = self.queries.embeddings[query : query + 1], int(self.queries.labels[query])
+        order, _ = nearest(embedding, self.gallery.embeddings, k=len(self.gallery.rows), distance=self.distance)
         ranking = order[0].numpy()
         if self.queries is self.gallery:
             ranking = ranking[ranking != query]
@@ -103,9 +105,9 @@ class QueryResults:
 
 
 def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -> QueryResults:
-    """Rank the gallery among a sample of a run's test images for every query among them, exactly.
+    """Search the gallery of a sample of a run's test images for every query among them, exactly.
 
-    ``distance`` is that of the encoder that embedded them; default: the run's own.
+    ``distance`` is that of the encoder that embedded them; default: the run's.
     """
     test = run.protocol.test
     assert test is not None, "a run with a sample of test images has test classes"
@@ -119,7 +121,7 @@ def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -
     if shown < 1:
         raise CannotDrawError("a single test image has no neighbours")
     count = len(queries.rows)
-    found = np.zeros((count, shown), dtype=np.int64)
+    hits = np.zeros((count, shown), dtype=np.int64)
     similarities = np.zeros((count, shown))
     recall, precision = np.full(count, np.nan), np.full(count, np.nan)
     blocks = ranked_blocks(
@@ -131,8 +133,8 @@ def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -
     )
     for block in blocks:
         rows, order = block.rows.numpy(), block.indices.numpy()
-        found[rows], similarities[rows] = order[:, :shown], block.similarities.numpy()[:, :shown]
+        hits[rows], similarities[rows] = order[:, :shown], block.similarities.numpy()[:, :shown]
         some = rows[true[rows] > 0]
-        hits = torch.from_numpy(gallery.labels[order[true[rows] > 0]] == queries.labels[some, None])
-        recall[some], precision[some] = (score.per_query(hits, torch.from_numpy(true[some])) for score in BY_QUERY)
-    return QueryResults(run, sample, queries, gallery, distance, true, found, similarities, recall, precision)
+        right = torch.from_numpy(gallery.labels[order[true[rows] > 0]] == queries.labels[some, None])
+        recall[some], precision[some] = (score.per_query(right, torch.from_numpy(true[some])) for score in BY_QUERY)
+    return QueryResults(run, sample, queries, gallery, distance, true, hits, similarities, recall, precision)

@@ -1,7 +1,8 @@
-"""Tables of scores: seeds of one recipe in a line, best beside last, published figures beside ours."""
+"""Tables of scores: of one run before and after training, and of groups of runs next to published values."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,18 +11,88 @@ from nearkin.errors import DataError, RecipeError, did_you_mean
 from nearkin.evaluation.protocol import as_tested, select_by
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
+from nearkin.recipe import Recipe
+from nearkin.report.differences import COMPARED
 from nearkin.report.published import SAME_SCORE, PublishedLine, published_lines
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.runs.scores import EnsembleScores, Scores
 
 CONDITIONS = ("data", "encoder", "protocol", "selection", "seeds", "hardware")
-"""What every score holds for: in the caption where it is the same for all lines, a column where it is not."""
+"""The conditions of every score: in the caption where they are the same for all lines, else in a column."""
+LEGEND = "R@1: how often the nearest image is of the same class; MAP@R: how well all of its class come before others"
+UNTRAINED = "the backbone as it was before training, without a head"
+
+
+def run_table(scores: Scores) -> Table:
+    """A run's scores before and after training, with protocol, selection rule, seed and hardware.
+
+    A final model has no test classes; its table has the scores of the run that selected its epoch, and says so.
+    """
+    if scores.final_of is not None:
+        selected = scores.final_of.scores
+        table = run_table(selected) if selected.test else Table("", ())
+        return Table(table.title, table.parts, (scores.final_of.note, *table.conditions))
+    held = scores.conditions
+    parts = [f"{held.protocol} protocol, {held.selection}", held.training_conditions, held.weights, f"seed {held.seed}"]
+    epochs = "1 epoch" if scores.epochs == 1 else f"{scores.epochs:g} epochs"
+    parts += [held.hardware, f"{epochs} in {scores.seconds:.0f} s"]
+    conditions = ["; ".join(part for part in parts if part) + "."]
+    if scores.untrained:
+        conditions.append(f"Untrained: {UNTRAINED}. {LEGEND}.")
+    columns = {"untrained": scores.untrained, "trained": scores.test}
+    if scores.chosen_on_test:
+        columns["last epoch"] = scores.last
+    return metric_table(f"{held.data}: {held.objective}, {held.test_classes}", columns, *conditions)
+
+
+def metric_table(title: str, columns: Mapping[str, Mapping[str, Any] | None], *conditions: str) -> Table:
+    """One line per score in per cent, one column per set of scores."""
+    present = {name: scores for name, scores in columns.items() if scores}
+    names = dict.fromkeys(name for scores in present.values() for name in scores if is_score(name))
+    shown = [score_named(name) for name in names if score_named(name).in_percent]
+    cells = [
+        [score.heading, *(score.text(each[score.name]) if score.name in each else NOTHING for each in present.values())]
+        for score in shown
+    ]
+    return Table(title, (Part.of(["score (%)", *present], cells),), conditions)
+
+
+def verdict(scores: Scores, recipe: Recipe) -> str | None:
+    """One line of advice where training did not improve the scores as they are printed; else None."""
+    before, after = scores.untrained, scores.test
+    if not before or not after or not scores.steps:
+        return None
+    shown = {name: (round(100 * before[name], 1), round(100 * after[name], 1)) for name in COMPARED if name in before}
+    worse, better = (
+        [f"{name} {was:.1f} → {now:.1f}" for name, (was, now) in shown.items() if sign * (now - was) > 0]
+        for sign in (-1, 1)
+    )
+    if not worse and (better or all(was == 100 for was, _ in shown.values())):
+        return None
+    if worse and better:
+        line = f"Training helped and hurt: {', '.join(worse)}, but {', '.join(better)}."
+    else:
+        line = f"Training did not help: {', '.join(worse)}." if worse else "Training changed nothing."
+    training, encoder = recipe.training, recipe.encoder
+    rate = f"training.learning_rate (now {training.learning_rate:g})"
+    if encoder.weights is None and ":" not in encoder.backbone:
+        return (
+            f"{line} The network began without pretrained weights: try another {rate}, more training.epochs (now "
+            f"{training.epochs}), or give it weights (encoder.weights)."
+        )
+    was_rising = scores.chosen.get("epoch") == scores.epochs and recipe.protocol.name == "validation"
+    epochs = f"{'more' if was_rising else 'fewer'} training.epochs (now {training.epochs})"
+    backbone = f"nearkin evaluate --backbone {encoder.backbone} --data {shlex.quote(recipe.data.source)}"
+    return (
+        f"{line} Try a smaller {rate} or {epochs}, or use the backbone as it is: {backbone} scores it, and training "
+        f"with training.epochs=0 encoder.dim=null makes a run of it."
+    )
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line before it is put into words."""
+    """A line of the table of groups."""
 
     title: str
     what: str
@@ -33,22 +104,29 @@ class Entry:
     recipes: tuple[str, ...] = ()
     published: PublishedLine | None = None
     published_as: str = ""
-    """The protocol under which papers print such scores; empty where they do not."""
+    """The protocol of published values to compare with; empty where there are none."""
     test_classes: str = ""
 
 
-def score_table(groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = None, published: bool = True) -> Table:
+def score_table(
+    groups: Sequence[RunGroup],
+    *,
+    metrics: Sequence[str] | None = None,
+    published: bool = True,
+    untrained: bool = False,
+) -> Table:
     """The table of the groups' finished runs.
 
     Args:
         groups: from :func:`nearkin.report.run_groups.gather_runs`.
         metrics: names of the scores to show, in this order; default: all that were measured.
-        published: put published figures below ours where it is certain that they are of the same thing.
+        published: add published values below ours where they certainly measure the same.
+        untrained: add the scores before training.
     """
-    entries = [entry for place, group in enumerate(groups) for entry in _entries(group, place)]
+    entries = [entry for index, group in enumerate(groups) for entry in _entries(group, index, untrained=untrained)]
     if not entries:
         raise DataError("none of the runs has a score on test classes: they are not finished, or have no test classes")
-    measured = [name for name in dict.fromkeys(n for each in entries for n in each.scores) if score_named(name).shown]
+    measured = [name for name in dict.fromkeys(n for entry in entries for n in entry.scores) if score_named(name).shown]
     measured.sort(key=lambda name: not score_named(name).in_percent)  # the order of the recipe otherwise
     for name in metrics or ():
         if name not in measured:
@@ -69,40 +147,39 @@ def score_table(groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = N
 
 
 def score_text(value: Statistic | None, name: str) -> str:
-    """``mean ± spread`` in the score's unit and digits."""
+    """``mean ± spread`` in the score's unit."""
     return NOTHING if value is None else score_named(name).text(value.mean, value.spread)
 
 
 def statistics_of(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Statistic]:
     """Mean and spread of every score over the runs that have it."""
     names = dict.fromkeys(name for part in parts for name in part or () if is_score(name))
-    found = {name: Statistic.of_key(parts, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name in names if (value := Statistic.of_key(parts, name)) is not None}
 
 
 def _part(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]) -> Part:
-    """Every line says what it is where there is more than one kind of them."""
-    kinds = len({entry.what for entry in entries}) > 1
-    lines, before = [], None
+    """Lines with a column for which scores they are, unless that is the same for all."""
+    several = len({entry.what for entry in entries}) > 1
+    lines, previous = [], None
     for entry in entries:
-        first, before = entry.group != before, entry.group
+        first, previous = entry.group != previous, entry.group
         if entry.published is None:
             numbers = [str(entry.runs), *(score_text(entry.scores.get(name), name) for name in names)]
         else:
             numbers = ["", *(entry.published.texts.get(name, NOTHING) for name in names)]
-        words = [entry.title if first else "", *([entry.what] if kinds else [])]
+        words = [entry.title if first else "", *([entry.what] if several else [])]
         cells = (*words, *numbers, *(entry.conditions[key] for key in varying))
-        lines.append(Line(cells, "published" if entry.published else "", begins_group=first and kinds))
-    headings = ["", *(["scores"] if kinds else []), "n", *(score_named(name).heading for name in names), *varying]
-    return Part(tuple(headings), tuple(lines), texts=2 if kinds else 1, numbers=1 + len(names))
+        lines.append(Line(cells, "published" if entry.published else "", begins_group=first and several))
+    headings = ["", *(["scores"] if several else []), "n", *(score_named(name).heading for name in names), *varying]
+    return Part(tuple(headings), tuple(lines), texts=2 if several else 1, numbers=1 + len(names))
 
 
 def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]) -> str:
-    """What holds for all lines, and how to read them."""
+    """The conditions of all lines, and how to read them."""
     ours = [entry for entry in entries if entry.published is None]
     shared = {key: ours[0].conditions[key] for key in CONDITIONS if key not in varying}
     seeds = shared.get("seeds", "")
-    said = [
+    parts = [
         shared.get("data", ""),
         _same([entry.test_classes for entry in ours]),
         shared.get("encoder", ""),
@@ -111,24 +188,26 @@ def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[s
         f"{'seeds' if ',' in seeds else 'seed'} {seeds}" if seeds else "",
         shared.get("hardware", ""),
     ]
-    held = "; ".join(part for part in said if part)
+    held = "; ".join(part for part in parts if part)
     over = "repeats" if all(entry.conditions["protocol"] == "mlrc" for entry in ours) else "seeds"
     several = any(entry.runs > 1 for entry in ours)
     spread = f": mean ± sample standard deviation over n {over}" if several else f"; one {over[:-1]}, so no spread"
     reading = f"{'Scores in per cent' if any(score_named(name).in_percent for name in names) else 'Scores'}{spread}."
+    if any(entry.what == "untrained" for entry in ours):
+        reading += f" Untrained: {UNTRAINED}."
     if any(entry.what == "best evaluation" for entry in ours):
-        reading += " The best evaluation was chosen on the test classes themselves, as papers do."
+        reading += " The best evaluation was selected on the test classes themselves, as papers do."
     if any(entry.published for entry in entries):
         reading += " Published lines are as printed in the papers, with their own backbone."
     return f"{held[:1].upper()}{held[1:]}. {reading}"
 
 
-def _entries(group: RunGroup, place: int) -> list[Entry]:
-    """The reported scores of a group and, where the test classes chose the epoch, those of the last one."""
+def _entries(group: RunGroup, index: int, *, untrained: bool) -> list[Entry]:
+    """The reported scores of a group and, where the test classes selected the epoch, those of the last epoch."""
     final = [each.final_of.run for each in group.scores if each.final_of]
-    # A final model has no score of its own; it is shown with that of the run whose epoch it took, and says so.
-    own = [each.final_of.scores if each.final_of else each for each in group.scores]
-    scores = [each for each in own if each.test]
+    # A final model has no test classes; it is shown with the scores of the run that selected its epoch, and says so.
+    reported = [each.final_of.scores if each.final_of else each for each in group.scores]
+    scores = [each for each in reported if each.test]
     if not scores:
         return []
     held = [each.conditions for each in scores]
@@ -153,11 +232,11 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     on_test = scores[0].chosen_on_test
     entry = Entry(
         title=f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.title,
-        what=_which(scores[0], selection),
+        what="best evaluation" if on_test else "last epoch" if selection.startswith("last epoch") else "selected epoch",
         scores=statistics_of([each.test for each in scores]),
         runs=len(scores),
         conditions=conditions,
-        group=place,
+        group=index,
         recipes=tuple(each.recipe for each in held),
         published_as="conventional" if on_test else "",
         test_classes=_same([each.test_classes for each in held]),
@@ -165,24 +244,22 @@ def _entries(group: RunGroup, place: int) -> list[Entry]:
     if protocol == "mlrc":
         models = replace(entry, what=f"mean of {len(scores)} models")
         return [models] if group.ensemble is None else _ensemble_entries(models, group.ensemble)
+    entries = [entry]
+    if untrained:
+        before = statistics_of([each.untrained for each in scores])
+        entries = [replace(entry, what="untrained", scores=before, published_as=""), entry]
     if not on_test:
-        return [entry]
+        return [entry for entry in entries if entry.scores]
     last = {name: value for name, value in statistics_of([s.last for s in scores]).items() if name in entry.scores}
     section = group.recipe.protocol
     rule = "last epoch of a training that followed the test classes" if section.monitor_test else "last epoch"
     lasting = conditions | {"selection": as_tested(rule, section)}
-    both = [entry, replace(entry, what="last epoch", scores=last, conditions=lasting, published_as="")]
-    return [each for each in both if each.scores]
-
-
-def _which(scores: Scores, selection: str) -> str:
-    if scores.chosen_on_test:
-        return "best evaluation"
-    return "last epoch" if selection.startswith("last epoch") else "chosen epoch"
+    entries.append(replace(entry, what="last epoch", scores=last, conditions=lasting, published_as=""))
+    return [entry for entry in entries if entry.scores]
 
 
 def _ensemble_entries(entry: Entry, ensemble: EnsembleScores) -> list[Entry]:
-    """The models of the folds one by one, and their embeddings side by side."""
+    """The models of the folds one by one, and their embeddings concatenated."""
     mean, concatenated = f"mean of {ensemble.folds} models", f"{ensemble.folds} models concatenated"
     return [
         replace(
@@ -202,23 +279,23 @@ def _ensemble_entries(entry: Entry, ensemble: EnsembleScores) -> list[Entry]:
 
 def _with_published(entries: Sequence[Entry], groups: Sequence[RunGroup], names: Sequence[str]) -> list[Entry]:
     """Published lines below all of ours for the same group."""
-    found: list[Entry] = []
-    for place, group in enumerate(groups):
-        own = [entry for entry in entries if entry.group == place]
-        found += own
-        for entry in own:
+    lines: list[Entry] = []
+    for index, group in enumerate(groups):
+        ours = [entry for entry in entries if entry.group == index]
+        lines += ours
+        for entry in ours:
             for line in published_lines(group.recipe, entry.published_as) if entry.published_as else ():
                 scores = {name: value for name, value in line.scores.items() if name in names}
                 if scores:
                     given = {"data": entry.conditions["data"], "encoder": line.encoder, "protocol": line.protocol}
-                    held = {key: given.get(key, "as published") for key in CONDITIONS}
-                    found.append(Entry(entry.title, line.what, scores, 0, held, place, published=line))
-    return found
+                    conditions = {key: given.get(key, "as published") for key in CONDITIONS}
+                    lines.append(Entry(entry.title, line.what, scores, 0, conditions, index, published=line))
+    return lines
 
 
 def _record(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
     """All conditions, and scores as fractions with all their digits."""
-    record: dict[str, Any] = {"title": entry.title, "figures": entry.what, "n": entry.runs or None}
+    record: dict[str, Any] = {"title": entry.title, "scores": entry.what, "n": entry.runs or None}
     for name in names:
         value = entry.scores.get(name)
         record[name] = None if value is None else value.mean

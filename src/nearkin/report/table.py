@@ -1,4 +1,4 @@
-"""A table: what it shows, what that holds for and what to mind, whoever prints it (:mod:`nearkin.report.formats`)."""
+"""A table with its conditions and notes, independent of its format (:mod:`nearkin.report.formats`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NOTHING = "–"
-"""In the place of a value that is not there."""
+"""Shown for a missing value."""
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,12 @@ class Line:
     """Cells from left to right, one for each column."""
 
     cells: tuple[str, ...]
-    kind: str = ""
-    """What sets it off from others: ``published``, ``difference`` or ``last``."""
+    style: str = ""
+    """How it is set off from others: ``published``, ``difference`` or ``last``."""
     begins_group: bool = False
     """Whether it is the first of lines that belong together."""
     fractions: tuple[float | None, ...] = ()
-    """What cells stand for, where a page is to draw bars behind them; one for each cell, or none."""
+    """Lengths of bars that a page draws behind the cells; one for each cell, or none."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Part:
     lines: tuple[Line, ...]
     title: str = ""
     texts: int = 1
-    """So many columns at the left are words."""
+    """The number of columns of words at the left."""
     numbers: int | None = None
-    """So many after them are numbers; None for all."""
+    """The number of columns of numbers after them; None for all."""
 
     @classmethod
     def of(cls, columns: Sequence[str], cells: Iterable[Sequence[str]], **options: Any) -> Part:
-        """Of plain lines."""
-        return cls(tuple(columns), tuple(Line(tuple(each)) for each in cells), **options)
+        """A part with plain lines."""
+        return cls(tuple(columns), tuple(Line(tuple(line)) for line in cells), **options)
 
     def is_number(self, column: int) -> bool:
         return column >= self.texts and (self.numbers is None or column < self.texts + self.numbers)
@@ -53,6 +53,6 @@ class Table:
     conditions: tuple[str, ...] = ()
     """Sentences: protocol, selection, seeds, hardware, and how to read the numbers."""
     notes: tuple[str, ...] = ()
-    """What to mind: runs that are missing, settings that make lines hard to compare."""
+    """Warnings: runs that are missing, settings that make lines hard to compare."""
     records: tuple[Mapping[str, Any], ...] = ()
-    """The same for programs: numbers with all their digits, every condition under a key of its own."""
+    """The same for programs: numbers with all their digits, and a key for every condition."""

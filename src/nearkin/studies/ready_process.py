@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-IMPORTED = ("nearkin.cli", "nearkin.report.run_table", "nearkin.runs.final", "nearkin.runs.run", "torch._dynamo")
+IMPORTED = ("nearkin.cli", "nearkin.report.score_tables", "nearkin.runs.final", "nearkin.runs.run", "torch._dynamo")
 """What ``nearkin train`` imports on its way to the first step; torch's optimisers bring the compiler with them."""
 _POLL_SECONDS = 0.05
 

@@ -96,7 +96,7 @@ def test_differences_to_the_base_have_a_mark_an_interval_and_seeds_that_would_de
 
 def test_other_seeds_are_compared_by_welch_and_one_has_no_interval(results, write_row, write_scored):
     longer = write_row("longer", [{"R@1": value} for value in (0.70, 0.71, 0.72)], base="C2")
-    assert against_base(longer, [results[2], longer]).apart["R@1"].paired is False
+    assert against_base(longer, [results[2], longer]).differences["R@1"].paired is False
     assert "by Welch's test" in conditions_of([results[2], longer])[1]
     one_seed = write_scored("one", 0.70, None, base="C2")
     assert part([results[2], one_seed], "Against their base")[1] == ["one", "C2", "R@1", "+5.0", "–", "–"]

@@ -1,43 +1,71 @@
-"""Pictures of one run or of several: each is a file here, whose name is the picture's and whose ``draw`` draws it."""
+"""Figures of runs. Each file here is one figure, which has the file's name.
+
+A file defines ``draw_run(run)`` for a figure of one run, or ``draw_runs(runs)`` for one figure of several runs, with a
+``check(run)`` that raises where a run has nothing to show in it. Both return a matplotlib figure.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import check_writable, make_folder
 from nearkin.errors import DataError, NearkinError, RecipeError, did_you_mean
 from nearkin.report.figure_style import STYLE, save_figure
-from nearkin.report.figures._maps import WITH_MAPS, without_tsne
-from nearkin.report.figures._runs import Drawing
 from nearkin.report.opened_run import CLASSES_BY, OpenedRun, ViewOptions, open_runs
 from nearkin.runs.data import Progress
 from nearkin.runs.folder import RunFolder
 
-__all__ = ["WITH_MAPS", "NotDrawn", "ViewOptions", "Written", "draw_plots", "without_tsne"]
+__all__ = ["Drawn", "draw_figure", "save_figures"]
 
 
 @dataclass(frozen=True)
-class Written:
-    """A picture that was written to ``file``."""
+class Drawn:
+    """A figure that was written to ``file``, or the reason why it was not."""
 
     name: str
-    file: Path
-
-
-@dataclass(frozen=True)
-class NotDrawn:
-    """A picture that could not be drawn, and why; ``run`` where that holds for one run of several."""
-
-    name: str
-    reason: str
+    file: Path | None
+    reason: str = ""
     run: OpenedRun | None = None
+    """The run, for a figure of one run and for a reason that concerns one run."""
 
 
-def draw_plots(
+def draw_figure(name: str, runs: Sequence[OpenedRun]) -> Iterator[tuple[OpenedRun | None, Any]]:
+    """The matplotlib figure ``name``: one of all runs, or one of each with its run.
+
+    Where a figure cannot be drawn, the error takes its place.
+    """
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    if hasattr(module, "draw_run"):
+        for run in runs:
+            yield run, _figure_or_error(module.draw_run, run)
+        return
+    shown = []
+    for run in runs:
+        error = _figure_or_error(module.check, run)
+        if error is None:
+            shown.append(run)
+        else:
+            yield run, error
+    if shown:
+        yield None, _figure_or_error(module.draw_runs, shown)
+
+
+def _figure_or_error(draw: Callable[[Any], Any], shown: OpenedRun | Sequence[OpenedRun]) -> Any:
+    import matplotlib
+
+    try:
+        with matplotlib.rc_context(STYLE):
+            return draw(shown)
+    except NearkinError as error:
+        return error
+
+
+def save_figures(
     paths: Sequence[str | Path],
     *,
     only: Sequence[str] = (),
@@ -45,18 +73,16 @@ def draw_plots(
     file_format: str = "png",
     view: ViewOptions | None = None,
     progress: Progress | None = None,
-) -> Iterator[Written | NotDrawn]:
-    """Draw what there is to see in the runs at ``paths``, each picture as soon as the one before is written.
+) -> Iterator[Drawn]:
+    """Draw and write the figures of the runs at ``paths``, or those named by ``only``, one after the other.
 
-    Pictures of one run go to ``RUN/plots``, those of several to ``output``, where the ones that show a single run carry
-    its name. ``only`` takes names of pictures, and what comes before their hyphen for several. What cannot be drawn
-    comes back as :class:`NotDrawn` with the reason. Bad options and runs that do not belong together raise at once,
-    before anything is drawn.
+    Figures of one run go to ``RUN/plots``, those of several to ``output``; there, a figure of a single run has the
+    run's name in its file name. Bad options, and runs that do not share their data, raise before anything is drawn.
     """
-    kinds = {name: {name, name.partition("-")[0]} for name in plot_names()}
+    names = plot_names()
     for name in only:
-        if not any(name in named for named in kinds.values()):
-            raise RecipeError(f"unknown picture {name!r}: {did_you_mean(name, kinds)}")
+        if name not in names:
+            raise RecipeError(f"unknown figure {name!r}: {did_you_mean(name, names)}")
     if file_format not in PLOT_FORMATS:
         raise RecipeError(f"the format must be one of {', '.join(PLOT_FORMATS)}, got {file_format!r}")
     view = view or ViewOptions()
@@ -72,10 +98,10 @@ def draw_plots(
         )
     distinct = list({Path(path).expanduser().resolve(): Path(path) for path in reversed(paths)}.values())[::-1]
     if len(distinct) > 1 and output is None:
-        raise RecipeError("several runs in one picture belong to none of them: say where to write with --output")
+        raise RecipeError("a figure of several runs belongs to none of their folders: name a folder with --output")
     for path in distinct:
         below = sorted(file.parent for file in path.glob("*/*/recipe.yaml")) if path.is_dir() else []
-        if below and not RunFolder(path).is_begun:  # all its runs in one picture would be too many to tell apart
+        if below and not RunFolder(path).is_begun:  # all of a study's runs in one figure would be too many
             raise DataError(
                 f"{path} holds {len(below)} runs and is none itself: name those to draw, such as {below[0]}; "
                 f"nearkin report {path} shows them all"
@@ -85,41 +111,20 @@ def draw_plots(
     if folder.exists() and not folder.is_dir():
         raise RecipeError(f"{folder} is a file: give a folder with --output")
     check_writable(folder)
-    chosen = [name for name, named in kinds.items() if not only or named & set(only)]
-    return _write(runs, chosen, folder, file_format)
+    return _save(runs, [name for name in names if not only or name in only], folder, file_format)
 
 
-def _write(
-    runs: Sequence[OpenedRun], chosen: Sequence[str], folder: Path, file_format: str
-) -> Iterator[Written | NotDrawn]:
-    import matplotlib
-
+def _save(runs: Sequence[OpenedRun], names: Sequence[str], folder: Path, file_format: str) -> Iterator[Drawn]:
     make_folder(folder)
-    for name in chosen:
-        drawing = _drawing(name, runs)
-        while True:
-            # Around each picture and not around the loop: between two of them the caller has its own settings.
-            with matplotlib.rc_context(STYLE):
-                run, figure = next(drawing, (None, None))
-                if figure is None:
-                    break
-                file = folder / f"{name}{_suffix(run, runs)}.{file_format}"
-                if not isinstance(figure, NearkinError):
-                    save_figure(figure, file, dpi=150)
-            yield NotDrawn(name, str(figure), run) if isinstance(figure, NearkinError) else Written(name, file)
-
-
-def _drawing(name: str, runs: Sequence[OpenedRun]) -> Drawing:
-    """The picture's figures; what stops it as a whole is a reason, too."""
-    try:
-        yield from importlib.import_module(f"{__name__}.{name.replace('-', '_')}").draw(runs)
-    except NearkinError as error:
-        yield None, error
-
-
-def _suffix(run: OpenedRun | None, runs: Sequence[OpenedRun]) -> str:
-    """What tells the pictures of single runs apart where there are several."""
-    if run is None or len(runs) == 1:
-        return ""
-    names = [other.name for other in runs]
-    return f"-{run.name}" if names.count(run.name) == 1 else f"-{run.name}-{runs.index(run) + 1}"
+    run_names = [run.name for run in runs]
+    for name in names:
+        for run, figure in draw_figure(name, runs):
+            if isinstance(figure, NearkinError):
+                yield Drawn(name, None, str(figure), run)
+                continue
+            suffix = ""
+            if run is not None and len(runs) > 1:
+                suffix = f"-{run.name}" + ("" if run_names.count(run.name) == 1 else f"-{runs.index(run) + 1}")
+            file = folder / f"{name}{suffix}.{file_format}"
+            save_figure(figure, file, dpi=150)
+            yield Drawn(name, file, run=run)

@@ -1,4 +1,4 @@
-"""Loss and scores over the epochs; runs that differ only in their seed as one line with a band."""
+"""Loss and scores over the epochs; runs that differ only in their seed are one line with a band."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.evaluation.scores import is_score, score_named
-from nearkin.report.figure_style import end_at_all, head, new_figure
-from nearkin.report.figures._runs import Drawing, run_colour, shared_title, together
+from nearkin.report.figure_style import RUN_COLOURS, end_at_100, new_figure, run_colour, set_title, shared_title
 from nearkin.report.opened_run import OpenedRun
 from nearkin.report.run_groups import RunGroup
 
@@ -18,15 +17,55 @@ Values = NDArray[np.float64]
 
 MOST_SCORES = 3
 _EVALUATED_ON = {"validation": "validation classes", "mlrc": "validation classes", "in-distribution": "test images"}
+_DASHES = ("-", "--", ":", "-.")
 
 
-def draw(runs: Sequence[OpenedRun]) -> Drawing:
-    """All runs on the same axes, the evaluation that the protocol chooses marked with a star."""
-    return together(runs, _evaluated, _figure)
+def check(run: OpenedRun) -> None:
+    _ = run.evaluations  # raises where there is none
+
+
+def draw_runs(runs: Sequence[OpenedRun]) -> Any:
+    """All runs on the same axes, with a star at the evaluation that the protocol selects."""
+    from matplotlib.ticker import MaxNLocator
+
+    groups, scores = seed_groups(runs), score_columns(runs)
+    panels = 1 + len(scores)
+    columns = min(2, panels)
+    rows = -(-panels // columns)
+    figure = new_figure(4.0 * columns, 2.6 * rows + 0.9)
+    figure.set_layout_engine("constrained", w_pad=0.12)
+    set_title(figure, "Loss and scores over the epochs", shared_title(runs))
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
+    starred = False
+    for axis, column in zip(axes, ["loss", *scores], strict=False):
+        for group in groups:
+            draw_curve(axis, group, column, "epoch")
+            for epoch, value in best(group.runs, column) if column != "loss" else ():
+                style = {"marker": "*", "markersize": 12, "mec": "white", "mew": 0.8, "zorder": 4}
+                axis.plot(epoch, value, color=run_colour(group.runs[0]), **style)
+                starred = True
+        axis.set_xlabel("epoch")
+        if column == "loss":
+            axis.set_ylabel("training loss")
+            axis.set_title("Loss, mean since the last evaluation", loc="left")
+            if needs_log_scale([value for line in axis.lines for value in line.get_ydata()]):
+                axis.set_yscale("log")
+        else:
+            axis.set_ylabel(f"{column} (%)")
+            axis.set_title(f"{column} on the {evaluated_on(runs)}", loc="left")
+            end_at_100(axis)
+        axis.tick_params(labelbottom=True)
+        axis.grid(True)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=2))
+    for axis in axes[panels:]:
+        axis.set_axis_off()
+    by = " or ".join(dict.fromkeys(run.select_by for run in runs))
+    group_legend(figure, groups, starred=f"best evaluation, by {by}" if starred else "")
+    return figure
 
 
 def seed_groups(runs: Sequence[OpenedRun]) -> list[RunGroup]:
-    """Runs whose recipes differ in nothing but the seed belong together."""
+    """Runs whose recipes differ only in the seed, with a label for each group."""
     families: dict[int, list[OpenedRun]] = {}
     for run in runs:
         families.setdefault(run.family, []).append(run)
@@ -43,7 +82,7 @@ def seed_groups(runs: Sequence[OpenedRun]) -> list[RunGroup]:
 
 
 def curve(runs: Sequence[OpenedRun], column: str, over: str) -> tuple[Values, Values, Values]:
-    """Epochs or steps ``[T]`` at which every run has a value, and the mean and sample deviation of the values there.
+    """Epochs or steps ``[T]`` at which every run has a value, with the mean and sample deviation of the values.
 
     Scores are in per cent; the deviation of a single run is NaN.
     """
@@ -54,23 +93,29 @@ def curve(runs: Sequence[OpenedRun], column: str, over: str) -> tuple[Values, Va
     return np.array(shared, dtype=np.float64), values.mean(0), spread
 
 
-def best(runs: Sequence[OpenedRun], column: str, over: str) -> list[tuple[float, float]]:
-    """Where the best evaluation of each run is, and the value there."""
+def best(runs: Sequence[OpenedRun], column: str) -> list[tuple[float, float]]:
+    """The epoch of the best evaluation of each run, and the value there."""
     rows = [row for run in runs if (row := run.best_evaluation) is not None]
     return [
-        (at, _scale(column) * value)
+        (epoch, _scale(column) * value)
         for row in rows
-        if (at := row[over]) is not None and (value := row.get(column)) is not None
+        if (epoch := row["epoch"]) is not None and (value := row.get(column)) is not None
     ]
 
 
 def draw_curve(axis: Any, group: RunGroup, column: str, over: str) -> None:
     """The mean as a line and, of several runs, the standard deviation as a band."""
     at, mean, spread = curve(group.runs, column, over)
-    colour = run_colour(group.runs[0])
-    axis.plot(at, mean, color=colour, lw=1.8, marker="o" if len(at) <= 25 else None, markersize=3)
+    first = group.runs[0]
+    marker = "o" if len(at) <= 25 else None
+    axis.plot(at, mean, color=run_colour(first), lw=1.8, ls=_dash(first), marker=marker, markersize=3)
     if len(group.runs) > 1:
-        axis.fill_between(at, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
+        axis.fill_between(at, mean - spread, mean + spread, color=run_colour(first), alpha=0.18, lw=0)
+
+
+def _dash(run: OpenedRun) -> str:
+    """Where the colours repeat, the dashes differ."""
+    return _DASHES[run.family // len(RUN_COLOURS) % len(_DASHES)]
 
 
 def evaluated_on(runs: Sequence[OpenedRun]) -> str:
@@ -78,20 +123,11 @@ def evaluated_on(runs: Sequence[OpenedRun]) -> str:
     return " or ".join(dict.fromkeys(_EVALUATED_ON.get(run.recipe.protocol.name, "test classes") for run in runs))
 
 
-def in_percent(column: str) -> bool:
-    """Most scores are shown in per cent, losses and distances as they are."""
-    return is_score(column) and score_named(column).in_percent
-
-
-def _scale(column: str) -> float:
-    return 100.0 if in_percent(column) else 1.0
-
-
 def group_legend(figure: Any, groups: Sequence[RunGroup], *, starred: str = "") -> None:
-    """A line for each group below the figure, and what a star means where there are stars."""
+    """A line for each group below the figure, and the meaning of the stars."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=run_colour(group.runs[0]), lw=1.8) for group in groups]
+    handles = [Line2D([], [], color=run_colour(group.runs[0]), ls=_dash(group.runs[0]), lw=1.8) for group in groups]
     labels = [group.title for group in groups]
     if starred:
         handles.append(Line2D([], [], color="black", marker="*", markersize=9, ls="none"))
@@ -100,58 +136,18 @@ def group_legend(figure: Any, groups: Sequence[RunGroup], *, starred: str = "") 
 
 
 def score_columns(runs: Sequence[OpenedRun]) -> list[str]:
-    """The score that each run is chosen by, then R@1, MAP@R and nDCG: those that were measured, three at most."""
-    measured = list(dict.fromkeys(key for run in runs for row in run.evaluations for key in row if in_percent(key)))
+    """At most three measured scores: the one that each run is selected by, then R@1, MAP@R and nDCG."""
+    measured = list(dict.fromkeys(key for run in runs for row in run.evaluations for key in row if _scale(key) > 1))
     wanted = [*(run.select_by for run in runs), "R@1", "MAP@R", *(key for key in measured if key.startswith("nDCG"))]
     return [key for key in dict.fromkeys(wanted) if key in measured][:MOST_SCORES]
 
 
-def _evaluated(run: OpenedRun) -> OpenedRun:
-    _ = run.evaluations  # raises where there is none
-    return run
-
-
-def _figure(runs: Sequence[OpenedRun]) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    groups, scores = seed_groups(runs), score_columns(runs)
-    panels = 1 + len(scores)
-    columns = min(2, panels)
-    rows = -(-panels // columns)
-    figure = new_figure(4.0 * columns, 2.6 * rows + 0.9)
-    figure.set_layout_engine("constrained", w_pad=0.12)
-    head(figure, "Loss and scores over the epochs", shared_title(runs))
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
-    starred = False
-    where = evaluated_on(runs)
-    for axis, column in zip(axes, ["loss", *scores], strict=False):
-        for group in groups:
-            draw_curve(axis, group, column, "epoch")
-            for at, value in best(group.runs, column, "epoch") if column != "loss" else ():
-                star = {"marker": "*", "markersize": 12, "mec": "white", "mew": 0.8, "zorder": 4}
-                axis.plot(at, value, color=run_colour(group.runs[0]), **star)
-                starred = True
-        axis.set_xlabel("epoch")
-        if column == "loss":
-            axis.set_ylabel("training loss")
-            axis.set_title("Loss, mean since the last evaluation", loc="left")
-            if needs_log_scale([value for line in axis.lines for value in line.get_ydata()]):
-                axis.set_yscale("log")
-        else:
-            axis.set_ylabel(f"{column} (%)")
-            axis.set_title(f"{column} on the {where}", loc="left")
-            end_at_all(axis)
-        axis.tick_params(labelbottom=True)
-        axis.grid(True)
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=2))
-    for axis in axes[panels:]:
-        axis.set_axis_off()
-    by = " or ".join(dict.fromkeys(run.select_by for run in runs))
-    group_legend(figure, groups, starred=f"best evaluation, by {by}" if starred else "")
-    return figure
+def _scale(column: str) -> float:
+    """Most scores are shown in per cent, losses and distances as they are."""
+    return 100.0 if is_score(column) and score_named(column).in_percent else 1.0
 
 
 def needs_log_scale(values: Sequence[float]) -> bool:
-    """Losses of different kinds can differ by orders of magnitude; on a linear axis the small ones would be flat."""
+    """Different losses can differ by orders of magnitude; on a linear axis the small ones would be flat."""
     finite = [value for value in values if np.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) > 20 * min(finite)

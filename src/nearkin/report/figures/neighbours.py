@@ -1,4 +1,4 @@
-"""Nearest neighbours of the same queries for several runs, or before and after training, side by side."""
+"""Nearest neighbours of the same queries for several runs, or before and after training."""
 
 from __future__ import annotations
 
@@ -10,40 +10,51 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearkin.report.figure_style import PLAIN, RIGHT, STYLE, WRONG, head, new_figure, save_figure, show_image
-from nearkin.report.figures._runs import Drawing, class_name, run_title, shared_title, together
+from nearkin.report.figure_style import (
+    PLAIN,
+    RIGHT,
+    STYLE,
+    WRONG,
+    class_name,
+    new_figure,
+    run_title,
+    save_figure,
+    set_title,
+    shared_title,
+    show_image,
+)
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, open_runs
 from nearkin.report.query_results import SHOWN, Neighbour, QueryResults, retrieve
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import encoder_from
-
-__all__ = ["draw", "draw_neighbours"]
 
 QUERIES = 6
 _SHOWN = {1: SHOWN, 2: SHOWN, 3: 4}
 _FEWEST = 3
 
 
-def draw(runs: Sequence[OpenedRun]) -> Drawing:
+def check(run: OpenedRun) -> None:
+    _ = run.test_rows  # raises where the run has no test classes
+
+
+def draw_runs(runs: Sequence[OpenedRun]) -> Any:
     """A row for each query, and in it a block of neighbours for each run (VCPA, figures 15 to 18)."""
-    ready: list[OpenedRun] = []
-
-    def shown_of(run: OpenedRun) -> QueryResults:
-        if ready and not np.array_equal(run.test_sample.rows, ready[0].test_sample.rows):
+    for run in runs[1:]:
+        if not np.array_equal(run.test_rows, runs[0].test_rows):
             raise CannotDrawError(
-                f"its test classes are not those of {ready[0].name}: protocol.test_share or protocol.split_seed differs"
+                f"the test classes of {run.name} are not those of {runs[0].name}: protocol.test_share or "
+                f"protocol.split_seed differs"
             )
-        found = retrieve(run, run.test_sample)
-        ready.append(run)
-        return found
-
-    return together(runs, shown_of, _figure_of_runs)
+    results = [retrieve(run, run.test_sample) for run in runs]
+    if len(runs) == 1:
+        return _figure({"nearest first": results[0]}, run_title(runs[0]))
+    return _figure({run.label: result for run, result in zip(runs, results, strict=True)}, shared_title(runs))
 
 
 def draw_neighbours(folder: RunFolder) -> Path | None:
     """Write ``neighbours.png`` into a run folder: what some queries find before and after training.
 
-    Returns the file, or None when the run has no test classes or nothing is to be found in them.
+    Returns the file, or None when the run has no test classes or they hold nothing to find.
     """
     import matplotlib
 
@@ -51,7 +62,7 @@ def draw_neighbours(folder: RunFolder) -> Path | None:
     if run.protocol.test is None:
         return None
     trained, sample = run.trained, run.test_sample
-    torch.manual_seed(run.recipe.training.seed)  # as when it was built, for a backbone that begins as random numbers
+    torch.manual_seed(run.recipe.training.seed)  # as in training, for a backbone without pretrained weights
     untrained = encoder_from(run.recipe.encoder).without_head().to(trained.device)
     embeddings = replace(trained, encoder=untrained).embed(run.data.images, sample.rows).cpu()
     file = folder.path / "neighbours.png"
@@ -65,47 +76,44 @@ def draw_neighbours(folder: RunFolder) -> Path | None:
     return file
 
 
-def _figure_of_runs(found: Sequence[QueryResults]) -> Any:
-    runs = [each.run for each in found]
-    if len(runs) == 1:
-        return _figure({"nearest first": found[0]}, run_title(runs[0]))
-    return _figure({run.label: each for run, each in zip(runs, found, strict=True)}, shared_title(runs))
-
-
-def _figure(blocks: Mapping[str, QueryResults], whose: str) -> Any:
-    """Queries in the first column, then for each heading of ``blocks`` what they found."""
+def _figure(blocks: Mapping[str, QueryResults], subtitle: str) -> Any:
+    """Queries in the first column, then a block of their neighbours for each heading of ``blocks``."""
     first = next(iter(blocks.values()))
     run, queries = first.run, first.choose_queries(QUERIES)
     if not queries:
         raise CannotDrawError("no test class has two images")
-    # A class of five has four to find, and a fifth neighbour would be wrong in any case.
+    # In a class of five there are four to find: a fifth neighbour would be wrong in any case.
     shown = min(_SHOWN.get(len(blocks), _FEWEST), *first.true[queries].tolist())
     widths = [1.0] + len(blocks) * [0.12, *shown * [1.0]]
     figure = new_figure(0.98 * sum(widths) + 1.3, 1.16 * len(queries) + 1.1)
-    what = f"Nearest neighbours among {run.protocol.test_classes}"
-    head(figure, f"{what} (green: same class, red and ×: another)", whose)
+    title = f"Nearest neighbours among {run.protocol.test_classes}"
+    set_title(figure, f"{title} (green: same class, red and ×: another)", subtitle)
     grid = figure.add_gridspec(len(queries), len(widths), width_ratios=widths)
     for q, query in enumerate(queries):
-        axis = figure.add_subplot(grid[q, 0])
-        show_image(axis, run.data.images[int(first.queries.rows[query])], PLAIN)
-        name = class_name(run, int(first.queries.labels[query]), 18)
-        axis.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
-        if q == 0:
-            axis.set_title("query", fontsize=9)
-    for b, (heading, found) in enumerate(blocks.items()):
+        show_query(figure.add_subplot(grid[q, 0]), first, query, titled=q == 0)
+    for b, (heading, results) in enumerate(blocks.items()):
         for q, query in enumerate(queries):
-            for n, neighbour in enumerate(found.neighbours_of(query)[:shown]):
+            for n, neighbour in enumerate(results.neighbours_of(query)[:shown]):
                 axis = figure.add_subplot(grid[q, 2 + b * (shown + 1) + n])
-                _show_neighbour(axis, found.run, neighbour)
+                show_neighbour(axis, results.run, neighbour)
                 if q == 0 and n == 0:
                     axis.set_title(heading[: 14 * shown], fontsize=9, loc="left")
     return figure
 
 
-def _show_neighbour(axis: Any, run: OpenedRun, neighbour: Neighbour) -> None:
+def show_query(axis: Any, results: QueryResults, query: int, *, titled: bool) -> None:
+    """A query's image with its class at the left."""
+    show_image(axis, results.run.data.images[int(results.queries.rows[query])], PLAIN)
+    name = class_name(results.run, int(results.queries.labels[query]), 18)
+    axis.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    if titled:
+        axis.set_title("query", fontsize=9)
+
+
+def show_neighbour(axis: Any, run: OpenedRun, neighbour: Neighbour) -> None:
+    """A hit in a green frame, or in a red one with a cross and its class, so that colour is not the only sign."""
     show_image(axis, run.data.images[neighbour.row], RIGHT if neighbour.right else WRONG)
     if not neighbour.right:
-        # Not by colour alone: a cross in the corner, and the class it is of.
         axis.text(
             0.93, 0.93, "×", transform=axis.transAxes, ha="right", va="top", fontsize=9, color="white", weight="bold",
             bbox={"boxstyle": "square,pad=0.1", "facecolor": WRONG, "edgecolor": "none"},

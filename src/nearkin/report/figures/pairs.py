@@ -1,8 +1,7 @@
-"""The classes that lie closest together and farthest apart, with images of both."""
+"""The training classes closest together and farthest apart, with images of both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.numerics import l2_normalise
-from nearkin.report.figure_style import RUN_COLOURS, head, new_figure, number
-from nearkin.report.figures._runs import Drawing, class_name, one_by_one, run_title, show_examples
+from nearkin.report.figure_style import RUN_COLOURS, class_name, new_figure, number, run_title, set_title, show_examples
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
 
 PAIRS_SHOWN = 3
@@ -22,15 +20,38 @@ _BLOCK = 1024
 Pairs = list[tuple[int, int, float]]
 
 
-def draw(runs: Sequence[OpenedRun]) -> Drawing:
-    """By the cosine similarity of the classes' mean embeddings, or of their proxies if asked for."""
-    return one_by_one(runs, lambda run: _figure(compared_run(run)))
+def draw_run(run: OpenedRun) -> Any:
+    """By the cosine similarity of the classes' mean embeddings or, with ``--by proxies``, of their proxies."""
+    run = run.at_proxies if run.view.classes_by == "proxies" else run
+    _ = run.trained  # first: without weights there is no need to read the images
+    if len(run.training_classes) < 2:
+        raise CannotDrawError("a pair needs two training classes")
+    classes, vectors, what = class_vectors(run)
+    count = len(classes)
+    shown = min(PAIRS_SHOWN, count * (count - 1) // 2)
+    figure = new_figure(13.2, 2.1 * shown + 0.9)
+    title = f"Closest and farthest of {count:,} training classes, by the cosine similarity of their {what}"
+    set_title(figure, title, run_title(run))
+    widths = [*IMAGES_SHOWN * [1.0], 0.1, *IMAGES_SHOWN * [1.0]]
+    grid = figure.add_gridspec(2 * shown, len(widths), width_ratios=widths)
+    for block, (title, pairs) in enumerate(zip(("closest", "farthest"), extreme_pairs(vectors, shown), strict=True)):
+        left = block * (IMAGES_SHOWN + 1)
+        for rank, (first, second, cosine) in enumerate(pairs):
+            for row, index in enumerate((first, second)):
+                axes = [figure.add_subplot(grid[2 * rank + row, left + column]) for column in range(IMAGES_SHOWN)]
+                label, colour = int(classes[index]), RUN_COLOURS[row]
+                show_examples(axes, run, label, colour)
+                name = class_name(run, label, 20)
+                axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, color=colour)
+                if row == 0:
+                    axes[0].set_title(f"{title}, similarity {number(cosine, 3)}", loc="left", fontsize=9)
+    return figure
 
 
 def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
     """The ``count`` closest and farthest pairs ``(i, j, cosine)``, ``i < j``, of the rows of ``vectors [C, D]``.
 
-    The similarities are taken block by block: all pairs of a data set with many classes are never held at once.
+    The similarities are computed in blocks, so that many classes need little memory.
 
     >>> vectors = torch.tensor([[1.0, 0.0], [2.0, 0.1], [-1.0, 0.0]])
     >>> closest, farthest = extreme_pairs(vectors, 1)
@@ -44,23 +65,14 @@ def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
     for start in range(0, number - 1, _BLOCK):
         block = unit[start : start + _BLOCK] @ unit.T
         later = torch.arange(number) > torch.arange(start, start + len(block))[:, None]
-        held = min(count, int(later.sum()))
+        kept = min(count, int(later.sum()))
         for pairs, fill, largest in ((closest, -torch.inf, True), (farthest, torch.inf, False)):
-            values, places = block.masked_fill(~later, fill).flatten().topk(held, largest=largest)
-            rows, columns = places // number + start, places % number
+            values, indices = block.masked_fill(~later, fill).flatten().topk(kept, largest=largest)
+            rows, columns = indices // number + start, indices % number
             pairs.extend(zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True))
     closest.sort(key=lambda pair: (-pair[2], pair))
     farthest.sort(key=lambda pair: (pair[2], pair))
     return closest[:count], farthest[:count]
-
-
-def compared_run(run: OpenedRun) -> OpenedRun:
-    """The run itself or, where its classes are compared by proxies, the same at the weights that have them."""
-    opened = run.at_proxies if run.view.classes_by == "proxies" else run
-    _ = opened.trained  # first: without weights there is no need to read the images
-    if len(opened.training_classes) < 2:
-        raise CannotDrawError("a pair needs two training classes")
-    return opened
 
 
 def class_vectors(run: OpenedRun) -> tuple[NDArray[np.int64], Tensor, str]:
@@ -68,32 +80,7 @@ def class_vectors(run: OpenedRun) -> tuple[NDArray[np.int64], Tensor, str]:
     if run.view.classes_by == "means":
         means = run.class_means
         return means.labels, means.embeddings, "mean embeddings"
-    proxies = run.proxies
-    if proxies is None:
+    if run.proxies is None:
         raise CannotDrawError(f"{run.label} has no proxies: compare the classes by their mean embeddings, --by means")
-    several = proxies.vectors.shape[1] > 1
-    return proxies.classes, proxies.vectors.mean(1), "mean proxies" if several else "proxies"
-
-
-def _figure(run: OpenedRun) -> Any:
-    classes, vectors, what = class_vectors(run)
-    count = len(classes)
-    shown = min(PAIRS_SHOWN, count * (count - 1) // 2)
-    figure = new_figure(13.2, 2.1 * shown + 0.9)
-    title = f"Closest and farthest of {count:,} training classes, by the cosine similarity of their {what}"
-    head(figure, title, run_title(run))
-    widths = [*IMAGES_SHOWN * [1.0], 0.1, *IMAGES_SHOWN * [1.0]]
-    grid = figure.add_gridspec(2 * shown, len(widths), width_ratios=widths)
-    for block, (title, pairs) in enumerate(zip(("closest", "farthest"), extreme_pairs(vectors, shown), strict=True)):
-        left = block * (IMAGES_SHOWN + 1)
-        for rank, (first, second, cosine) in enumerate(pairs):
-            for row, place in enumerate((first, second)):
-                places = [(2 * rank + row, left + column) for column in range(IMAGES_SHOWN)]
-                axes = [figure.add_subplot(grid[at]) for at in places]
-                label, colour = int(classes[place]), RUN_COLOURS[row]
-                show_examples(axes, run, label, colour)
-                name = class_name(run, label, 20)
-                axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, color=colour)
-                if row == 0:
-                    axes[0].set_title(f"{title}, similarity {number(cosine, 3)}", loc="left", fontsize=9)
-    return figure
+    several = run.proxies.vectors.shape[1] > 1
+    return run.proxies.classes, run.proxies.vectors.mean(1), "mean proxies" if several else "proxies"

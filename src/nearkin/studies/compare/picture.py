@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearkin.report.differences import COMPARED
-from nearkin.report.figure_style import end_at_all, new_figure, save_figure
+from nearkin.report.figure_style import end_at_100, new_figure, save_figure
 from nearkin.studies.compare.tables import Results, conditions_of, families, title_of
 
 BASE, METHOD, BAND = "#555555", "#1f6fb4", "#ebebeb"
@@ -44,7 +44,7 @@ def draw_comparison(results: Results, file: Path) -> list[Path]:
         axis.margins(x=0.08)
         left, right = axis.get_xlim()
         axis.set_xlim(max(left, 0.0), right)
-        end_at_all(axis, "x")
+        end_at_100(axis, "x")
         axis.tick_params(axis="y", length=0)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)

@@ -10,7 +10,7 @@ from typing import Any
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import Statistic, rank_correlation
 from nearkin.recipe import Recipe
-from nearkin.report.differences import COMPARED, Held, differences_part, how_to_read
+from nearkin.report.differences import COMPARED, Comparison, differences_part, how_to_read
 from nearkin.report.formats import counted
 from nearkin.report.score_tables import score_text
 from nearkin.report.table import NOTHING, Part, Table
@@ -59,17 +59,17 @@ def families(results: Results) -> list[tuple[RowResult, int]]:
     return below(None, 0)
 
 
-def against_base(result: RowResult, results: Results) -> Held | None:
+def against_base(result: RowResult, results: Results) -> Comparison | None:
     """How far a row is from its base or, where it names none, from the first of those without; None for that one."""
     first = next((each for each, _ in families(results) if each.row.base is None), None)
     named = result.row.base
     base = first if named is None else next((each for each in results if each.row.name == named), None)
     if base is None or base is result:
         return None
-    return Held.of(result.row.title, result.test_by_seed, base.row.title, base.test_by_seed)
+    return Comparison.of(result.row.title, result.test_by_seed, base.row.title, base.test_by_seed)
 
 
-def held_against(results: Results) -> list[Held]:
+def held_against(results: Results) -> list[Comparison]:
     """Every row that can be, against its base."""
     return [held for result, _ in families(results) if (held := against_base(result, results)) is not None]
 
@@ -236,7 +236,7 @@ def _csv_record(result: RowResult, results: Results) -> dict[str, Any]:
         record[f"{name} spread"] = None if value is None else value.spread
     held = against_base(result, results)
     record |= {"held against": held.base} if held else {}
-    for name, apart in held.apart.items() if held else ():
+    for name, apart in held.differences.items() if held else ():
         low, high = apart.interval or (None, None)
         record |= {f"{name} minus base": apart.value, f"{name} verdict": apart.verdict}
         record |= {f"{name} interval low": low, f"{name} interval high": high, f"{name} more seeds": apart.more_seeds}
@@ -273,7 +273,7 @@ def _row_record(result: RowResult, depth: int, results: Results) -> dict[str, An
         record["chosen"] = {"score": result.select_by, "validation": validation, "test": test}
     if held := against_base(result, results):
         record["held_against"] = held.base
-        record["against"] = {name: each.as_record() for name, each in held.apart.items()}
+        record["against"] = {name: each.as_record() for name, each in held.differences.items()}
     return record
 
 

@@ -1,0 +1,139 @@
+"""Maps of some training classes, with their proxies, and of some test classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearkin.report.figure_style import class_name, class_style, new_figure, run_title, set_title
+from nearkin.report.opened_run import CannotDrawError, OpenedRun, Proxies, Sample
+
+_MOST_IN_LEGEND = 48
+
+
+@dataclass(frozen=True)
+class Map:
+    """Points ``[N, 2]`` of the images of some classes, and ``[classes, K, 2]`` of their proxies (K = 0: none)."""
+
+    classes: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    points: NDArray[np.float64]
+    proxies: NDArray[np.float64]
+    projection: str
+    """The projection, in words."""
+
+
+def draw_run(run: OpenedRun) -> Any:
+    """Images as points and proxies as stars: training classes at the left, test classes at the right."""
+    at_proxies = run.at_proxies
+    training = training_map(at_proxies)
+    shown = [(at_proxies, training, training_words(training))]
+    if run.protocol.test is not None:
+        test = map_of(run, run.test_sample)
+        shown.append((run, test, f"Test: {run.protocol.test_classes}"))
+    figure = new_figure(7.4 * len(shown), 6.6)
+    for panel, (opened, found, title) in zip(figure.subfigures(1, len(shown), squeeze=False)[0], shown, strict=True):
+        draw_points(panel.subplots(), found)
+        class_legend(panel, opened, found)
+        panel.suptitle(f"{title}\n{map_words(found)}", fontsize=9)
+    set_title(figure, run_title(at_proxies))
+    return figure
+
+
+def training_map(run: OpenedRun) -> Map:
+    """Some training classes and their proxies."""
+    return map_of(run, run.training_sample, run.proxies)
+
+
+def map_of(run: OpenedRun, sample: Sample, proxies: Proxies | None = None) -> Map:
+    """As many classes of a sample as a map shows, with their proxies, in one projection.
+
+    The classes are the same for every run that shares the data and the seed.
+    """
+    every = np.unique(sample.labels)
+    classes = np.sort(run.random().choice(every, min(run.view.classes, len(every)), replace=False))
+    shown = sample.of_classes(classes)
+    if len(shown.rows) < 2:
+        raise CannotDrawError("a map needs at least two images")
+    stars = shown.embeddings.new_empty(len(classes), 0, 1) if proxies is None else proxies.of_classes(classes)
+    everything = shown.embeddings if proxies is None else torch.cat([shown.embeddings, stars.flatten(0, 1)])
+    points, projection = project(everything, seed=run.view.seed)
+    images, others = points[: len(shown.rows)], points[len(shown.rows) :]
+    return Map(classes, shown.rows, shown.labels, images, others.reshape(*stars.shape[:2], 2), projection)
+
+
+def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
+    """Points ``[N, 2]`` for vectors ``[N, D]``, and how they were found: by t-SNE unless D is 2 or less.
+
+    >>> project(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), seed=0)
+    (array([[1., 0.],
+           [0., 1.]]), 'the embedding itself')
+    """
+    from sklearn.manifold import TSNE
+
+    x = vectors.double()
+    if x.shape[1] < 2:
+        x = torch.nn.functional.pad(x, (0, 2 - x.shape[1]))
+    if x.shape[1] == 2:
+        return x.numpy(), "the embedding itself"
+    tsne = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init="pca", random_state=seed)
+    return np.asarray(tsne.fit_transform(x.float().numpy()), dtype=np.float64), "by t-SNE"
+
+
+def training_words(found: Map) -> str:
+    """What a map of training classes shows."""
+    per_class = found.proxies.shape[1]
+    proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
+    return f"Training classes{proxies}"
+
+
+def map_words(found: Map) -> str:
+    """The contents of a map and its projection."""
+    return f"Map of {len(found.points):,} images of {len(found.classes)} classes, {found.projection}"
+
+
+def draw_points(axis: Any, found: Map, *, star: float = 190) -> None:
+    """Images as points, proxies as stars of the given area, a colour for each class."""
+    if found.projection == "the embedding itself":
+        from matplotlib.patches import Circle
+
+        axis.add_patch(Circle((0, 0), 1.0, fill=False, color="#cccccc", lw=0.8))
+    size = float(np.clip(6000 / max(len(found.points), 1), 8, 28))
+    for index, label in enumerate(found.classes.tolist()):
+        style, points = class_style(index), found.points[found.labels == label]
+        axis.scatter(*points.T, s=size, c=style["color"], marker=style["marker"], alpha=0.65, lw=0)
+    for index, proxies in enumerate(found.proxies):
+        colour = class_style(index)["color"]
+        area = star if len(proxies) == 1 else star / 2
+        axis.scatter(*proxies.T, s=area, c=colour, marker="*", edgecolors="black", lw=0.9, zorder=3)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_aspect("equal", adjustable="datalim")
+    for side in axis.spines.values():
+        side.set_visible(True)
+        side.set_color("#bbbbbb")
+
+
+def class_legend(figure: Any, run: OpenedRun, found: Map) -> None:
+    """The classes' names at the right of the map, unless there are too many of them."""
+    from matplotlib.lines import Line2D
+
+    if len(found.classes) > _MOST_IN_LEGEND:
+        return
+    handles, names = [], []
+    for index, label in enumerate(found.classes.tolist()):
+        style = class_style(index)
+        handles.append(Line2D([], [], ls="none", marker=style["marker"], color=style["color"], markersize=6))
+        names.append(class_name(run, label))
+    if found.proxies.size:
+        handles.append(Line2D([], [], ls="none", marker="*", color="white", mec="black", markersize=11))
+        names.append("proxy")
+    # matplotlib leaves a name that begins with an underscore out of the legend.
+    names = [f"\u200a{name}" if name.startswith("_") else name for name in names]
+    figure.legend(handles, names, loc="outside right center", ncols=1 + len(names) // 26)

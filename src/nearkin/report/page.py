@@ -1,0 +1,463 @@
+"""The report: one HTML file with tables, figures and interactive maps, which needs no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import importlib.resources
+import io
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+import nearkin
+from nearkin.catalogue import plot_names
+from nearkin.disk import check_writable, write_atomically
+from nearkin.errors import DataError, NearkinError, RecipeError
+from nearkin.evaluation.scores import is_score, score_named
+from nearkin.evaluation.statistics import Statistic
+from nearkin.report.differences import Comparison, differences_part, how_to_read
+from nearkin.report.figure_style import CLASS_COLOURS, figure_bytes
+from nearkin.report.figures import draw_figure
+from nearkin.report.figures.map import Map, map_of, map_words, training_map, training_words
+from nearkin.report.formats import counted, html_table
+from nearkin.report.listings import summary_of
+from nearkin.report.opened_run import IMAGE_LIMIT, NothingToShowError, OpenedRun, ViewOptions
+from nearkin.report.query_results import QueryResults, retrieve
+from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
+from nearkin.report.score_tables import score_table
+from nearkin.report.table import NOTHING, Line, Part
+from nearkin.runs.data import Progress
+from nearkin.runs.environment import Environment
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.outcome import Outcome
+
+__all__ = ["WrittenReport", "write_report"]
+
+T = TypeVar("T")
+
+SCORED_LIMIT = 15_000
+"""Of more test images, some whole classes are embedded for the scores by class."""
+MOST_GROUPS = 8
+"""Groups whose weights are loaded for maps, figures and scores by class."""
+MAP_IMAGES = 500
+"""Points of a map that have an image."""
+IMAGE_BUDGET = 5_500_000
+"""Characters of all thumbnails together, so that the page stays below about eight megabytes."""
+CLASS_ROWS = 300
+"""Lines of the table of classes; of more classes the best and the worst are shown."""
+ALL_SEEDS = ("curves", "covering")
+"""Figures of all runs; the others show the first run of each group."""
+FIRST = ("curves", "map", "neighbours", "worst")
+"""The order of the sections; other figures follow by name."""
+_SIDE, _GRID = 88, 2000
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """The file, its size in bytes, the number of images in it, and what it does not show with the reasons."""
+
+    file: Path
+    size: int
+    images: int
+    missing: tuple[str, ...]
+
+
+def write_report(
+    paths: Sequence[str | Path],
+    output: str | Path | None = None,
+    *,
+    title: str | None = None,
+    view: ViewOptions | None = None,
+    progress: Progress | None = None,
+) -> WrittenReport:
+    """Write a report on runs and on studies, whose folders stand for all their runs.
+
+    Args:
+        paths: run folders, or folders of ``nearkin compare``.
+        output: the file; default: ``report.html`` in the folder when there is one, else in the working directory.
+        title: the page's heading; default: the data and the methods.
+        view: which weights, classes and device to use for figures.
+        progress: called while images are decoded.
+    """
+    file = Path(output or (Path(paths[0]) / "report.html" if len(paths) == 1 else "report.html"))
+    if file.is_dir():
+        raise RecipeError(f"{file} is a folder: name the file to write, such as {file / 'report.html'}")
+    if output is not None and not file.parent.is_dir():
+        raise RecipeError(f"there is no folder {str(file.parent)!r} to write {file.name} to")
+    check_writable(file.parent)
+    gathered = gather_runs(paths, view, progress=progress)
+    page = _Page(gathered)
+    if title is None:
+        titles = list(dict.fromkeys(group.title for group in gathered.groups))
+        title = f"{', '.join(titles) if len(titles) <= 3 else f'{len(titles)} recipes'} on {gathered.data}"
+    content = page.render(title).encode()
+    write_atomically(file, content)
+    return WrittenReport(file, len(content), len(page.thumbnails.images), tuple(page.missing))
+
+
+class Thumbnails:
+    """Small copies of images as data URIs, each once however often it is shown."""
+
+    def __init__(self) -> None:
+        self.images: list[str] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._size = 0
+
+    def number(self, run: OpenedRun, row: int) -> int:
+        """The number of the image of a row of a run's table, or -1 where the page is full."""
+        key = (id(run.data), row)
+        if key not in self._numbers:
+            uri = data_uri_of(run.data.images[row])
+            fits = self._size + len(uri) <= IMAGE_BUDGET
+            self._numbers[key] = len(self.images) if fits else -1
+            if fits:
+                self.images.append(uri)
+                self._size += len(uri)
+        return self._numbers[key]
+
+
+def data_uri_of(pixels: NDArray[np.uint8]) -> str:
+    """A data URI of a small copy of an image, in whichever of JPEG and PNG is shorter."""
+    image = Image.fromarray(pixels).convert("RGB")
+    image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    uris = []
+    for file_format, options in (("jpeg", {"quality": 80}), ("png", {"optimize": True})):
+        content = io.BytesIO()
+        image.save(content, file_format, **options)
+        uris.append(_data_uri(f"image/{file_format}", content.getvalue()))
+    return min(uris, key=len)
+
+
+class _Page:
+    """Sections in the making; what cannot be shown is listed with the reason."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        self.gathered = gathered
+        self.thumbnails = Thumbnails()
+        self._maps: list[dict[str, Any]] = []
+        self._missing: dict[str, list[str]] = {}
+        self._sections: list[tuple[str, str, str]] = []
+        """Anchors, headings and bodies."""
+
+    @property
+    def missing(self) -> list[str]:
+        """What is not shown, one line for each reason."""
+        grouped = [f"{', '.join(dict.fromkeys(parts))}: {reason}" for reason, parts in self._missing.items()]
+        return [*self.gathered.left_out, *grouped]
+
+    def render(self, title: str) -> str:
+        groups = self.gathered.groups
+        self._add("scores", "Scores", lambda: scores_section(groups))
+        for number, same_data in enumerate(self.gathered.by_data, 1):
+            self._add_data(same_data, number)
+        self._add("cost", "Cost", lambda: cost_section(groups))
+        self._add("reproduce", "Recipes, environment and commands", lambda: reproduce_section(groups))
+        script = _asset("page.js")
+        script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        colours = ";".join(f"--class-{index}:{colour}" for index, colour in enumerate(CLASS_COLOURS))
+        missing = "".join(f"<li>{escape(line)}</li>" for line in self.missing)
+        data = json.dumps({"images": self.thumbnails.images, "maps": self._maps}, ensure_ascii=True, allow_nan=False)
+        runs = sum(len(group.runs) for group in groups)
+        protocols = " and ".join(dict.fromkeys(group.recipe.protocol.name for group in groups))
+        recipes = counted(len(groups), "recipe")
+        when = datetime.now(UTC).strftime("%Y-%m-%d")
+        return Template(_asset("page.html")).substitute(
+            title=escape(title),
+            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
+            style=f":root{{{colours}}}\n{_asset('page.css')}",
+            subtitle=escape(f"{counted(runs, 'run')} of {recipes} on {self.gathered.data}, {protocols} protocol"),
+            links="".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in self._sections),
+            sections="\n".join(
+                f'<section id="{name}"><h2>{escape(head)}</h2>{body}</section>' for name, head, body in self._sections
+            ),
+            footer=escape(f"Written by nearkin {nearkin.__version__} on {when}. This file needs no network."),
+            missing=f"<details><summary>Not shown</summary><ul>{missing}</ul></details>" if missing else "",
+            # Inside a script element: nothing in the JSON may end the element.
+            data=data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+            script=script,
+        )
+
+    def _add_data(self, groups: Sequence[RunGroup], number: int) -> None:
+        """The sections of the runs that share their data."""
+        add = partial(self._add, number=number, data=groups[0].data if len(self.gathered.by_data) > 1 else "")
+        add("differences", "Differences from the base", lambda: differences_section(groups))
+        if left := len(groups[MOST_GROUPS:]):
+            self._miss(f"figures and scores by class of {left} of {len(groups)} rows", "name fewer runs")
+        shown = groups[:MOST_GROUPS]
+        for name in sorted(plot_names(), key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
+            make = partial(self._map_section, shown) if name == "map" else partial(self._figures, name, groups)
+            add(name, name.replace("-", " ").capitalize(), make)
+            if name == "worst":
+                add("classes", "Scores by class", partial(self._classes_section, shown))
+
+    def _figures(self, name: str, groups: Sequence[RunGroup]) -> str:
+        """The figure ``name`` as ``nearkin plot`` draws it; of one run, one for each group under its title."""
+        runs = [run for group in groups for run in group.runs]
+        if name not in ALL_SEEDS:
+            runs = [group.runs[0] for group in groups[:MOST_GROUPS]]
+        body = ""
+        for run, figure in draw_figure(name, runs):
+            if isinstance(figure, NearkinError):
+                if not isinstance(figure, NothingToShowError):
+                    self._miss(name if run is None else f"{name} of {run.title}", figure)
+                continue
+            body += f"<h3>{escape(run.title)}</h3>" if run is not None and len(runs) > 1 else ""
+            file_format = "png" if any(axis.images for axis in figure.axes) else "svg"
+            uri = _data_uri(
+                {"png": "image/png", "svg": "image/svg+xml"}[file_format], figure_bytes(figure, file_format, dpi=110)
+            )
+            alt = " ".join(figure.get_suptitle().split())
+            body += f'<figure class="plot"><img src="{uri}" alt="{escape(alt)}"></figure>'
+        summary = summary_of(importlib.import_module(f"nearkin.report.figures.{name.replace('-', '_')}"))
+        return f"<p class=note>{escape(summary)}</p>{body}" if body else ""
+
+    def _map_section(self, groups: Sequence[RunGroup]) -> str:
+        """Maps of training and test classes, which the page's script draws: pointing at an image's point shows it."""
+        blocks = []
+        for group in groups:
+            run = group.runs[0]
+            charts = [self._attempt(f"training map of {group.title}", partial(self._training_map, run))]
+            charts.append(self._attempt(f"test map of {group.title}", partial(self._test_map, run)))
+            if any(charts):
+                heading = f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else ""
+                blocks.append(f"{heading}<div class=charts>{''.join(chart or '' for chart in charts)}</div>")
+        reading = (
+            "Point at or tap an image's point to see it; a class's name highlights that class. In a map by t-SNE near "
+            "images are alike; distances between far groups have little meaning."
+        )
+        return f"{''.join(blocks)}<p class=note>{escape(reading)}</p>" if blocks else ""
+
+    def _training_map(self, run: OpenedRun) -> str:
+        found = training_map(run.at_proxies)
+        return self._map_chart(run.at_proxies, found, training_words(found))
+
+    def _test_map(self, run: OpenedRun) -> str:
+        return self._map_chart(run, map_of(run, run.test_sample), f"Test: {run.protocol.test_classes}")
+
+    def _map_chart(self, run: OpenedRun, found: Map, title: str) -> str:
+        everything = np.concatenate([found.points, found.proxies.reshape(-1, 2)])
+        low, wide = everything.min(0), max(float(np.ptp(everything, axis=0).max()), 1e-12)
+
+        def on_grid(points: NDArray[np.float64]) -> list[list[int]]:
+            # Whole numbers keep the page small; y points down, as in SVG.
+            scaled = (points - low) / wide * _GRID
+            scaled[:, 1] = _GRID * float(np.ptp(everything[:, 1])) / wide - scaled[:, 1]
+            return np.rint(scaled).astype(np.int64).tolist()  # type: ignore[no-any-return]
+
+        rows, columns = found.rows.tolist(), np.searchsorted(found.classes, found.labels).tolist()
+        with_image = set(np.linspace(0, len(rows) - 1, min(MAP_IMAGES, len(rows))).astype(int).tolist())
+        images = [self.thumbnails.number(run, row) if i in with_image else -1 for i, row in enumerate(rows)]
+        self._maps.append(
+            {
+                "classes": [run.data.table.class_names[label] for label in found.classes.tolist()],
+                "points": [
+                    [*point, column, image]
+                    for point, column, image in zip(on_grid(found.points), columns, images, strict=True)
+                ],
+                "proxies": [
+                    [*point, column]
+                    for column, proxies in enumerate(found.proxies)
+                    for point in on_grid(proxies.reshape(-1, 2))
+                ],
+            }
+        )
+        step = f", weights of step {run.step:,}" if run.folder.last_checkpoint.exists() else ""
+        caption = f"{title}. {map_words(found)}, seed {run.recipe.training.seed}{step}"
+        return (
+            f'<figure class="chart map" data-map="{len(self._maps) - 1}" data-label="{escape(caption)}">'
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+        )
+
+    def _classes_section(self, groups: Sequence[RunGroup]) -> str:
+        results = {
+            group.title: found
+            for group in groups
+            if (found := self._attempt(f"scores by class of {group.title}", partial(_query_results, group.runs[0])))
+        }
+        return classes_table(results)
+
+    def _add(self, name: str, title: str, make: Callable[[], str], number: int = 0, data: str = "") -> None:
+        """A section unless it is empty; with the number and name of its data where the page has several."""
+        body = self._attempt(f"{name} on {data}" if data else name, make)
+        if body:
+            self._sections.append((f"{name}-{number}" if data else name, f"{title}: {data}" if data else title, body))
+
+    def _attempt(self, what: str, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except NothingToShowError:
+            return None
+        except NearkinError as error:
+            self._miss(what, error)
+            return None
+
+    def _miss(self, what: str, reason: object) -> None:
+        self._missing.setdefault(str(reason), []).append(what)
+
+
+def scores_section(groups: Sequence[RunGroup]) -> str:
+    """The table of scores, with those before training and published ones, and the meaning of the scores."""
+    scores = score_table(groups, untrained=True)
+    (part,) = scores.parts
+    body = html_table(part, css="scores", caption=" ".join(scores.conditions))
+    body += "".join(f"<p class=note>{escape(note)}</p>" for note in scores.notes)
+    headings: dict[str, list[str]] = {}
+    for score in map(score_named, filter(is_score, scores.records[0])):
+        headings.setdefault(score.meaning, []).append(score.heading)
+    listed = "".join(f"<dt>{escape(', '.join(names))}</dt><dd>{escape(text)}</dd>" for text, names in headings.items())
+    opening = "Every test image in turn is a query and looks for images of its class among the others."
+    return body + details("What the scores mean", f"<p>{opening}</p><dl>{listed}</dl>")
+
+
+def differences_section(groups: Sequence[RunGroup]) -> str:
+    """Every group compared with its study's base, or with the first group of the same protocol; empty without seeds."""
+    titles, rows = {group.title: group for group in groups}, []
+    for group in groups:
+        base = groups[0] if group.base is None else titles.get(group.base)
+        if base is None or base is group or base.recipe.protocol.name != group.recipe.protocol.name:
+            continue
+        comparison = Comparison.of(group.title, group.test_by_run, base.title, base.test_by_run)
+        rows += [comparison] if comparison is not None else []
+    reading = how_to_read(rows)
+    return f"{html_table(differences_part(rows))}<p class=note>{escape(reading)}</p>" if reading else ""
+
+
+def classes_table(results: dict[str, QueryResults]) -> str:
+    """Scores of every test class by the title of its group, sortable, with bars."""
+    by_group = [result.classes() for result in results.values()]
+    if not by_group or len(by_group[0]) < 2:
+        return ""
+    first, scores = next(iter(results.values())), by_group[0]
+    order = sorted(scores, key=lambda label: (scores[label].precision, label))
+    shown, words = order, counted(len(order), "class")
+    if len(order) > CLASS_ROWS:
+        half = CLASS_ROWS // 2
+        shown = [*order[:half], *order[-half:]]
+        words = f"the {half} worst and the {half} best of {len(order):,} classes by MAP@R"
+    lines = []
+    for label in shown:
+        pairs = [(each[label].recall, each[label].precision) if label in each else (None, None) for each in by_group]
+        values = [value for pair in pairs for value in pair]
+        texts = (NOTHING if value is None else score_named("R@1").text(value) for value in values)
+        cells = (first.run.data.table.class_names[label], str(scores[label].queries), *texts)
+        lines.append(Line(cells, fractions=(None, None, *values)))
+    suffixes = [f", {title}" if len(results) > 1 else "" for title in results]
+    headings = ("class", "queries", *(f"{metric}{suffix}" for suffix in suffixes for metric in ("R@1", "MAP@R")))
+    seeds = ", ".join(dict.fromkeys(str(result.run.recipe.training.seed) for result in results.values()))
+    used, every = len(first.sample.rows), len(first.run.test_rows)
+    among = counted(used, "test image") + (f" of {every:,}, in random whole classes" if used < every else "")
+    caption = (
+        f"In per cent, {words}; {among}, {first.run.protocol.test_classes}; seed {seeds}. A click on a heading sorts."
+    )
+    return (
+        f'<div class="tall">{html_table(Part(headings, tuple(lines)), css="classes sortable", caption=caption)}</div>'
+    )
+
+
+def _query_results(run: OpenedRun) -> QueryResults:
+    _ = run.trained  # first: without weights there is no need to read the images
+    few = len(run.test_rows) <= IMAGE_LIMIT
+    return retrieve(run, run.test_sample if few else run.sample(run.test_rows, SCORED_LIMIT))
+
+
+def cost_section(groups: Sequence[RunGroup]) -> str:
+    """Time, images per second and memory."""
+    lines = []
+    for group in groups:
+        if not group.scores:
+            continue
+        minutes = sum(scores.seconds for scores in group.scores) >= 600 * len(group.scores)
+        factor, unit = (1 / 60, "min") if minutes else (1, "s")
+        costs = [scores.cost.__dict__ for scores in group.scores]
+        parameters = sum(_environment(group.runs[0].folder).parameters.values())
+        cells = [
+            _number(Statistic.of(scores.epochs for scores in group.scores), 1),
+            _number(Statistic.of(scores.steps for scores in group.scores), 0),
+            f"{_number(Statistic.of(scores.seconds * factor for scores in group.scores), 0)} {unit}",
+            _number(Statistic.of_key(costs, "step_ms"), 1),
+            _number(Statistic.of_key(costs, "images_per_second"), 0),
+            _number(Statistic.of_key(costs, "peak_mib"), 0),
+            f"{parameters / 1e6:.2f} M" if parameters else NOTHING,
+        ]
+        hardware = " or ".join(sorted({scores.conditions.hardware for scores in group.scores}))
+        # Runs that shared the machine took longer than they would have alone.
+        outcomes = (Outcome.read(run.name, run.recipe.training.seed, run.folder) for run in group.finished)
+        parallel = max((outcome.side_by_side for outcome in outcomes), default=1)
+        lines.append([group.title, *cells, hardware + (f", up to {parallel} runs at a time" if parallel > 1 else "")])
+    headings = ["", "epochs", "steps", "time", "ms per step", "images/s", "peak MiB", "parameters", "hardware"]
+    caption = (
+        "Means over the seeds. Time is that of the whole run with its evaluations, images per second that of the "
+        "training steps alone; memory is the GPU's, or on a CPU the whole process's."
+    )
+    return html_table(Part.of(headings, lines, numbers=7), caption=caption) if lines else ""
+
+
+def reproduce_section(groups: Sequence[RunGroup]) -> str:
+    """The exact recipe, the environment and the command of every group."""
+    blocks = []
+    for group in groups:
+        commands = []
+        for run in group.runs:
+            again = run.folder.path.with_name(f"{run.folder.path.resolve().name}-again")
+            commands.append(shlex.join(["nearkin", "train", str(run.folder.recipe_file), "-o", str(again)]))
+        body = f"<p>Again, with the recipe of the run folder:</p>{code(chr(10).join(commands))}"
+        environments = [_environment(run.folder) for run in group.runs]
+        started = list(dict.fromkeys(environment.command for environment in environments if environment.command))
+        if started:
+            body += f"<p>As it was started:</p>{code(chr(10).join(started))}"
+        seeds = ", ".join(str(run.recipe.training.seed) for run in group.runs)
+        hashes = ", ".join(environment.recipe for environment in environments if environment.recipe)
+        heading = f"Recipe {hashes}; {'seeds' if len(group.runs) > 1 else 'seed'} {seeds}"
+        body += details(heading, code(group.recipe.to_yaml().rstrip()))
+        for run, environment in zip(group.runs, environments, strict=True):
+            if environment.started:
+                text = json.dumps(dict(environment), indent=2, ensure_ascii=False)
+                body += details(f"Environment, seed {run.recipe.training.seed}", code(text))
+        blocks.append(f"<h3>{escape(group.title)}</h3>{body}")
+    return "".join(blocks)
+
+
+def details(summary: str, body: str) -> str:
+    """A block that opens at a click; ``summary`` is text, ``body`` is HTML."""
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+
+
+def code(text: str) -> str:
+    """Text with a button that copies it."""
+    button = '<button type="button" class="copy">Copy</button>'
+    return f'<div class="code">{button}<pre><code>{escape(text)}</code></pre></div>'
+
+
+def _environment(folder: RunFolder) -> Environment:
+    try:
+        return folder.environment()
+    except DataError:  # a damaged file is no reason to have no report
+        return Environment()
+
+
+def _number(value: Statistic | None, digits: int) -> str:
+    """With its spread, unless that is 0."""
+    if value is None:
+        return NOTHING
+    return (value if value.spread else Statistic(value.mean)).text(digits)
+
+
+def _data_uri(mime: str, content: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
+
+
+def _asset(name: str) -> str:
+    return (importlib.resources.files("nearkin.report") / name).read_text(encoding="utf-8")
