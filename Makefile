@@ -61,11 +61,10 @@ test-portable: $(VENV)/.development
 	$(call PORTABLE,,1,5)
 	$(call PORTABLE,,4,6)
 
-# What a new loss, method, backbone, score, recipe or planner needs beside its file: golden curve and row in the docs.
+# What a new loss, method, backbone, score or recipe needs beside its file: golden curve and row in the docs.
 added: $(VENV)/.development
 	$(BIN)/python -m pytest tests/contracts/test_golden_curves.py --add-golden
 	for page in losses methods backbones scores plots recipes; do $(BIN)/nearkin $$page --markdown > docs/$$page.md || exit 1; done
-	$(BIN)/nearkin study --markdown > docs/studies.md
 	$(BIN)/nearkin keys --markdown > docs/recipe_keys.md
 	$(BIN)/python docs/write_commands.py > docs/commands.md
 

@@ -22,7 +22,7 @@ import torch
 from nearkin.data.transforms import transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
-from nearkin.studies.reproduce.papers import papers
+from nearkin.studies.papers import papers
 from nearkin.training.device import autocast, autocast_dtype, describe_hardware, pick_device
 from nearkin.training.recipes import load_recipe
 from nearkin.training.time_estimate import in_words

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nearkin
 from nearkin.report.formats import FORMATS
-from nearkin.studies.reproduce import Settings
+from nearkin.studies.paper_rows import Settings
 
 
 def main(arguments: list[str] | None = None) -> dict[str, object]:

@@ -49,7 +49,6 @@ def test_links_lead_somewhere():
         ("scores", "scores"),
         ("plots", "plots"),
         ("recipes", "recipes"),
-        ("study", "studies"),
         ("keys", "recipe_keys"),
     ],
 )

@@ -136,21 +136,3 @@ def test_an_engine(add, monkeypatch):
     monkeypatch.setitem(engine.ENGINES, kind.name, kind)
     add("nearkin.index", "plain_engine", "class PlainEngine")
     run_the_tests_of("add_engine.md")
-
-
-def test_a_planner(add, nearkin, photos, tmp_path):
-    from nearkin import studies
-
-    add("nearkin.studies", "fewer", "class Fewer", studies.catalogue)
-    assert studies.catalogue()["fewer"].__name__ == "Fewer"
-    assert "nearkin study fewer" in nearkin("study")[1]
-    assert "| `fewer` | `nearkin study fewer` |" in nearkin("study", "--markdown")[1]
-    tiny = ["own_photos/small", f"data.source={json.dumps(str(photos))}", "training.max_steps=2", "training.device=cpu"]
-    command = ["study", "fewer", *tiny, "--set", "share=0.6", "--seeds", "1", "-o", tmp_path / "study", "--yes"]
-    code, out, err = nearkin(*command)
-    assert code == 0, err
-    assert "60% of them" in out
-    assert "Against their base" in out
-    rows = json.loads((tmp_path / "study" / "comparison.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["all", "some"]
-    assert rows[1]["training_conditions"] == ["60 % of the training images of each class"]

@@ -14,10 +14,9 @@ from nearkin.recipe.identity import INDIFFERENT, fingerprint
 from nearkin.runs.default_folders import default_folder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.studies.compare import Comparison
-from nearkin.studies.mlrc.check import default_mlrc_folder
+from nearkin.studies.mlrc import RealityCheck
 from nearkin.studies.study import Row, planned_runs, run_all
-from nearkin.studies.tune import Plan, read_space
-from nearkin.studies.tune.plan import default_tuning_folder
+from nearkin.studies.tune import Search
 from nearkin.training.recipes import load_recipe
 
 OTHERWISE = {
@@ -51,10 +50,10 @@ def test_what_decides_nothing_changes_neither_hash_nor_folder(key):
     assert other != Recipe()
     assert fingerprint(other) == fingerprint(Recipe())
     assert default_folder(other) == default_folder(Recipe())
-    assert default_mlrc_folder(other) == default_mlrc_folder(Recipe())
+    assert RealityCheck(other).folder == RealityCheck(Recipe()).folder
     assert Comparison(changes=[f"{key}={json.dumps(OTHERWISE[key])}"]).folder == Comparison().folder
-    plans = [Plan(recipe, read_space(["training.batch_size=8,16"], recipe)) for recipe in (other, Recipe())]
-    assert default_tuning_folder(plans[0]) == default_tuning_folder(plans[1])
+    searches = [Search(recipe, ["training.batch_size=8,16"]) for recipe in (other, Recipe())]
+    assert searches[0].folder == searches[1].folder
 
 
 @pytest.mark.parametrize(("key", "value"), [("training.seed", 1), ("data.source", "cub"), ("encoder.dim", 7)])

@@ -24,7 +24,6 @@ from nearkin.cli.compare import compare  # isort: skip
 from nearkin.cli.mlrc import mlrc  # isort: skip
 from nearkin.cli.reproduce import reproduce  # isort: skip
 from nearkin.cli.tune import tune  # isort: skip
-from nearkin.cli.study import study  # isort: skip
 from nearkin.cli.report import report, table  # isort: skip
 from nearkin.cli.listing import backbones, datasets, keys, losses, methods, plots, recipes, scores  # isort: skip
 from nearkin.cli.cache import cache  # isort: skip
@@ -57,7 +56,6 @@ __all__ = [
     "scores",
     "search",
     "serve",
-    "study",
     "table",
     "train",
     "tune",

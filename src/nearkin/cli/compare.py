@@ -10,7 +10,7 @@ import typer
 
 from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Epochs, Json, Verbose, app, print_table
 from nearkin.cli._recipe import changes_from
-from nearkin.cli._study import Format, Jobs, Listed, Overwrite, Seeds, Yes, names_in, run_study
+from nearkin.cli._study import Format, Jobs, Listed, Overwrite, Seeds, names_in, run_study
 from nearkin.errors import RecipeError
 
 __all__ = ["compare"]
@@ -24,7 +24,7 @@ def compare(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="A benchmark (glyphs, cub, …), a folder with one folder per kind, or a manifest."),
+        typer.Option("--data", help="A benchmark (glyphs, cub, …), a folder with one folder per class, or a manifest."),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -41,9 +41,20 @@ def compare(
             "that it names goes with it.",
         ),
     ] = None,
+    vary: Annotated[
+        str | None, typer.Option("--vary", help="Instead of a file's rows, one for each value of a key: key=a,b,c.")
+    ] = None,
+    ablate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ablate",
+            help="Instead of a file's rows, the recipe and the recipe with this change, key=value; changes that belong "
+            "together are joined by &. Give it once for each.",
+        ),
+    ] = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="The row that rows without a base are held against. Default: the first."),
+        typer.Option("--against", help="The row that rows without a base are compared with. Default: the first."),
     ] = None,
     seeds: Seeds = 3,
     jobs: Jobs = 1,
@@ -53,7 +64,6 @@ def compare(
     ] = None,
     overwrite: Overwrite = False,
     class_folders: ClassFolders = None,
-    yes: Yes = False,
     listing: Listed = False,
     format_: Format = "table",
     data_root: DataRoot = None,
@@ -61,7 +71,7 @@ def compare(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train baselines and methods with equal budget and put their scores side by side.
+    """Train baselines and methods with equal budget and compare their scores.
 
     [bold]nearkin compare --data glyphs[/bold]  all rows, three seeds, the embedded benchmark
 
@@ -69,12 +79,16 @@ def compare(
 
     [bold]nearkin compare --data PHOTOS --rows proxy_anchor,vcpa --seeds 1[/bold]  two rows on own photos
 
-    What will be run and how long that takes is said first; beyond a quarter of an hour you are asked.
+    [bold]nearkin compare --recipe glyphs/demo --vary objective.alpha=16,32,64[/bold]  one key over several values
 
-    The epoch is chosen on validation classes, and the test classes are scored once. Stopped at any time, the same
-    command goes on; finished runs are kept. The folder gets the table as Markdown, CSV and JSON, and a picture.
+    [bold]nearkin compare --recipe cub/best --ablate data.image_size=224 --ablate data.random_erasing=0[/bold]  one
+    change at a time
 
-    Every row is held against its base: the difference with its 95 % interval and, where that leaves it open, how many
+    The epoch is chosen on validation classes, and the test classes are scored once; with --vary and --ablate the
+    recipe's own protocol applies. Stopped at any time, the same command resumes; finished runs are kept. The folder
+    gets the table as Markdown, CSV and JSON, and a figure.
+
+    Every row is compared with its base: the difference with its 95 % interval and, where that leaves it open, how many
     more seeds would decide it.
     """
     from nearkin.studies.compare import Comparison
@@ -87,6 +101,8 @@ def compare(
         recipe=recipe,
         rows=names_in(rows),
         rows_from=rows_from,
+        vary=vary,
+        ablate=ablate or (),
         against=against,
         seeds=seeds,
         changes=changes_from(changes or [], epochs=epochs, root=data_root, device=device, class_folders=class_folders),
@@ -96,4 +112,4 @@ def compare(
         table = study.listing()
         print(json.dumps(list(table.records))) if as_json else print_table(table, format_)
         return
-    run_study(study, jobs=jobs, yes=yes, overwrite=overwrite, format_=format_, as_json=as_json, verbose=verbose)
+    run_study(study, jobs=jobs, overwrite=overwrite, format_=format_, as_json=as_json, verbose=verbose)

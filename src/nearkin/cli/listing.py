@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from nearkin.cli._app import LOOK_UP, DataRoot, Json, Markdown, app, print_listing
 
 __all__ = ["backbones", "datasets", "keys", "losses", "methods", "plots", "recipes", "scores"]
@@ -64,14 +62,13 @@ def plots(as_json: Json = False, markdown: Markdown = False) -> None:
 def recipes(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the recipes that come with nearkin; as Markdown or JSON with the scores to expect and the run times."""
     from nearkin.report.listings import Listing
-    from nearkin.studies.reproduce.expected import listed_recipes, recipes_page
+    from nearkin.studies.expected_scores import listed_recipes, recipes_page
 
     listed = listed_recipes()
     if markdown:
         print(recipes_page(listed), end="")
         return
-    records = tuple(dataclasses.asdict(each) for each in listed)
-    print_listing(Listing("Recipes", "", ("name", "summary"), records), as_json=as_json)
+    print_listing(Listing("Recipes", "", ("name", "summary"), tuple(listed)), as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK_UP)

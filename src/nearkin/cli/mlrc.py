@@ -9,7 +9,7 @@ import typer
 
 from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Json, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, OtherData, Yes, run_study
+from nearkin.cli._study import Format, Jobs, OtherData, run_study
 
 __all__ = ["mlrc"]
 
@@ -33,23 +33,20 @@ def mlrc(
         typer.Option("--output", "-o", help="Folder for all models. Default: runs/mlrc-<data>-<objective>-<hash>."),
     ] = None,
     class_folders: ClassFolders = None,
-    yes: Yes = False,
     format_: Format = "table",
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train one model per class fold and score them alone and side by side, as the reality check does.
+    """Train one model per class fold and score them alone and concatenated, as the reality check does.
 
     [bold]nearkin mlrc cub/proxy_anchor --jobs 4 encoder.dim=128[/bold]  four models at a time
 
     [bold]nearkin mlrc cub/proxy_anchor --repeats 10 --jobs 4 encoder.dim=128[/bold]  with confidence intervals
 
-    How long it will take is said first; beyond a quarter of an hour you are asked.
-
     Each model holds out one of four folds of the training classes to choose its epoch; the test classes are scored
-    once. Stopped at any time, the same command goes on, and more repeats keep the models that are there. The folder
+    once. Stopped at any time, the same command resumes, and more repeats keep the models that are there. The folder
     gets every model, mlrc.json and mlrc.md.
     """
     from nearkin.studies.mlrc import RealityCheck
@@ -57,4 +54,4 @@ def mlrc(
     console = progress_console(verbose)
     recipe = recipe_from(arguments, data, console, root=data_root, device=device, class_folders=class_folders)
     study = RealityCheck(recipe, repeats, output)
-    run_study(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
+    run_study(study, jobs=jobs, format_=format_, as_json=as_json, verbose=verbose)

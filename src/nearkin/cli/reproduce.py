@@ -17,15 +17,15 @@ from nearkin.cli._app import (
     Json,
     Verbose,
     app,
-    escape,
     print_table,
     progress_console,
 )
 from nearkin.cli._recipe import changes_from, split_arguments
-from nearkin.cli._study import Format, Jobs, Yes, names_in, run_study
+from nearkin.cli._study import Format, Jobs, names_in, run_study
 
 if TYPE_CHECKING:
-    from nearkin.studies.reproduce import Reproduction, Settings
+    from nearkin.studies.paper_rows import Settings
+    from nearkin.studies.reproduce import Reproduction
 
 __all__ = ["reproduce"]
 
@@ -75,7 +75,6 @@ def reproduce(
         Path | None,
         typer.Option("--output", "-o", help="Folder for tables and runs. Default: runs/reproduce/<paper>."),
     ] = None,
-    yes: Yes = False,
     listing: Annotated[
         bool, typer.Option("--list", help="Show the rows, each with the command that trains it, and run nothing.")
     ] = False,
@@ -85,7 +84,7 @@ def reproduce(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run the rows of a published table or figure and print ours beside what is published.
+    """Run the rows of a published table or figure and print ours next to what is published.
 
     [bold]nearkin reproduce[/bold]  every table and figure of the five papers, and what is missing here to run it
 
@@ -96,28 +95,23 @@ def reproduce(
     [bold]nearkin reproduce vcpa/figure-7 --data cub --backbone resnet50_v1 --weights resnet50.safetensors[/bold]
     with another backbone
 
-    [bold]nearkin reproduce ccp/figure-2[/bold]  nothing to download: digits in two dimensions, as a picture
+    [bold]nearkin reproduce ccp/figure-2[/bold]  nothing to download: digits in two dimensions, as a figure
 
     [bold]nearkin reproduce mpa/table-7 --data glyphs[/bold]  the same methods on the embedded benchmark
 
-    How long it will take is said first; beyond a quarter of an hour you are asked.
-
     A row is a recipe in recipes/papers/<paper>/ with the paper's hyper-parameters. What is finished is kept, what was
-    interrupted goes on with the same command, and a row whose data or weights are not here is skipped and says so.
-    The folder gets the table as Markdown, CSV and JSON, and a picture; tables of one paper share their runs.
+    interrupted resumes with the same command, and a row whose data or weights are not here is skipped and says so.
+    The folder gets the table as Markdown, CSV and JSON, and a figure; tables of one paper share their runs.
     """
-    from nearkin.studies.reproduce import Reproduction, Settings
-    from nearkin.studies.reproduce.papers import find_item, papers
+    from nearkin.studies.paper_rows import Settings
+    from nearkin.studies.papers import papers
+    from nearkin.studies.reproduce import Reproduction
 
     name, changes = split_arguments(arguments, what="table")
     changes = changes_from(changes, epochs=epochs, device=device)
     settings = Settings(backbone, weights, None if data_root is None else str(data_root), tuple(changes))
     if name is None or name in papers():
-        _print_items(name, settings, as_json)
-        return
-    item = find_item(name)
-    if item.instead is not None:
-        print(json.dumps({"table": item.id, "instead": item.instead}) if as_json else f"{item.id}: {item.instead}")
+        _print_tables(name, settings, as_json)
         return
     study = Reproduction(
         name,
@@ -129,52 +123,53 @@ def reproduce(
         say=progress_console(verbose).print,
         listed=listing,
     )
-    if listing:
+    if study.instead is not None:
+        print(json.dumps({"table": study.id, "instead": study.instead}) if as_json else f"{study.id}: {study.instead}")
+    elif listing:
         _print_rows(study, as_json)
-        return
-    run_study(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
+    else:
+        run_study(study, jobs=jobs, format_=format_, as_json=as_json, verbose=verbose)
 
 
-def _print_items(paper: str | None, settings: Settings, as_json: bool) -> None:
-    from nearkin.report.table import Part, Table
-    from nearkin.studies.reproduce.papers import items, paper_titles
-    from nearkin.studies.reproduce.survey import standing_of
+def _print_tables(paper: str | None, settings: Settings, as_json: bool) -> None:
+    """Every table and figure, with what is missing here to run it."""
+    from nearkin.report.table import NOTHING, Part, Table
+    from nearkin.studies.paper_rows import availability
+    from nearkin.studies.papers import items, paper_titles
 
-    standings = [standing_of(item, settings) for item in items(paper)]
+    known = [availability(item, settings) for item in items(paper)]
     if as_json:
-        print(json.dumps([standing.as_record() for standing in standings]))
+        print(json.dumps(known))
         return
     parts = []
     for key, title in paper_titles().items():
-        mine = [standing for standing in standings if standing.item.paper == key]
+        cells = [
+            [
+                each["table"],
+                each["title"],
+                ", ".join(each["data"]) or NOTHING,
+                str(each["rows"] or NOTHING),
+                each["missing"],
+            ]
+            for each in known
+            if each["table"].startswith(f"{key}/")
+        ]
         columns = ("table", "what it shows", "data", "rows", "missing here")
-        cells = [standing.cells() for standing in mine]
-        parts += [Part.of(columns, cells, title=f"{key.upper()}: {title}", texts=5)] if mine else []
+        parts += [Part.of(columns, cells, title=f"{key.upper()}: {title}", texts=5)] if cells else []
     hint = "Run one: nearkin reproduce TABLE. See its rows: nearkin reproduce TABLE --list"
     print_table(Table("", tuple(parts), (hint,)))
 
 
 def _print_rows(study: Reproduction, as_json: bool) -> None:
-    from nearkin.studies.reproduce.survey import DIGITS
-    from nearkin.studies.reproduce.tables import heading
-
+    """Every row with its published scores and the command that trains it."""
+    lines = [line for line in study.lines if line.wanted]
     if as_json:
-        print(json.dumps([row.as_record() for part in study.asked for row in part.rows]))
+        print(json.dumps([line.as_record() for line in lines]))
         return
-    console = Console()
-    for part in study.asked:
-        console.print(f"[bold]{escape(heading(part.table))}[/bold]", highlight=False)
-        for row in part.rows:
-            scores = ", ".join(f"{each.metric} {each.text}" for each in row.published)
-            console.print(
-                f"\n[bold]{escape(row.row.name)}[/bold] on {escape(row.data)}: {escape(row.row.title)}"
-                + (f"; published: {scores}" if scores else ""),
-                highlight=False,
-                soft_wrap=True,
-            )
-            if row.recipe is not None:
-                console.print(f"  {escape(row.command)}", highlight=False, soft_wrap=True)
-            if row.problem:
-                what = DIGITS if part.table.draw.kind == "digits" else "cannot be run here"
-                text = f"  [yellow]{what}:[/yellow] {escape(row.problem)}"
-                console.print(text, highlight=False, soft_wrap=True)
+    for line in lines:
+        scores = ", ".join(f"{each.metric} {each.text}" for each in line.published)
+        texts = [f"\n{line.row.name} on {line.data}: {line.row.title}" + (f"; published: {scores}" if scores else "")]
+        texts += [f"  {line.command}"] * (line.command is not None)
+        texts += [f"  cannot be run here: {line.problem}"] * (line.problem is not None)
+        for text in texts:
+            Console().print(text, highlight=False, soft_wrap=True, markup=False)

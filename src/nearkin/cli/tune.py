@@ -10,7 +10,7 @@ import typer
 
 from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Epochs, Json, Verbose, app, progress_console
 from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, OtherData, Yes, run_study
+from nearkin.cli._study import Format, Jobs, OtherData, run_study
 from nearkin.errors import RecipeError
 
 __all__ = ["tune"]
@@ -43,11 +43,11 @@ def tune(
     jobs: Jobs = 1,
     sampler: Annotated[
         Literal["tpe", "random", "grid"],
-        typer.Option("--sampler", help="Who suggests the next trial. A grid goes through all listed values."),
+        typer.Option("--sampler", help="What suggests the next trial. A grid goes through all listed values."),
     ] = "tpe",
     pruner: Annotated[
         Literal["median", "halving", "none"] | None,
-        typer.Option("--pruner", help="Who gives up trials that do badly. Default: median, for a grid none."),
+        typer.Option("--pruner", help="What gives up trials that do badly. Default: median, for a grid none."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sampler; models have training.seed.")] = 0,
     epochs: Epochs = None,
@@ -56,7 +56,6 @@ def tune(
         typer.Option("--output", "-o", help="Folder for the search. Default: runs/tune-<data>-<objective>-<hash>."),
     ] = None,
     class_folders: ClassFolders = None,
-    yes: Yes = False,
     format_: Format = "table",
     data_root: DataRoot = None,
     device: Device = None,
@@ -67,17 +66,15 @@ def tune(
 
     [bold]nearkin tune glyphs/demo --space training.learning_rate=1e-4..1e-2:log --trials 30[/bold]  one key
 
-    [bold]nearkin tune glyphs/ccp --space ccp --trials 40 --epochs 5[/bold]  CCP's pull and proxies, as a plane
+    [bold]nearkin tune glyphs/ccp --space ccp --trials 40 --epochs 5[/bold]  CCP's proximal weight and proxies
 
     [bold]nearkin tune glyphs/ccp --space method.proximal_weight=0,1e-4,1e-2 --space method.proxies_per_class=1,2,4
     --sampler grid[/bold]  every pair of values
 
-    How long it will take is said first; beyond a quarter of an hour you are asked.
-
-    The test classes are not looked at. Stopped at any time, the same command goes on, also with more --trials. The
-    folder gets every trial as a run, trials.csv, pictures and the best as best.yaml, ready to be trained.
+    The test classes are not looked at. Stopped at any time, the same command resumes, also with more --trials. The
+    folder gets every trial as a run, trials.csv, Optuna's plots and the best as best.yaml, ready to be trained.
     """
-    from nearkin.studies.tune import Plan, Search, read_space
+    from nearkin.studies.tune import Search
 
     for text in arguments or []:
         if re.search(r"=[-+]?\d[-+.\de]*\.\.[-+.]?\d", text):
@@ -86,5 +83,5 @@ def tune(
     recipe = recipe_from(
         arguments, data, console, root=data_root, device=device, class_folders=class_folders, epochs=epochs
     )
-    study = Search(Plan.of(recipe, read_space(space, recipe), sampler, pruner, seed, seeds), trials, output)
-    run_study(study, jobs=jobs, yes=yes, format_=format_, as_json=as_json, verbose=verbose)
+    study = Search(recipe, space, trials=trials, seeds=seeds, sampler=sampler, pruner=pruner, seed=seed, folder=output)
+    run_study(study, jobs=jobs, format_=format_, as_json=as_json, verbose=verbose)

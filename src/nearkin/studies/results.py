@@ -25,13 +25,14 @@ class RowResult:
         return tuple(planned.outcome for planned in self.runs)
 
     @cached_property
+    def finished(self) -> list[PlannedRun]:
+        both = zip(self.runs, self.outcomes, strict=True)
+        return [planned for planned, outcome in both if outcome.status == "finished"]
+
+    @cached_property
     def scores(self) -> tuple[Scores, ...]:
         """Of the finished runs."""
         return tuple(planned.folder.scores() for planned in self.finished)
-
-    @property
-    def finished(self) -> list[PlannedRun]:
-        return [planned for planned, known in zip(self.runs, self.outcomes, strict=True) if known.status == "finished"]
 
     @property
     def seeds(self) -> list[int]:
@@ -44,57 +45,57 @@ class RowResult:
 
     def test(self, name: str) -> Statistic | None:
         """A score of the reported weights on the test classes."""
-        return Statistic.of_key((each.test for each in self.scores), name)
+        return Statistic.of_key((scores.test for scores in self.scores), name)
 
     def test_by_seed(self, name: str) -> dict[int, float]:
         """The same run by run."""
-        both = zip(self.seeds, self.scores, strict=True)
-        return {seed: float(each.test[name]) for seed, each in both if each.test and each.test.get(name) is not None}
+        tests = zip(self.seeds, (scores.test or {} for scores in self.scores), strict=True)
+        return {seed: float(value) for seed, test in tests if (value := test.get(name)) is not None}
 
     def last(self, name: str) -> Statistic | None:
-        """That of the last epoch, which only protocols that choose on the test images have beside the best."""
+        """The last epoch's score; None where it is not also on the test classes, as the reported one is."""
         if self.row.recipe.protocol.name not in SELECTED_ON_TEST:
             return None
-        return Statistic.of_key((each.last for each in self.scores), name)
+        return Statistic.of_key((scores.last for scores in self.scores), name)
 
     def untrained(self, name: str) -> Statistic | None:
-        return Statistic.of_key((each.untrained for each in self.scores), name)
+        return Statistic.of_key((scores.untrained for scores in self.scores), name)
 
     @property
     def select_by(self) -> str:
         """The score that chose the epoch."""
         return select_by(self.row.recipe.protocol)
 
-    @property
-    def validation(self) -> tuple[Statistic, Statistic] | None:
-        """The score that chose the epoch, on the validation and on the test classes; None where test classes chose."""
-        return self.validated(self.select_by)
-
     def validated(self, name: str) -> tuple[Statistic, Statistic] | None:
-        """The same of another score, at the epoch that was chosen."""
+        """A score at the chosen epoch on validation and on test classes; None where test classes chose the epoch."""
         if self.row.recipe.protocol.name in SELECTED_ON_TEST:
             return None
-        both = [each for each in self.scores if name in each.chosen and name in (each.test or {})]
-        validation = Statistic.of_key((each.best for each in both), name)
-        test = Statistic.of_key((each.test for each in both), name)
+        both = [scores for scores in self.scores if name in scores.chosen and name in (scores.test or {})]
+        validation = Statistic.of_key((scores.best for scores in both), name)
+        test = Statistic.of_key((scores.test for scores in both), name)
         return None if validation is None or test is None else (validation, test)
 
     @property
+    def validation(self) -> tuple[Statistic, Statistic] | None:
+        """The same of the score that chose the epoch."""
+        return self.validated(self.select_by)
+
+    @property
     def step_ms(self) -> Statistic | None:
-        return Statistic.of(each.cost.step_ms for each in self.scores if each.cost.step_ms is not None)
+        return Statistic.of(scores.cost.step_ms for scores in self.scores if scores.cost.step_ms is not None)
 
     @property
     def chosen_epochs(self) -> list[float]:
-        return [each.chosen["epoch"] for each in self.scores if each.chosen.get("epoch") is not None]
+        return [scores.chosen["epoch"] for scores in self.scores if scores.chosen.get("epoch") is not None]
 
     @property
-    def side_by_side(self) -> list[int]:
+    def at_once(self) -> list[int]:
         """How many runs shared the machine."""
-        return sorted({known.side_by_side for known in self.outcomes if known.status == "finished"})
+        return sorted({outcome.side_by_side for outcome in self.outcomes if outcome.status == "finished"})
 
-    def said(self, condition: str) -> list[str]:
-        """What the finished runs say of one of their :class:`~nearkin.runs.scores.Conditions`."""
-        values = (getattr(each.conditions, condition) for each in self.scores)
+    def condition(self, name: str) -> list[str]:
+        """The values that finished runs have for one of their :class:`~nearkin.runs.scores.Conditions`."""
+        values = (getattr(scores.conditions, name) for scores in self.scores)
         return sorted({str(value) for value in values if value is not None})
 
 
@@ -102,6 +103,6 @@ def results_of(runs: Sequence[PlannedRun]) -> list[RowResult]:
     """Runs by their rows; a folder that holds a run of another recipe is an error."""
     by_row: dict[str, list[PlannedRun]] = {}
     for planned in runs:
-        planned.was_changed(forgive=False)
+        planned.was_changed(allow=False)
         by_row.setdefault(planned.row.name, []).append(planned)
-    return [RowResult(each[0].row, tuple(each)) for each in by_row.values()]
+    return [RowResult(members[0].row, tuple(members)) for members in by_row.values()]

@@ -1,0 +1,323 @@
+"""The metric-learning reality check: one model per class fold, scored alone and concatenated, with repeats."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from nearkin.data.cache import OpenedImages
+from nearkin.disk import check_writable, write_atomically
+from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
+from nearkin.evaluation.confidence import combination_interval, mean_interval
+from nearkin.evaluation.ensemble import concatenate_embeddings, fold_combinations
+from nearkin.evaluation.protocol import Protocol, as_tested
+from nearkin.evaluation.retrieval import retrieval_scores
+from nearkin.evaluation.statistics import Statistic
+from nearkin.recipe import Recipe
+from nearkin.recipe.identity import fingerprint
+from nearkin.report import formats
+from nearkin.report.formats import counted
+from nearkin.report.table import NOTHING, Part, Table
+from nearkin.runs.data import Announce, RunData, split_as_stored
+from nearkin.runs.default_folders import default_folder
+from nearkin.runs.outcome import Outcome
+from nearkin.runs.scores import ENSEMBLE_FILE, Combinations, Conditions, EnsembleScores, FoldModel
+from nearkin.runs.trained_run import load_run
+from nearkin.studies.study import PlannedRun, Row, Study, opened, write_texts
+from nearkin.training.device import pick_device
+from nearkin.training.recipes import load_recipe
+
+METRICS = ("R@1", "P@R", "MAP@R")
+"""What the reality check reports; its P@1 is the same as R@1."""
+MOST_COMBINATIONS = 256
+
+
+def mlrc(
+    recipe: Recipe | str,
+    *,
+    repeats: int = 1,
+    changes: Iterable[str] = (),
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    console: Console | None = None,
+) -> EnsembleScores:
+    """Train ``folds × repeats`` models into ``folder/fold-<fold>/seed-<seed>``, score them and write the table.
+
+    It can be stopped at any time: the same call resumes, finished models are kept, and more repeats only add models.
+
+    ``separate``: for every repeat the mean score of its models, then the mean over repeats with Student's t interval at
+    95 %. ``concatenated``: every combination of one repeat per fold is an ensemble, ``repeats ** folds`` in all; where
+    these are more than 256, so many are drawn, seeded by ``protocol.split_seed``. The mean is over combinations; its
+    interval counts models, not combinations, which share them (``nearkin.evaluation.confidence``). One repeat has no
+    interval.
+
+    Args:
+        recipe: what every model is trained with, or its name; its protocol becomes ``mlrc``, with its ``folds``.
+        repeats: models per fold.
+        changes: ``section.key=value`` for a recipe that is given by name.
+        folder: where the models and ``mlrc.json`` go; default: one that the same call finds again.
+        jobs: models that are trained at a time, each in a process of its own.
+        console: where progress goes.
+
+    Raises:
+        RecipeError: where the folder holds models of another recipe.
+        NearkinError: where a model did not finish, of the kind that its failure was.
+        InterruptedRunError: after Ctrl-C or SIGTERM; calling again resumes.
+    """
+    check = RealityCheck(load_recipe(recipe, changes) if isinstance(recipe, str) else recipe, repeats, folder)
+    check.run(jobs=jobs, console=console)
+    check.write()
+    return check.result
+
+
+class RealityCheck(Study):
+    """One model per class fold, with repeats. The arguments are those of :func:`mlrc`."""
+
+    def __init__(self, recipe: Recipe, repeats: int = 1, folder: str | Path | None = None) -> None:
+        if repeats < 1:
+            raise RecipeError(f"repeats must be at least 1, got {repeats}")
+        if folder is None:
+            usual = default_folder(recipe.with_changes({"protocol.name": "mlrc", "protocol.fold": 0}))
+            folder = usual.with_name(f"mlrc-{usual.name}")
+        self.folder = Path(folder)
+        self.rows = [Row(".", recipe.objective.name, recipe, mlrc=True)]
+        self.seeds = range(recipe.training.seed, recipe.training.seed + repeats)
+
+    def plan(self) -> list[str]:
+        models, folds = self.runs(), self.rows[0].recipe.protocol.folds
+        done = sum(model.folder.is_finished for model in models)
+        number = f"{folds} folds × {counted(len(self.seeds), 'repeat')} = {counted(len(models), 'model')}"
+        return [f"Plan: {number}, {done} of them finished already, into {self.folder}"]
+
+    def run(
+        self,
+        *,
+        jobs: int = 1,
+        overwrite: bool = False,
+        console: Console | None = None,
+        announce: Announce | None = None,
+    ) -> list[Outcome]:
+        console = console or Console(quiet=True)
+        check_writable(self.folder)
+        outcomes = super().run(jobs=jobs, overwrite=overwrite, console=console, announce=announce)
+        if (failure := self.failure(outcomes)) is not None:
+            kinds: tuple[type[NearkinError], ...] = (RecipeError, DataError, MissingExtraError, BusyError)
+            raise next((kind for kind in kinds if kind.exit_code == failure[1]), TrainingError)(failure[0])
+        score_models(self.runs(), self.folder, console)
+        return outcomes
+
+    @property
+    def result(self) -> EnsembleScores:
+        """What the folder holds."""
+        result = EnsembleScores.read(self.folder)
+        if result is None:
+            raise DataError(f"{self.folder} has no {ENSEMBLE_FILE} yet: its models are not all trained")
+        return result
+
+    def tables(self) -> list[Table]:
+        return [mlrc_table(self.result)]
+
+    def record(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.result}
+
+    def write(self) -> list[Path]:
+        """Write ``mlrc.md`` next to ``mlrc.json``."""
+        page = formats.markdown(mlrc_table(self.result, models=True))
+        return [*write_texts(self.folder, {"mlrc.md": page}), self.folder / ENSEMBLE_FILE]
+
+
+def score_models(models: Sequence[PlannedRun], folder: Path, console: Console) -> None:
+    """Score finished models alone and concatenated, and write that to ``mlrc.json`` in the folder."""
+    recipe = models[0].recipe
+    data = opened(recipe, console)
+    folds, repeats = recipe.protocol.folds, len(models) // recipe.protocol.folds
+    splits = [split_as_stored(model.folder, model.recipe, data) for model in models]
+    protocol = splits[0].protocol
+    _check_same_test(models, splits)
+    embeddings = [
+        embed_test_rows(model, split.images, split.protocol) for model, split in zip(models, splits, strict=True)
+    ]
+    single = [_scores(vectors, protocol, recipe) for vectors in embeddings]
+    combinations = fold_combinations(folds, repeats, limit=MOST_COMBINATIONS, seed=recipe.protocol.split_seed)
+    if len(combinations) > 1:
+        console.print(f"scoring {len(combinations)} combinations of models", highlight=False)
+    ensembles = []
+    for combination in combinations.tolist():
+        members = [embeddings[repeat * folds + fold] for fold, repeat in enumerate(combination)]
+        joined = concatenate_embeddings(members, normalisation=recipe.encoder.normalisation)
+        ensembles.append(_scores(joined, protocol, recipe))
+    runs = [model.folder.scores() for model in models]
+    separate, concatenated = {}, {}
+    for name in METRICS:
+        alone, values = [scores[name] for scores in single], [scores[name] for scores in ensembles]
+        means = [sum(alone[first : first + folds]) / folds for first in range(0, len(alone), folds)]
+        separate[name] = Statistic.of(means, mean_interval(means))
+        concatenated[name] = Statistic.of(values, combination_interval(combinations, values))
+    result = EnsembleScores(
+        Conditions(
+            data=data.table.name,
+            objective=recipe.objective.name,
+            method=recipe.method.name,
+            protocol="mlrc",
+            selection=as_tested(f"best {protocol.select_by} on the held-out class fold of each model", recipe.protocol),
+            test_classes=protocol.test_classes,
+            training_conditions=protocol.training_conditions,
+            weights=runs[0].conditions.weights,
+            hardware=" and ".join(sorted({run.conditions.hardware for run in runs})),
+            recipe=fingerprint(recipe),
+        ),
+        select_by=protocol.select_by,
+        folds=folds,
+        repeats=repeats,
+        backbone=recipe.encoder.backbone,
+        dim=embeddings[0].shape[1],
+        concatenated_dim=folds * embeddings[0].shape[1],
+        separate={name: value for name, value in separate.items() if value},
+        concatenated={name: value for name, value in concatenated.items() if value},
+        combinations=Combinations(len(combinations), repeats**folds, combinations.tolist(), recipe.protocol.split_seed),
+        seeds=[model.seed for model in models],
+        models=[
+            FoldModel(
+                repeat=number // folds,
+                fold=number % folds,
+                seed=model.seed,
+                recipe=run.conditions.recipe,
+                selection=run.conditions.selection,
+                hardware=run.conditions.hardware,
+                epoch=run.chosen.get("epoch"),
+                chosen_by=run.chosen.get(protocol.select_by),
+                seconds=run.seconds,
+                scores=single[number],
+            )
+            for number, (model, run) in enumerate(zip(models, runs, strict=True))
+        ],
+        written=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    text = json.dumps(dict(result), indent=2, ensure_ascii=False)
+    write_atomically(folder / ENSEMBLE_FILE, text.encode())
+
+
+def embed_test_rows(model: PlannedRun, data: OpenedImages, protocol: Protocol) -> Tensor:
+    """Embeddings of the test rows (queries, then gallery) with the chosen epoch's weights, on the host.
+
+    They are kept next to the model, in a file named after its weights and the images.
+    """
+    assert protocol.test is not None, "check_trainable comes first"
+    rows = protocol.test.rows
+    with open(model.folder.encoder_file, "rb") as weights:
+        content_hash = hashlib.file_digest(weights, "sha256")
+    content_hash.update("\n".join(data.table.ids[row] for row in rows.tolist()).encode())
+    file = model.folder.path / f"test_embeddings-{content_hash.hexdigest()[:12]}.npy"
+    if file.exists():
+        return torch.from_numpy(np.load(file))
+    trained = load_run(model.folder.path, device=model.recipe.training.device)
+    embeddings = trained.embed(data.images, rows).cpu()
+    for outdated in model.folder.path.glob("test_embeddings-*.npy"):
+        outdated.unlink()
+    content = io.BytesIO()
+    np.save(content, embeddings.numpy())
+    write_atomically(file, content.getvalue())
+    return embeddings
+
+
+def _check_same_test(models: Sequence[PlannedRun], splits: Sequence[RunData]) -> None:
+    """Embeddings can only be concatenated where they are of the same images."""
+
+    def tested(data: RunData) -> list[str]:
+        test = data.protocol.test
+        return [] if test is None else [data.images.digests[row] for row in test.rows.tolist()]
+
+    for model, data in zip(models, splits, strict=True):
+        if tested(data) != tested(splits[0]):
+            raise DataError(
+                f"{model.folder.path} was not tested on the images of {models[0].folder.path}: models of other images "
+                f"make no ensemble; start again in another folder with -o"
+            )
+
+
+def _scores(embeddings: Tensor, protocol: Protocol, recipe: Recipe) -> dict[str, float]:
+    """R@1, P@R and MAP@R of embedded test rows, searched as the protocol's test set says."""
+    test, labels = protocol.test, protocol.table.labels
+    assert test is not None, "check_trainable comes first"
+    vectors = embeddings.to(pick_device(recipe.training.device))
+    queries = len(test.query)
+    scores = retrieval_scores(
+        vectors[:queries],
+        labels[test.query],
+        None if test.gallery is None else vectors[queries:],
+        None if test.gallery is None else labels[test.gallery],
+        recall_at=(1,),
+        distance="cosine" if recipe.encoder.normalisation == "l2" else "euclidean",
+    )
+    return {name: scores[name] for name in METRICS}
+
+
+def mlrc_table(result: EnsembleScores, *, models: bool = False) -> Table:
+    """Scores in per cent, mean ± half of the interval where there is one; with ``models`` every single one below."""
+    conditions = result.conditions
+    method = "" if conditions.method == "plain" else f" with {conditions.method}"
+    parts_scored = (
+        ("separate", result.dim, result.separate),
+        ("concatenated", result.concatenated_dim, result.concatenated),
+    )
+    cells = [[what, str(dim), *(interval_text(scores[name]) for name in METRICS)] for what, dim, scores in parts_scored]
+    parts = [Part.of(["score (%)", "dimensions", *METRICS], cells)]
+    if models:
+        headings = ["repeat", "fold", "seed", "epoch", f"{result.select_by} on its fold", *METRICS]
+        parts.append(Part.of(headings, [_model_cells(model) for model in result.models], title="Models", texts=0))
+    title = f"MLRC on {conditions.data}: {conditions.objective}{method}, {conditions.test_classes}"
+    records = tuple(
+        {"what": what, "dim": dim, "metric": name, **scores[name].as_record()}
+        for what, dim, scores in parts_scored
+        for name in METRICS
+    )
+    return Table(title, tuple(parts), tuple(mlrc_conditions(result)), records=records)
+
+
+def interval_text(value: Statistic) -> str:
+    """``mean ± half of the interval`` in per cent; one repeat has no interval.
+
+    >>> interval_text(Statistic(0.612, interval=(0.6, 0.624))), interval_text(Statistic(0.612))
+    ('61.20 ± 1.20', '61.20')
+    """
+    half = None if value.interval is None else 50 * (value.interval[1] - value.interval[0])
+    return Statistic(100 * value.mean, half).text(2)
+
+
+def mlrc_conditions(result: EnsembleScores) -> list[str]:
+    """What the scores hold for: protocol, selection, seeds, hardware; and how they were made."""
+    shared, folds, repeats, seeds = result.conditions, result.folds, result.repeats, result.seeds
+    parts = [
+        f"{shared.protocol} protocol, {shared.selection}",
+        f"{folds} folds, {counted(repeats, 'repeat')}, seeds {seeds[0]}–{seeds[-1]}",
+        *(text for text in (shared.training_conditions, shared.weights) if text),
+        shared.hardware,
+        f"recipe {shared.recipe}",
+    ]
+    made = f"Separate: mean of the {folds} models of a repeat. Concatenated: their embeddings concatenated"
+    if repeats == 1:
+        return ["; ".join(parts) + ".", f"{made}. One repeat has no confidence interval."]
+    scored, possible = result.combinations.scored, result.combinations.possible
+    which = f"all {possible:,}" if scored == possible else f"{scored:,} drawn from the {possible:,}"
+    reading = (
+        f"{made}, mean over {which} combinations of one repeat per fold. ± is half of the 95 % confidence interval of "
+        f"the mean: Student's t over repeats, and for combinations over the models in them."
+    )
+    return ["; ".join(parts) + ".", reading]
+
+
+def _model_cells(model: FoldModel) -> list[str]:
+    epoch = NOTHING if model.epoch is None else f"{model.epoch:g}"
+    scores = [model.chosen_by, *(model.scores[name] for name in METRICS)]
+    cells = [NOTHING if score is None else f"{100 * score:.2f}" for score in scores]
+    return [str(model.repeat), str(model.fold), str(model.seed), epoch, *cells]

@@ -1,0 +1,271 @@
+"""From a row of a paper's table to a recipe that can be run here, or to the reason why it cannot."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearkin.data.benchmarks import benchmarks
+from nearkin.data.source import data_root
+from nearkin.errors import DataError, mistakes_in
+from nearkin.recipe import Recipe
+from nearkin.recipe.identity import fingerprint, flat, short_hash
+from nearkin.recipe.reading import layered
+from nearkin.report.published import Published
+from nearkin.report.table import NOTHING
+from nearkin.studies.digits import DIGITS, MomentRecorder
+from nearkin.studies.papers import Item, PaperRow, PaperTable, shipped_recipe, tables_of, text_of
+from nearkin.studies.rows import base_recipe
+from nearkin.studies.study import Row
+from nearkin.training.recipes import load_recipe
+
+FROM_SCRATCH = ("small", "resnetv2_20")
+OWN_WEIGHTS = ("efficientnet_lite0",)
+"""Backbones whose ImageNet weights come with an extra."""
+NO_WEIGHTS = "none"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the person who runs a table wants otherwise than the paper."""
+
+    backbone: str | None = None
+    weights: str | None = None
+    """A file, ``imagenet``, or ``none`` to start from scratch; None looks below the data root."""
+    root: str | None = None
+    overrides: tuple[str, ...] = ()
+    stand_in: str | None = None
+    """Folder that is read instead of the paper's data."""
+
+    def notes(self, published_backbones: str) -> list[str]:
+        """What the settings change, in sentences."""
+        texts = []
+        if self.backbone is not None:
+            texts.append(f"Another backbone: {self.backbone} instead of {published_backbones or 'the paper’s'}.")
+        if self.weights == NO_WEIGHTS:
+            texts.append("From scratch: no pretrained weights (--weights none).")
+        if self.stand_in is not None:
+            texts.append(f"Other images: {Path(self.stand_in).name} instead of the paper's data.")
+        return texts + [f"Changed in every row: {', '.join(self.overrides)}."] * bool(self.overrides)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table on one data set."""
+
+    table: PaperTable
+    row: PaperRow
+    data: str
+    recipe: Recipe | None
+    """None where nearkin does not have the method."""
+    published: tuple[Published, ...]
+    problem: str | None
+    """Why it cannot be run here: data, weights or the method itself are missing."""
+    wanted: bool = True
+    """Whether it was asked for; other rows of the table are shown once they have finished."""
+
+    @property
+    def study_row(self) -> Row:
+        """As a study runs it. Tables that share a row share its runs, as its name is made of the recipe."""
+        assert self.recipe is not None, f"{self.row.name} cannot be run: {self.problem}"
+        decides = short_hash([fingerprint(self.recipe, besides=("training.seed",)), self.table.mlrc])
+        name = f"{Path(self.data).stem}/{self.row.recipe.rpartition('/')[2]}-{decides}"
+        observer = MomentRecorder if self.table.drawing == "digits" else None
+        title = f"{self.row.title} on {self.data}"
+        return Row(name, title, self.recipe, mlrc=self.table.mlrc, observer=observer)
+
+    @property
+    def command(self) -> str | None:
+        """The command that trains this row alone, or for the reality check all its models."""
+        if self.recipe is None:
+            return None
+        words = command_words(self.row.recipe, self.recipe)
+        return " ".join(["nearkin", "mlrc" if self.table.mlrc else "train", *words])
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "name": self.row.name,
+            "title": self.row.title,
+            "data": self.data,
+            "command": self.command,
+            "recipe": self.recipe and self.recipe.as_mapping(),
+            "published": {f"{each.dim}-d {each.protocol} {each.metric}": each.value for each in self.published},
+            "problem": self.problem,
+        }
+
+
+def planned_lines(
+    table: PaperTable, rows: Sequence[str] | None, data: Iterable[str], settings: Settings, *, say: Say = print
+) -> list[Line]:
+    """The rows of a table on every data set that they have a line for; those not named in ``rows`` are not wanted.
+
+    On data that are not the table's, the rows' losses and methods are trained with a recipe that suits the data, as
+    ``nearkin compare`` does, and no published value applies; ``say`` is called with the name of that recipe.
+
+    >>> from nearkin.studies.papers import find_item
+    >>> (table,) = tables_of(find_item("mpa/table-8"))
+    >>> line = planned_lines(table, None, ["cars"], Settings())[1]
+    >>> line.command
+    'nearkin train mpa/mpa data.source=cars objective.proxies_per_class=4 training.batch_size=64'
+    >>> line.published[0].value
+    86.1
+    """
+    wanted, lines = table.chosen_rows(rows), []
+    for source in data:
+        absent = missing_data(settings.stand_in or source, settings.root)
+        for row in table.rows_on(source):
+            published = () if settings.stand_in else tuple(table.published_values(row, source))
+            recipe, problem = None, row.missing
+            if row.missing is None:
+                with mistakes_in(f"row {row.name!r}"):
+                    recipe = recipe_of(table, row, source, settings, say=say if row in wanted else lambda text: None)
+                recipe, problem = _with_weights(recipe, settings)
+                problem = absent or problem
+            lines.append(Line(table, row, source, recipe, published, problem, row in wanted))
+    return lines
+
+
+def recipe_of(table: PaperTable, row: PaperRow, data: str, settings: Settings, *, say: Say = print) -> Recipe:
+    """The whole recipe of a row on a data set."""
+    overrides = list(settings.overrides)
+    if settings.backbone is not None:
+        overrides.insert(0, f"encoder.backbone={settings.backbone}")
+    if settings.root is not None:
+        overrides.append(f"data.root={json.dumps(settings.root)}")
+    paper = table.recipe_of(row, data)
+    if data in table.data:
+        stand_in = {"data": {"source": settings.stand_in}} if settings.stand_in else {}
+        return load_recipe(layered(paper, stand_in), overrides)
+    suited = base_recipe(data, overrides=[f"data.root={json.dumps(settings.root)}"], say=say)
+    own = table.row_changes(row, data)
+    own = [{key: each[key] for key in each if key not in ("objective", "method")} for each in own]
+    return load_recipe(functools.reduce(layered, own, _on_other_data(load_recipe(paper), suited)), overrides)
+
+
+def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
+    """Loss, method and batches of the paper's recipe on the data, encoder and budget of one that suits the data."""
+    theirs, ours = paper.as_mapping(), suited.as_mapping()
+    ours["objective"], ours["method"] = theirs["objective"], theirs["method"]
+    ours["encoder"]["normalisation"] = theirs["encoder"]["normalisation"]
+    copied = ["sampler", "images_per_class", "evaluate_every_steps"]
+    if paper.method.name == "ccp":
+        copied.append("proxy_lr_multiplier")
+    ours["training"] |= {key: theirs["training"][key] for key in copied}
+    scored = ["recall_at", "precision_at", "map_at", "ndcg_at", "scores", "clustering", "train_share", "label_noise"]
+    if paper.protocol.name in ("mlrc", "in-distribution"):
+        scored += ["name", "folds", "fold", "select_by"]
+    ours["protocol"] |= {key: theirs["protocol"][key] for key in scored}
+    return ours
+
+
+def missing_data(source: str, root: str | Path | None) -> str | None:
+    """Why a data set cannot be read here, as far as a quick look shows; None where it can.
+
+    >>> missing_data("glyphs", None) is None
+    True
+    """
+    where = data_root(root)
+    if source not in benchmarks():
+        return None if Path(source).expanduser().exists() else f"there is no {source}"
+    benchmark = benchmarks()[source]
+    folder = benchmark.find(where) if where else None
+    if benchmark.embedded or (folder and not benchmark.problem(folder)):
+        return None
+    if folder:
+        return f"{benchmark.title} in {folder} is not whole: {benchmark.problem(folder)}"
+    if where is None:
+        return f"{benchmark.title} is not here: name the folder of your data sets with --data-root"
+    return f"{benchmark.title} was not found below {where}"
+
+
+def missing_weights(backbone: str, root: str | Path | None) -> str | None:
+    """Why a backbone would have to start from scratch; None where it has weights or needs none."""
+    if _needs_no_weights(backbone) or _stored_weights(backbone, root) is not None:
+        return None
+    return (
+        f"no ImageNet weights for {backbone}: give them with --weights FILE, keep them as "
+        f"weights/{backbone}.safetensors or .pth below the data root, or start from scratch with --weights none"
+    )
+
+
+def _with_weights(recipe: Recipe, settings: Settings) -> tuple[Recipe, str | None]:
+    """The recipe with the weights it is to start from, or the reason why there are none."""
+    backbone = recipe.encoder.backbone
+    if any(text.startswith("encoder.weights=") for text in settings.overrides):
+        return recipe, None
+    weights = None
+    if settings.weights != NO_WEIGHTS and not _needs_no_weights(backbone):
+        # Weights that a recipe names are those of its own backbone.
+        weights = settings.weights or (recipe.encoder.weights if settings.backbone is None else None)
+        weights = weights or _stored_weights(backbone, settings.root)
+        if weights is None:
+            return recipe, missing_weights(backbone, settings.root)
+        if weights != "imagenet" and not Path(weights).is_file():
+            raise DataError(f"--weights names {weights!r}, which is not a file")
+    return recipe.with_changes({"encoder.weights": weights}), None
+
+
+def _needs_no_weights(backbone: str) -> bool:
+    return backbone in FROM_SCRATCH or ":" in backbone
+
+
+def _stored_weights(backbone: str, root: str | Path | None) -> str | None:
+    if backbone in OWN_WEIGHTS:
+        return "imagenet"
+    where = data_root(root)
+    files = [] if where is None else [where / "weights" / f"{backbone}{end}" for end in (".safetensors", ".pth")]
+    return next((str(file) for file in files if file.is_file()), None)
+
+
+def command_words(name: str, recipe: Recipe) -> list[str]:
+    """What follows ``nearkin train``: the recipe's name and every key in which it differs.
+
+    >>> command_words("mpa/mpa", load_recipe("mpa/mpa", ["training.epochs=5", "data.source=my photos"]))
+    ['mpa/mpa', "'data.source=my photos'", 'training.epochs=5']
+    """
+    before, now = flat(shipped_recipe(name)), flat(recipe.as_mapping())
+    renamed = {key.partition(".")[0] for key in ("objective.name", "method.name") if before[key] != now[key]}
+    words = [name]
+    # The name goes first: another name clears the options that stand there already.
+    for key in sorted(now, key=lambda key: not key.endswith(".name")):
+        if key.partition(".")[0] in renamed or before.get(key) != now[key]:
+            words.append(shlex.quote(f"{key}={text_of(now[key])}"))
+    return words
+
+
+def availability(item: Item, settings: Settings) -> dict[str, Any]:
+    """A table or figure with its rows and data sets, and what is missing here to run it.
+
+    >>> from nearkin.studies.papers import find_item
+    >>> availability(find_item("mpa/table-4"), Settings(root="/no/such/folder"))["missing"]
+    'data: cub; weights: bn_inception'
+    """
+    tables = tables_of(item)
+    data = [name for table in tables for name in table.data]
+    lines = [(table, row, name) for table in tables for name in table.data for row in table.rows_on(name)]
+    recipes = [table.recipe_of(row, name) for table, row, name in lines if row.missing is None]
+    backbones = {settings.backbone or recipe["encoder"]["backbone"] for recipe in recipes}
+    absent = [name for name in data if missing_data(name, settings.root) is not None]
+    without = [name for name in sorted(backbones) if not settings.weights and missing_weights(name, settings.root)]
+    unknown = sum(row.missing is not None for _, row, _ in lines)
+    digits = f" ({DIGITS})" if any(table.drawing == "digits" for table in tables) else ""
+    parts = [f"data: {', '.join(absent)}{digits}"] * bool(absent) + [f"weights: {', '.join(without)}"] * bool(without)
+    parts += [f"{unknown} rows not in nearkin"] * bool(unknown)
+    return {
+        "table": item.id,
+        "title": item.title,
+        "data": data,
+        "rows": len(lines),
+        "missing_data": absent,
+        "missing_weights": without,
+        "missing": item.instead or "; ".join(parts) or NOTHING,
+        "instead": item.instead,
+        "same_as": [f"{item.paper}/{key}" for key in item.same_as],
+    }

@@ -1,0 +1,265 @@
+"""Rows of a comparison: from a file, as values of one key, or as one change at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearkin.data.benchmarks import benchmarks
+from nearkin.errors import RecipeError, did_you_mean, mistakes_in
+from nearkin.recipe import Recipe, recipes_folder
+from nearkin.recipe.reading import check_keys, layered, read_yaml
+from nearkin.runs.own_photos import own_photos_name
+from nearkin.studies.study import Row, chosen_names
+from nearkin.training.recipes import load_recipe
+
+ENDING = ".compare.yml"
+"""Of the files that come with nearkin; a file given by its path may end as it likes."""
+
+SETTABLE = (
+    "objective",
+    "method",
+    "encoder.normalisation",
+    "training.sampler",
+    "training.images_per_class",
+    "training.learning_rate",
+    "training.head_lr_multiplier",
+    "training.proxy_lr_multiplier",
+    "training.warmup_epochs",
+    "training.max_grad_norm",
+    "training.max_grad_value",
+    "training.evaluate_every_steps",
+)
+"""What a row of a file may set. All else is the same for all, or what is compared would not be the methods."""
+
+BUDGET = (
+    "epochs",
+    "max_steps",
+    "batch_size",
+    "optimiser",
+    "weight_decay",
+    "schedule",
+    "lr_decay_every",
+    "lr_decay_factor",
+    "min_learning_rate",
+    "milestones",
+    "early_stop_patience",
+)
+"""Keys of ``training`` that a row may set under ``budget``: the table then shows that its budget differs."""
+
+_SMALL_IMAGES = ("glyphs", "mnist", "fashion_mnist")
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """A row of a file before it is put on a recipe."""
+
+    name: str
+    title: str
+    base: str | None
+    changes: Mapping[str, Any]
+    """Sections of a recipe, on top of those of the base row."""
+
+
+def shared_recipe(
+    data: str | None = None,
+    recipe: str | None = None,
+    rows_from: str | Path | None = None,
+    *,
+    say: Callable[[str], None] = print,
+) -> str:
+    """The name of the recipe that all rows share: as given, as the file of rows names it, or one that suits the data.
+
+    >>> shared_recipe("cars"), shared_recipe("photos/", rows_from="cub")
+    ('cub/proxy_anchor', 'cub/proxy_anchor')
+    """
+    if recipe is not None:
+        return recipe
+    if rows_from is not None and (named := _read_file(file := named_rows(rows_from)).get("recipe")) is not None:
+        nearby = file.parent / str(named)
+        return str(nearby) if nearby.is_file() else str(named)
+    data = data or "glyphs"
+    if data not in benchmarks():
+        return own_photos_name(say=say)
+    return "glyphs/demo" if data in _SMALL_IMAGES else "cub/proxy_anchor"
+
+
+def base_recipe(
+    data: str | None = None,
+    recipe: str | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    say: Callable[[str], None] = print,
+) -> Recipe:
+    """The recipe that all rows share, by :func:`shared_recipe`; its epoch is chosen on validation classes.
+
+    >>> base = base_recipe("glyphs", overrides=["training.epochs=3", "objective.alpha=16"])
+    >>> base.encoder.backbone, base.training.epochs, base.protocol.name
+    ('small', 3, 'validation')
+    """
+    # Options of a loss or a method go to the rows: here they would meet the recipe's own.
+    shared = [text for text in overrides if not text.startswith(("objective.", "method."))]
+    data = data or (None if recipe else "glyphs")
+    source = [] if data is None else [f"data.source={json.dumps(data)}"]
+    return load_recipe(shared_recipe(data, recipe, say=say), [*source, "protocol.name=validation", *shared])
+
+
+def rows_file(base: Recipe) -> Path:
+    """The file with the rows that suit a recipe's data and backbone.
+
+    >>> rows_file(load_recipe("glyphs/demo")).name
+    'glyphs.compare.yml'
+    """
+    names = _shipped_files()
+    if base.data.source in names:
+        return names[base.data.source]
+    return names["glyphs" if base.encoder.backbone == "small" else "photos"]
+
+
+def named_rows(given: str | Path) -> Path:
+    """A file with rows, by its path or by the name of one that comes with nearkin.
+
+    >>> named_rows("cub-ccp").name
+    'cub-ccp.compare.yml'
+    """
+    names = _shipped_files()
+    if Path(given).is_file():
+        return Path(given)
+    if str(given) in names:
+        return names[str(given)]
+    raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
+
+
+def read_rows(file: str | Path) -> list[RowChanges]:
+    """The rows that a file defines."""
+    rows: dict[str, RowChanges] = {}
+    for name, row in _read_file(Path(file))["rows"].items():
+        with mistakes_in(f"{Path(file).name}, row {name!r}"):
+            rows[str(name)] = _row_changes(str(name), row, rows)
+    return list(rows.values())
+
+
+def rows_on(
+    base: Recipe, rows: Sequence[RowChanges], *, only: Iterable[str] | None = None, overrides: Iterable[str] = ()
+) -> list[Row]:
+    """Rows with the data, encoder, budget and protocol of ``base``; the objective and method are the rows' own.
+
+    ``overrides`` are stronger than what a row sets.
+
+    >>> base = load_recipe("glyphs/demo")
+    >>> (row,) = rows_on(base, read_rows(rows_file(base)), only=["c2_ccp"])
+    >>> row.title, row.base, row.recipe.objective.name, row.recipe.training.sampler
+    ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
+    """
+    known = {row.name: row for row in rows}
+    shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}
+    overrides, made = list(overrides), []
+    for name in known if only is None else chosen_names(only, list(known)):
+        row = known[name]
+        with mistakes_in(f"row {name!r}"):
+            recipe = load_recipe(layered(shared, row.changes), overrides)
+        made.append(Row(name, row.title, recipe, row.base))
+    return made
+
+
+def varied_rows(recipe: Recipe, key: str, values: Sequence[str]) -> list[Row]:
+    """A row for every value of one key; the others are compared with the recipe's own value, if that is among them.
+
+    >>> rows = varied_rows(load_recipe("glyphs/demo"), "training.batch_size", ["64", "128"])
+    >>> [(row.title, row.base) for row in rows]
+    [('training.batch_size=64', 'batch_size-128'), ('training.batch_size=128', None)]
+    """
+    if len(set(values)) < 2:
+        raise RecipeError(f"{key} needs two values or more, got {', '.join(values) or 'none'}: {key}=A,B,…")
+    recipes = {value: load_recipe(recipe.as_mapping(), [f"{key}={value}"]) for value in values}
+    names = {value: f"{key.rpartition('.')[2]}-{value}" for value in values}
+    base = next((names[value] for value in values if recipes[value] == recipe), None)
+    return [
+        Row(name, f"{key}={value}", recipes[value], None if name == base else base) for value, name in names.items()
+    ]
+
+
+def ablated_rows(recipe: Recipe, changes: Sequence[str]) -> list[Row]:
+    """The recipe, and a row for every change, compared with it; changes that belong together are joined by ``&``.
+
+    >>> changes = ["training.max_grad_norm=10", "training.batch_size=64&training.learning_rate=5e-5"]
+    >>> [row.name for row in ablated_rows(load_recipe("glyphs/demo"), changes)]
+    ['unchanged', 'max_grad_norm-10', 'batch_size-64-learning_rate-5e-5']
+    """
+    rows = [Row("unchanged", "Unchanged", recipe)]
+    for text in changes:
+        parts = text.split("&")
+        changed = load_recipe(recipe.as_mapping(), parts)
+        if changed == recipe:
+            raise RecipeError(f"{text} changes nothing: the recipe has it already")
+        name = "-".join(part.partition("=")[0].rpartition(".")[2] + "-" + part.partition("=")[2] for part in parts)
+        rows.append(Row(name, ", ".join(parts), changed, "unchanged"))
+    return rows
+
+
+def what_differs(recipe: Recipe, base: Recipe) -> list[str]:
+    """The loss, the method unless it is plain, and every other key that differs from ``base``.
+
+    >>> base = load_recipe("glyphs/demo")
+    >>> (row,) = rows_on(base, read_rows(rows_file(base)), only=["vcpa"])
+    >>> what_differs(row.recipe, base)
+    ['vcpa tau=0.001', 'training.learning_rate=0.003']
+    """
+    ours, theirs = recipe.as_mapping(), base.as_mapping()
+    objective, method = ours.pop("objective"), ours.pop("method")
+    parts = [_part_text(part) for part in (objective, method) if part["name"] != "plain"]
+    for section, values in ours.items():
+        parts += [f"{section}.{key}={value}" for key, value in values.items() if value != theirs[section][key]]
+    return parts
+
+
+def _shipped_files() -> dict[str, Path]:
+    files = sorted((recipes_folder() / "compare").glob(f"*{ENDING}"))
+    return {file.name.removesuffix(ENDING): file for file in files}
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    content = read_yaml(path)
+    with mistakes_in(str(path)):
+        check_keys(content, ("recipe", "rows"))
+    if not isinstance(content.get("rows"), dict) or not content["rows"]:
+        raise RecipeError(f"{path} must hold 'rows:' with a name for each row")
+    return content
+
+
+def _row_changes(name: str, row: Any, before: Mapping[str, RowChanges]) -> RowChanges:
+    sections = ("objective", "method", "encoder", "training", "budget")
+    check_keys(row, ("title", "base", *sections), "a title and sections of a recipe")
+    base = row.get("base")
+    if base is not None and base not in before:
+        raise RecipeError(f"its base {base!r} must be a row above it: {did_you_mean(str(base), before)}")
+    changes = {} if base is None else before[base].changes
+    for section in sections:
+        content = row.get(section, {})
+        if not isinstance(content, Mapping):
+            raise RecipeError(f"section {section!r} must hold keys and values, got {content!r}")
+        for key in map(str, content):
+            if section == "budget" and key not in BUDGET:
+                raise RecipeError(f"unknown key 'budget.{key}': {did_you_mean(key, BUDGET)}")
+            if section not in (*SETTABLE, "budget") and f"{section}.{key}" not in SETTABLE:
+                instead = f", or as budget: {{{key}: …}}" if section == "training" and key in BUDGET else ""
+                raise RecipeError(
+                    f"{section}.{key} is the same for all rows: set it in the recipe that they share{instead}"
+                )
+        if content:
+            changes = layered(changes, {"training" if section == "budget" else section: content})
+    if "name" not in changes.get("objective", {}):
+        raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
+    return RowChanges(name, str(row.get("title", name)), base, changes)
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    options = (
+        f"{key}=({_part_text(value)})" if isinstance(value, Mapping) else f"{key}={value}"
+        for key, value in part.items()
+        if key != "name"
+    )
+    return " ".join([str(part["name"]), *options])

@@ -1,0 +1,186 @@
+"""What a search over hyper-parameters may vary: ranges and choices for keys of a recipe, as Optuna's distributions."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nearkin.errors import RecipeError, did_you_mean, mistakes_in, require
+from nearkin.recipe import Recipe, recipes_folder
+from nearkin.recipe.identity import INDIFFERENT, flat
+from nearkin.recipe.reading import read_yaml
+from nearkin.training.recipes import load_recipe, validate
+
+ENDING = ".space.yml"
+"""Unlike a recipe, which ends in ``.yaml`` and can be trained."""
+
+FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed", "protocol.validation_seed")
+"""With all of ``protocol``: what is no hyper-parameter, or would make the trials' scores hard to compare."""
+
+Space = dict[str, Any]
+"""Optuna's distributions by the keys of a recipe. Choices are YAML texts, as Optuna keeps numbers and texts only."""
+
+_RANGE = re.compile(r"^\s*(?P<low>[^,\[\]:]+?)\s*\.\.\s*(?P<high>[^,\[\]:]+?)\s*(?P<log>:log)?$")
+
+
+def read_space(texts: Iterable[str | Path], recipe: Recipe) -> Space:
+    """The space that ``key=low..high[:log]``, ``key=a,b,c`` and files describe, typed as the recipe's keys are.
+
+    A file holds the same in YAML: ``method: {proximal_weight: 1e-5..1e-2:log, proxies_per_class: 1..8}``; lists are
+    choices. Files that come with nearkin are given by name, such as ``ccp``.
+
+    >>> recipe = load_recipe({"objective": "contrastive", "method": "ccp"})
+    >>> read_space(["method.proximal_weight=1e-5..1e-2:log"], recipe)
+    {'method.proximal_weight': FloatDistribution(high=0.01, log=True, low=1e-05, step=None)}
+    >>> read_space(["method.proximal=0..1"], recipe)
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: method.proximal=0..1: unknown key 'method.proximal' for ccp: ...
+    """
+    written: dict[str, Any] = {}
+    for text in texts:
+        for key, values in _entries(text).items():
+            if key in written:
+                raise RecipeError(f"{key} is in the space twice")
+            written[key] = values
+    if not written:
+        raise RecipeError("the space is empty: give at least one key, such as training.learning_rate=1e-5..1e-2:log")
+    firsts, space = {}, {}
+    for key, values in written.items():
+        with mistakes_in(f"{key}={values}"):
+            firsts[key] = _written_values(key, values)[0]
+    for key, values in written.items():
+        with mistakes_in(f"{key}={values}"):
+            space[key] = _distribution(key, values, recipe, firsts)
+    return space
+
+
+def check_space(space: Space, recipe: Recipe) -> None:
+    """Refuse a space in which an end of a range or a choice makes a recipe that cannot be trained."""
+    ends = {key: listed_values(each) or [each.low, each.high] for key, each in space.items()}
+    for key, values in ends.items():
+        for value in values if len(values) <= 64 else (values[0], values[-1]):
+            point = {other: value if other == key else ends[other][0] for other in space}
+            try:
+                validate(recipe_at(recipe, point))
+            except ValueError as error:
+                listing = " ".join(f"{name}={value_text(each)}" for name, each in point.items())
+                raise RecipeError(f"the space holds {listing}, and that cannot be trained: {error}") from error
+
+
+def recipe_at(recipe: Recipe, point: Mapping[str, Any]) -> Recipe:
+    """``recipe`` with the values of a point of the space.
+
+    >>> recipe_at(Recipe(), {"training.learning_rate": 1.23456e-5}).training.learning_rate
+    1.235e-05
+    """
+    # Another loss or method clears the options that stand there, so names go first.
+    ordered = sorted(point.items(), key=lambda item: not item[0].endswith(".name"))
+    return load_recipe(recipe.as_mapping(), [f"{key}={value_text(value)}" for key, value in ordered])
+
+
+def value_text(value: Any) -> str:
+    """A value as a recipe gets it: fractions with four digits, which people can read and type.
+
+    >>> value_text(0.000348712398), value_text(8), value_text("[0.2, 1]")
+    ('0.0003487', '8', '[0.2, 1]')
+    """
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def listed_values(distribution: Any) -> list[Any] | None:
+    """Every value where they can be counted; None for a range of fractions."""
+    if hasattr(distribution, "choices"):
+        return list(distribution.choices)
+    return list(range(distribution.low, distribution.high + 1)) if isinstance(distribution.low, int) else None
+
+
+def grid(space: Space) -> list[dict[str, Any]]:
+    """Every combination of values, the first key's changing slowest.
+
+    >>> grid(read_space(["training.batch_size=8,16"], Recipe()))
+    [{'training.batch_size': '8'}, {'training.batch_size': '16'}]
+    """
+    values = {key: listed_values(each) for key, each in space.items()}
+    for key, listed in values.items():
+        if listed is None:
+            raise RecipeError(f"a grid needs values, and {key} is a range of fractions: list them as {key}=a,b,c")
+    return [
+        dict(zip(space, point, strict=True)) for point in itertools.product(*(each or () for each in values.values()))
+    ]
+
+
+def _entries(text: str | Path) -> dict[str, Any]:
+    """Keys and what is written for them, from one argument."""
+    names = {file.name.removesuffix(ENDING): file for file in (recipes_folder() / "spaces").glob(f"*{ENDING}")}
+    key, equals, written = str(text).partition("=")
+    if Path(text).is_file() or str(text) in names:
+        return flat(read_yaml(names.get(str(text), Path(text))))
+    if equals:
+        return {key.strip(): written}
+    raise RecipeError(
+        f"no space {str(text)!r}: write key=low..high, key=low..high:log or key=a,b,c, or name a file or one of those "
+        f"that come with nearkin; {did_you_mean(str(text), names)}"
+    )
+
+
+def _written_values(key: str, written: Any) -> list[Any]:
+    """The two ends of a range or the values of a list, as YAML reads them."""
+    if key in FIXED or key.startswith("protocol."):
+        raise RecipeError(f"{key} is the same for all trials, or their scores could not be compared")
+    if isinstance(written, str) and (match := _RANGE.match(written)):
+        return [yaml.safe_load(match["low"]), yaml.safe_load(match["high"])]
+    try:
+        values = written if isinstance(written, list) else yaml.safe_load(f"[{written}]")
+    except yaml.YAMLError:
+        raise RecipeError("write a range as low..high or low..high:log, and choices as a,b,c") from None
+    if len(values) < 2:
+        raise RecipeError(f"one value is no search: give a range low..high or values a,b,c, or set {key} as a change")
+    return list(values)
+
+
+def _distribution(key: str, written: Any, recipe: Recipe, firsts: Mapping[str, Any]) -> Any:
+    optuna = require("optuna.distributions", "tune")
+    values = [_typed(key, value, recipe, firsts) for value in _written_values(key, written)]
+    match = _RANGE.match(written) if isinstance(written, str) else None
+    if match is None:
+        texts = [_yaml_text(value) for value in values]
+        if len(set(texts)) < len(texts):
+            raise RecipeError("a value is listed twice")
+        return optuna.CategoricalDistribution(texts)
+    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
+        raise RecipeError(f"a range is for numbers, and {key} takes no number there: list its values as a,b,c")
+    low, high = values
+    if not low < high:
+        raise RecipeError(f"a range goes from low to high, got {low:g}..{high:g}")
+    if match["log"] and not low > 0:
+        raise RecipeError(f"a logarithmic range begins above 0, got {low:g}")
+    whole = isinstance(low, int) and isinstance(high, int)
+    kind = optuna.IntDistribution if whole else optuna.FloatDistribution
+    return kind(low, high, log=bool(match["log"]))
+
+
+def _typed(key: str, value: Any, recipe: Recipe, firsts: Mapping[str, Any]) -> Any:
+    """``value`` as the recipe keeps it: ``"1e-4"`` as a float where the key is one."""
+    texts = {name: _yaml_text(first) for name, first in firsts.items()}
+    try:
+        made = recipe_at(recipe, {key: _yaml_text(value)})
+    except RecipeError as alone:
+        try:  # it may need another key of the space, as the option of a loss needs that loss
+            made = recipe_at(recipe, {**texts, key: _yaml_text(value)})
+        except RecipeError:
+            raise alone from None
+    return functools.reduce(operator.getitem, key.split("."), made.as_mapping())
+
+
+def _yaml_text(value: Any) -> str:
+    """A value on one line, so that a recipe reads the same value back."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("...\n").strip()

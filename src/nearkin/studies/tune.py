@@ -1,0 +1,563 @@
+"""Search over hyper-parameters with Optuna, by validation classes alone: ``nearkin tune``.
+
+Optuna's journal in the folder is the record of the search: plan, trials and their scores. Its samplers suggest, its
+pruners give up, its plots show. Here each trial is trained as runs that resume, without a look at the test classes.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from rich.console import Console
+
+from nearkin.errors import (
+    BusyError,
+    DataError,
+    InterruptedRunError,
+    MissingExtraError,
+    NearkinError,
+    RecipeError,
+    TrainingError,
+    require,
+)
+from nearkin.evaluation.protocol import Protocol, select_by
+from nearkin.evaluation.scores import score_named
+from nearkin.recipe import Recipe
+from nearkin.recipe.identity import deciding, differences, short_hash
+from nearkin.report import formats
+from nearkin.report.figure_style import save_figure
+from nearkin.report.formats import counted
+from nearkin.report.table import Part, Table
+from nearkin.runs.data import Announce, say_if_images_differ
+from nearkin.runs.default_folders import RUNS, default_folder
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.lock import sole_writer_of
+from nearkin.runs.outcome import Outcome
+from nearkin.runs.run import run
+from nearkin.studies.pool import LOG, Job, run_in_parallel
+from nearkin.studies.search_space import check_space, grid, read_space, recipe_at, value_text
+from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_texts
+from nearkin.training.observers import ConsoleObserver, Observers
+from nearkin.training.recipes import load_recipe, validate
+from nearkin.training.state import Evaluation, TrainingState
+
+Sampler = Literal["tpe", "random", "grid"]
+Pruner = Literal["median", "halving", "none"]
+
+JOURNAL = "optuna.journal"
+TRIALS = 20
+SHOWN = 10
+"""Trials in a table; ``trials.csv`` has them all."""
+_WORDS = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
+
+
+def tune(
+    recipe: Recipe | str,
+    space: Iterable[str],
+    *,
+    trials: int | None = None,
+    seeds: int = 1,
+    sampler: Sampler = "tpe",
+    pruner: Pruner | None = None,
+    seed: int = 0,
+    changes: Iterable[str] = (),
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    console: Console | None = None,
+) -> Search:
+    """Search for better hyper-parameters by the scores of validation classes alone, and write the result.
+
+    Args:
+        recipe: what every trial starts from, or its name; its protocol must hold out validation classes.
+        space: what to vary: ``key=low..high``, ``key=low..high:log`` or ``key=a,b,c``; files or names of such.
+        trials: how many in all, those from before included; default 20, and for a grid as many as it has points.
+        seeds: models per trial, whose mean counts.
+        sampler: what suggests the next trial.
+        pruner: what gives up trials that do badly; default: ``median``, for a grid ``none``.
+        seed: of the sampler. The models have the recipe's own.
+        changes: ``section.key=value`` for a recipe that is given by name.
+        folder: where everything goes; default: one that the same call finds again.
+        jobs: trials at a time. One is trained in this process, several in processes of their own, to fill a GPU.
+        console: where progress goes.
+
+    Raises:
+        RecipeError: before anything is trained, where the search is impossible or the folder holds another.
+        DataError: where the data leave no validation classes; or later, where a trial misses a file.
+        InterruptedRunError: after Ctrl-C or SIGTERM; calling again resumes.
+    """
+    recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else recipe
+    search = Search(recipe, space, trials=trials, seeds=seeds, sampler=sampler, pruner=pruner, seed=seed, folder=folder)
+    search.run(jobs=jobs, console=console)
+    search.write()
+    return search
+
+
+class Search:
+    """A search and its folder; the arguments are those of :func:`tune`. With one job its course is reproducible."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        space: Iterable[str],
+        *,
+        trials: int | None = None,
+        seeds: int = 1,
+        sampler: Sampler = "tpe",
+        pruner: Pruner | None = None,
+        seed: int = 0,
+        folder: str | Path | None = None,
+    ) -> None:
+        require("optuna", "tune").logging.set_verbosity(30)
+        self.recipe, self.space = recipe, read_space(space := [str(text) for text in space], recipe)
+        self.sampler, self.pruner = sampler, pruner or ("none" if sampler == "grid" else "median")
+        self.seed, self.seeds = seed, range(recipe.training.seed, recipe.training.seed + seeds)
+        self.definition = {
+            "recipe": recipe.as_mapping(),
+            "space": space,
+            "sampler": sampler,
+            "pruner": self.pruner,
+            "seed": seed,
+            "seeds": seeds,
+        }
+        self._check(trials)
+        self.trials = trials or TRIALS
+        if sampler == "grid":
+            self.trials = min(trials or math.inf, len(grid(self.space)))  # type: ignore[assignment]
+        stem = default_folder(recipe).name.rpartition("-")[0]
+        usual = RUNS / f"tune-{stem}-{short_hash(_deciding(self.definition))}"
+        self.folder = usual if folder is None else Path(folder)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Search:
+        """The search that a folder holds."""
+        if not (Path(folder) / JOURNAL).is_file():
+            raise DataError(f"{folder} holds no search, as it has no {JOURNAL}: start one with nearkin tune RECIPE")
+        plan = dict(_open(Path(folder)).user_attrs["plan"])
+        return cls(load_recipe(plan.pop("recipe")), plan.pop("space"), **plan, folder=folder)
+
+    @property
+    def select_by(self) -> str:
+        """The score that trials are ranked by."""
+        return select_by(self.recipe.protocol)
+
+    @property
+    def history(self) -> list[Any]:
+        """Optuna's records of the trials that were begun."""
+        if not (self.folder / JOURNAL).is_file():
+            return []
+        return [trial for trial in _open(self.folder).get_trials(deepcopy=False) if trial.state.name != "WAITING"]
+
+    @property
+    def ranking(self) -> list[Any]:
+        """Finished trials from the best down."""
+        done = [trial for trial in self.history if trial.state.name == "COMPLETE"]
+        return sorted(done, key=lambda trial: (-trial.value, trial.number))
+
+    def best_recipe(self) -> Recipe:
+        """The recipe of the best trial."""
+        return recipe_at(self.recipe, self.ranking[0].params)
+
+    def plan(self) -> list[str]:
+        """What will be run, in words."""
+        self._check_folder()
+        ended = sum(trial.state.is_finished() for trial in self.history)
+        pruned = "" if self.pruner == "none" else "; those that do badly are given up before their end"
+        trials, seeds = counted(self.trials, "trial"), counted(len(self.seeds), "seed")
+        return [f"Plan: {trials} × {seeds}, {ended} of them ended already, into {self.folder}{pruned}"]
+
+    def run(
+        self,
+        *,
+        jobs: int = 1,
+        overwrite: bool = False,
+        console: Console | None = None,
+        announce: Announce | None = None,
+    ) -> list[Outcome]:
+        """Train trials until there are as many as asked for, ``jobs`` at a time."""
+        if jobs < 1:
+            raise RecipeError(f"jobs must be at least 1, got {jobs}")
+        console = console or Console(quiet=True)
+        validate(self.recipe)
+        check_space(self.space, self.recipe)
+        self._check_folder()
+        self._check_data(console, announce)
+        with sole_writer_of(self.folder):
+            study = _open(self.folder, self.pruner)
+            study.set_user_attr("plan", self.definition)
+            try:
+                (self._run_here if jobs == 1 else self._run_in_processes)(study, jobs, console)
+            except (InterruptedRunError, KeyboardInterrupt) as stop:
+                done = sum(trial.state.is_finished() for trial in self.history)
+                raise InterruptedRunError(
+                    f"interrupted with {done} of {self.trials} trials done; what was begun is saved in {self.folder}. "
+                    f"The same command resumes from here"
+                ) from stop
+        say_if_images_differ(self._run_folders())
+        return []
+
+    def train(self, number: int, console: Console) -> None:
+        """Train a trial that was begun, from where it is to its end, and tell Optuna its score.
+
+        Raises:
+            InterruptedRunError: when asked to stop; the trial stays unfinished.
+            DataError, MissingExtraError: where a file or a package is missing; the trial stays unfinished too.
+            BusyError: where another process trains it.
+        """
+        optuna = require("optuna", "tune")
+        with sole_writer_of(self.folder / "trials" / f"{number:03d}"):
+            study = _open(self.folder, self.pruner)
+            trial = study.get_trials(deepcopy=False)[number]
+            if trial.state.is_finished():
+                return
+            if len(trial.params) < len(self.space):
+                _end(study, number, [], "FAIL", reason="it was killed while its values were drawn")
+                return
+            runs = planned_runs([self._row(trial)], self.folder, self.seeds)
+            pruning, scores, epochs = _Pruning(study, trial), [], []
+            try:
+                for planned in runs:
+                    with ConsoleObserver(console) as bar:
+                        # The first seed alone is compared with other trials; what survives gets the other seeds.
+                        observer = Observers(bar, pruning) if planned is runs[0] else bar
+                        resume = planned.folder.is_begun
+                        done = run(
+                            planned.recipe,
+                            planned.folder,
+                            observer,
+                            resume=resume,
+                            progress=bar.decoding,
+                            score_test=False,
+                        )
+                    scores.append(float(done.chosen.get(self.select_by, math.nan)))
+                    epochs.append(done.chosen.get("epoch"))
+            except (InterruptedRunError, DataError, MissingExtraError):
+                raise
+            except optuna.TrialPruned:
+                _end(study, number, runs, "PRUNED")
+            except TrainingError as error:
+                # To the sampler it is as bad as one that was given up, so that it looks elsewhere.
+                _end(study, number, runs, "PRUNED", reason=str(error))
+            except (NearkinError, ValueError) as error:
+                _end(study, number, runs, "FAIL", reason=str(error))
+            else:
+                if all(map(math.isfinite, scores)):
+                    _end(study, number, runs, "COMPLETE", scores=scores, epochs=epochs)
+                else:
+                    reason = f"no {self.select_by} was measured on the validation classes"
+                    _end(study, number, runs, "FAIL", reason=reason)
+
+    def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
+        """A trial may fail; a search has failed only when all have."""
+        if self.ranking:
+            return None
+        reasons = (trial.user_attrs.get("reason") for trial in self.history)
+        return f"no trial has finished: {next(filter(None, reasons), 'all were given up')}", TrainingError.exit_code
+
+    def tables(self) -> list[Table]:
+        """The best trials; the records are all trials, in the order in which they were begun."""
+        score, cells = score_named(self.select_by), []
+        for trial in self.ranking[:SHOWN]:
+            single = trial.user_attrs["scores"]
+            spread = f" ({score.text(min(single))}–{score.text(max(single))})" if len(single) > 1 else ""
+            epochs = " ".join(f"{epoch:g}" for epoch in trial.user_attrs["epochs"])
+            values = [value_text(trial.params[key]) for key in self.space]
+            cells.append([str(trial.number), score.text(trial.value) + spread, epochs, *values])
+        columns = ["trial", f"{self.select_by} (%)", "epoch", *self.space]
+        parts = (Part.of(columns, cells, texts=0),) if cells else ()
+        recipe = self.recipe
+        method = "" if recipe.method.name == "plain" else f", {recipe.method.name}"
+        title = f"Search on {recipe.data.source}: {recipe.objective.name}{method}"
+        return [Table(title, parts, tuple(self._conditions()), tuple(self._remarks()), tuple(self._records()))]
+
+    def record(self) -> dict[str, Any]:
+        """The same for programs."""
+        best = self.ranking[0].number if self.ranking else None
+        known = {"folder": str(self.folder), "select_by": self.select_by, "best": best}
+        return known | {"conditions": self._conditions(), "trials": self._records()}
+
+    def write(self) -> list[Path]:
+        """Write ``trials.csv`` and ``tuning.md``; with a finished trial also ``best.yaml`` and Optuna's plots."""
+        (table,) = self.tables()
+        texts = {"tuning.md": formats.markdown(table), "trials.csv": formats.csv_text(table)}
+        if not self.ranking:
+            return write_texts(self.folder, texts)
+        found = f"best of {counted(len(self.history), 'trial')} by {self.select_by} on validation classes"
+        train = f"nearkin train {shlex.quote(str(self.folder / 'best.yaml'))}"
+        texts["best.yaml"] = f"# {table.title}, {found}\n# {train}\n{self.best_recipe().to_yaml()}"
+        texts["tuning.md"] += (
+            f"\nThe best on three seeds, scored on the test classes:\n\n```sh\n{self.next_steps()[0]}\n```\n"
+        )
+        return write_texts(self.folder, texts) + self._draw()
+
+    def next_steps(self) -> list[str]:
+        """The command that trains the best trial on three seeds and scores it on the test classes."""
+        best, runs = (shlex.quote(str(self.folder / name)) for name in ("best.yaml", "best/seed-"))
+        command = f"for seed in 0 1 2; do nearkin train {best} training.seed=$seed -o {runs}$seed; done"
+        return [command] if self.ranking else []
+
+    def _check(self, trials: int | None) -> None:
+        """Refuse, before any data are read, what cannot or must not be searched."""
+        protocol, seeds = self.recipe.protocol.name, len(self.seeds)
+        if protocol not in ("validation", "mlrc"):
+            why = "has no validation classes" if protocol == "in-distribution" else "chooses by the test images"
+            raise RecipeError(
+                f"a search scores validation classes only, and protocol.name={protocol} {why}: set "
+                f"protocol.name=validation, or protocol.name=mlrc to hold out the class fold protocol.fold"
+            )
+        for key, allowed in (("sampler", Sampler), ("pruner", Pruner)):
+            if getattr(self, key) not in get_args(allowed):
+                raise RecipeError(f"{key} must be one of {', '.join(get_args(allowed))}, got {getattr(self, key)!r}")
+        if seeds < 1 or self.seed < 0 or (trials is not None and trials < 1):
+            raise RecipeError(
+                f"seeds and trials must be at least 1, seed at least 0; got {seeds}, {trials}, {self.seed}"
+            )
+
+    def _check_folder(self) -> None:
+        """A folder is only resumed by the search it was begun with."""
+        folder = self.folder
+        if folder.exists() and not folder.is_dir():
+            raise RecipeError(f"{folder} is a file: give a folder for the search with -o")
+        if (folder / JOURNAL).is_file():
+            before = _open(folder).user_attrs.get("plan", self.definition)
+            if changed := differences(_deciding(before), _deciding(self.definition)):
+                raise RecipeError(
+                    f"{folder} holds another search ({'; '.join(changed.values())}): resume it with the same command, "
+                    f"in which only --trials and --jobs may change, or give another folder with -o"
+                )
+        elif RunFolder(folder).is_begun:
+            raise RecipeError(f"{folder} holds a run: give another folder for the search with -o")
+
+    def _check_data(self, console: Console, announce: Announce | None) -> None:
+        data = opened(self.recipe, console, announce)
+        protocol = Protocol(self.recipe.protocol, data.table)
+        protocol.check_trainable()
+        if protocol.selects_on != "validation":
+            shares = f"{self.recipe.protocol.validation_share:g} and {self.recipe.protocol.test_share:g}"
+            raise DataError(
+                f"{data.table.name!r} has too few classes to hold any out for validation, and a search must not choose "
+                f"by the test classes: add classes, or change protocol.validation_share or test_share ({shares})"
+            )
+
+    def _numbers(self, study: Any, jobs: int) -> Iterator[int]:
+        """Trials that were begun and have not ended, then new ones."""
+        optuna = require("optuna", "tune")
+        yield from [trial.number for trial in self.history if not trial.state.is_finished()]
+        known = len(study.get_trials(deepcopy=False))
+        for point in grid(self.space)[known : self.trials] if self.sampler == "grid" else ():
+            study.enqueue_trial(point)
+        while (number := len(self.history)) < self.trials:
+            # A sampler for every trial: one that begins after an interruption is drawn as it would have been without.
+            seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+            study.sampler = optuna.samplers.RandomSampler(seed=seed)
+            if self.sampler == "tpe":
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                    study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=jobs > 1)
+            yield study.ask(self.space).number
+
+    def _run_here(self, study: Any, jobs: int, console: Console) -> None:
+        for number in self._numbers(study, jobs):
+            console.print(f"[bold]{number + 1} of {self.trials}[/bold], {self._label(number)}", highlight=False)
+            self.train(number, console)
+            self._print_end(number, console)
+
+    def _run_in_processes(self, study: Any, jobs: int, console: Console) -> None:
+        """Ask for trials here, train each in a process of its own, and record as failed those whose process dies."""
+        missing: list[NearkinError] = []
+
+        def is_done(number: int) -> bool:
+            return bool(self.history[number].state.is_finished())
+
+        def training_jobs() -> Iterator[Job]:
+            for number in self._numbers(study, jobs):
+                yield Job(
+                    self._label(number),
+                    ["-m", "nearkin.studies.tune", str(self.folder), str(number)],
+                    self.folder / "trials" / f"{number:03d}" / LOG,
+                    is_done=partial(is_done, number),
+                    on_end=partial(on_end, number),
+                )
+                if missing:
+                    return
+
+        def on_end(number: int, code: int, message: str) -> None:
+            if not is_done(number):
+                missing.extend(kind(message) for kind in (DataError, MissingExtraError) if code == kind.exit_code)
+                if missing or code in (InterruptedRunError.exit_code, BusyError.exit_code):
+                    return  # where something is missing no other trial will fare better
+                _end(study, number, [], "FAIL", reason=message)
+            self._print_end(number, console)
+
+        left = self.trials - sum(trial.state.is_finished() for trial in self.history)
+        run_in_parallel(training_jobs(), at_once=jobs, total=left, console=console)
+        if missing:
+            raise missing[0]
+
+    def _row(self, trial: Any) -> Row:
+        return Row(f"trials/{trial.number:03d}", f"trial {trial.number}", recipe_at(self.recipe, trial.params))
+
+    def _label(self, number: int) -> str:
+        values = (f"{key}={value_text(value)}" for key, value in self.history[number].params.items())
+        return f"trial {number}: {' '.join(values)}"
+
+    def _print_end(self, number: int, console: Console) -> None:
+        trial, best = self.history[number], self.ranking[:1]
+        text = f"trial {number}: {_WORDS[trial.state.name]}"
+        if trial.state.name == "COMPLETE":
+            text += f", {self.select_by} {100 * trial.value:.1f}"
+        if reason := trial.user_attrs.get("reason"):
+            text += f": {reason}"
+        text += "".join(f"; best so far trial {each.number}, {100 * each.value:.1f}" for each in best)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _run_folders(self) -> list[RunFolder]:
+        return [RunFolder(file.parent) for file in sorted(self.folder.glob("trials/*/seed-*/environment.json"))]
+
+    def _conditions(self) -> list[str]:
+        """What the scores hold for, and how the trials ended."""
+        training, history = self.recipe.training, self.history
+        count = Counter(_WORDS[trial.state.name] for trial in history)
+        limit = "" if training.max_steps is None else f", at most {training.max_steps} steps"
+        environments = [folder.environment() for folder in self._run_folders()]
+        seeds = [str(seed) for seed in self.seeds]
+        parts = [
+            f"{counted(len(history), 'trial')}: " + ", ".join(f"{n} {status}" for status, n in count.items()),
+            f"{self.sampler} sampler, seed {self.seed}, {'no' if self.pruner == 'none' else self.pruner} pruner",
+            f"{self.recipe.protocol.name} protocol, {' and '.join(sorted({each.selection for each in environments}))}",
+            f"seed {seeds[0]} alone, so no spread" if len(seeds) == 1 else f"mean over seeds {', '.join(seeds)}",
+            f"{training.epochs} epochs{limit}",
+            " and ".join(sorted({each.hardware for each in environments})),
+        ]
+        return ["; ".join(part for part in parts if part) + ".", "The test classes have not been looked at."]
+
+    def _remarks(self) -> list[str]:
+        """What a person should know before using the result."""
+        lines = []
+        for trial in self.ranking[:1]:
+            ends = {key: (each.low, each.high) for key, each in self.space.items() if hasattr(each, "low")}
+            near = [key for key, (low, high) in ends.items() if not 1.03 * low < trial.params[key] < high / 1.03]
+            lines += [f"The best {key} lies at an end of its range: a wider one may hold better." for key in near]
+        reasons: dict[str, list[str]] = {}
+        for trial in self.history:
+            if reason := trial.user_attrs.get("reason"):
+                reasons.setdefault(f"{_WORDS[trial.state.name]}: {reason}", []).append(str(trial.number))
+        return lines + [f"Trial {', '.join(numbers)} {reason}" for reason, numbers in reasons.items()]
+
+    def _records(self) -> list[dict[str, Any]]:
+        """Every trial with its values, scores as fractions with all their digits."""
+        records = []
+        for trial in self.history:
+            reached = max(trial.intermediate_values.values(), default=None)
+            record = {"trial": trial.number, "status": _WORDS[trial.state.name]}
+            record[self.select_by] = reached if trial.value is None else trial.value
+            record |= {key: value_text(trial.params[key]) if key in trial.params else None for key in self.space}
+            keys = ("scores", "epochs", "seconds", "reason")
+            records.append(record | {key: trial.user_attrs.get(key) for key in keys})
+        return records
+
+    def _draw(self) -> list[Path]:
+        """Optuna's plots: the history, every parameter alone, and a contour of two where there are two or more."""
+        plots = require("optuna.visualization.matplotlib", "tune")
+        optuna, study = require("optuna", "tune"), _open(self.folder)
+        target = {"target": lambda trial: 100 * trial.value, "target_name": f"{self.select_by} on validation (%)"}
+        files = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            axes = {
+                "history": plots.plot_optimization_history(study, **target),
+                "parameters": plots.plot_slice(study, **target),
+            }
+            if len(self.space) > 1:
+                axes["contour"] = plots.plot_contour(study, params=list(self.space)[:2], **target)
+            for name, axis in axes.items():
+                figure = np.ravel(axis)[0].figure
+                save_figure(figure, self.folder / f"{name}.png", dpi=130)
+                require("matplotlib.pyplot", "tune").close(figure)
+                files.append(self.folder / f"{name}.png")
+        return files
+
+
+class _Pruning:
+    """Reports every score to Optuna, and gives the trial up when its pruner asks for that."""
+
+    def __init__(self, study: Any, frozen: Any) -> None:
+        optuna = require("optuna", "tune")
+        self.trial = optuna.trial.Trial(study, frozen._trial_id)
+        self.known = set(frozen.intermediate_values)
+        self.stop = optuna.TrialPruned
+
+    def on_step(self, state: TrainingState, loss: float, images: int) -> None: ...
+
+    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
+        score = row.get(state.protocol.select_by, math.nan)
+        if state.step == 0 or math.isnan(score):
+            return
+        number = len(state.history) - 1  # the first was before training
+        if number not in self.known:  # a trial that was killed comes to the same evaluation again
+            self.trial.report(score, number)
+        if state.step < state.total_steps and self.trial.should_prune():
+            raise self.stop
+
+
+def _open(folder: Path, pruner: str = "none") -> Any:
+    """Optuna's study, kept as a journal that several processes may write to."""
+    optuna = require("optuna", "tune")
+    journal = require("optuna.storages.journal", "tune")
+    pruners = {
+        # Two evaluations of grace: early scores say little, under a warm-up least of all.
+        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3),
+        "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=2),
+        "none": optuna.pruners.NopPruner,
+    }
+    return optuna.create_study(
+        study_name="tune",
+        storage=optuna.storages.JournalStorage(journal.JournalFileBackend(str(folder / JOURNAL))),
+        direction="maximize",
+        pruner=pruners[pruner](),
+        load_if_exists=True,
+    )
+
+
+def _end(study: Any, number: int, runs: Sequence[PlannedRun], state: str, **attributes: Any) -> None:
+    """Record a trial. Its checkpoints go first: should this be interrupted, the trial is only trained again."""
+    optuna = require("optuna", "tune")
+    for planned in runs:
+        for file in planned.folder.checkpoints.glob("*.pt"):
+            file.unlink()
+    last = [row for planned in runs for row in planned.folder.evaluations()[-1:]]
+    attributes["seconds"] = round(sum(row["seconds"] or 0.0 for row in last), 1)
+    trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    for key, value in attributes.items():
+        trial.set_user_attr(key, value)
+    value = statistics.fmean(attributes["scores"]) if state == "COMPLETE" else None
+    study.tell(number, value, state=optuna.trial.TrialState[state])
+
+
+def _deciding(definition: dict[str, Any]) -> dict[str, Any]:
+    """What decides the course of a search, key by key: a recipe's device, for one, does not."""
+    recipe = load_recipe(definition["recipe"])
+    return {**definition, "space": " ".join(definition["space"]), "recipe": None, **deciding(recipe)}
+
+
+def main(folder: str, number: str) -> None:
+    """Train one trial in this process; an error goes to the output as its last line."""
+    console = Console(width=200)
+    try:
+        Search.read(folder).train(int(number), console)
+    except NearkinError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
