@@ -11,7 +11,7 @@ import pytest
 from nearkin.errors import BusyError, RecipeError
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import INDIFFERENT, fingerprint
-from nearkin.runs.default_folders import default_folder
+from nearkin.runs.defaults import default_folder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.studies.compare import Comparison
 from nearkin.studies.mlrc import RealityCheck

@@ -59,7 +59,7 @@ def recipe_from(
     epochs: int | None = None,
 ) -> Recipe:
     """The recipe that a command line gives: a name and changes to it, or what suits the images of --data."""
-    from nearkin.runs.own_photos import own_photos_recipe
+    from nearkin.runs.defaults import own_photos_recipe
     from nearkin.training.recipes import load_recipe
 
     name, changes = split_arguments(arguments, what="recipe")

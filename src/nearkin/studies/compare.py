@@ -15,7 +15,7 @@ from rich.console import Console
 from nearkin.errors import RecipeError
 from nearkin.recipe.identity import deciding, fingerprint, short_hash
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.runs.default_folders import RUNS, data_name
+from nearkin.runs.defaults import RUNS, data_name
 from nearkin.studies.comparison_table import budget_text, comparison_record, comparison_table, draw_comparison
 from nearkin.studies.results import RowResult, results_of
 from nearkin.studies.rows import (

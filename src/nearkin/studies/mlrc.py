@@ -29,7 +29,7 @@ from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.runs.data import Announce, RunData, split_as_stored
-from nearkin.runs.default_folders import default_folder
+from nearkin.runs.defaults import default_folder
 from nearkin.runs.outcome import Outcome
 from nearkin.runs.scores import ENSEMBLE_FILE, Combinations, Conditions, EnsembleScores, FoldModel
 from nearkin.runs.trained_run import load_run

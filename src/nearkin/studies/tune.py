@@ -39,7 +39,7 @@ from nearkin.report.figure_style import save_figure
 from nearkin.report.formats import counted
 from nearkin.report.table import Part, Table
 from nearkin.runs.data import Announce, say_if_images_differ
-from nearkin.runs.default_folders import RUNS, default_folder
+from nearkin.runs.defaults import RUNS, default_folder
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.outcome import Outcome

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nearkin.errors import MissingExtraError
+from nearkin.recipe import Recipe
+from nearkin.recipe.identity import fingerprint
+from nearkin.runs import defaults
+from nearkin.runs.defaults import data_name, default_folder, own_photos_recipe
+from nearkin.training.recipes import load_recipe
+
+
+def test_the_name_says_data_loss_and_method_and_ends_with_the_hash(photos):
+    assert default_folder(Recipe()) == Path(f"runs/glyphs-proxy_anchor-{fingerprint(Recipe())}")
+    changes = ("objective.name=contrastive", "method.name=ccp", f"data.source={json.dumps(str(photos))}")
+    ccp = load_recipe({}, changes)
+    assert default_folder(ccp).name == f"own photos-contrastive-ccp-{fingerprint(ccp)}"
+    assert data_name(load_recipe({}, ["data.source=lists/birds.csv"])) == "birds"
+    assert data_name(load_recipe({}, ["data.source=/"])) == "data"
+
+
+def test_with_the_extra_a_pretrained_network_is_taken():
+    said = []
+    recipe = own_photos_recipe("my photos/2024", ["training.epochs=3"], say=said.append)
+    assert recipe.encoder.backbone == "efficientnet_lite0"
+    assert recipe.encoder.weights == "imagenet"
+    assert recipe.data.source == "my photos/2024"
+    assert recipe.training.epochs == 3
+    assert recipe.protocol.name == "validation"
+    assert said == []
+
+
+def test_without_it_a_small_one_and_a_line_that_says_so(monkeypatch):
+    def missing(module, extra):
+        raise MissingExtraError(f"pip install 'nearkin[{extra}]'")
+
+    monkeypatch.setattr(defaults, "require", missing)
+    said = []
+    recipe = own_photos_recipe("photos", say=said.append)
+    assert recipe.encoder.backbone == "small"
+    assert recipe.encoder.weights is None
+    assert len(said) == 1
+    assert "nearkin[lite]" in said[0]
+
+
+def test_a_wrong_key_is_still_refused():
+    with pytest.raises(ValueError, match="did you mean 'epochs'"):
+        own_photos_recipe("photos", ["training.epocs=3"], say=lambda _: None)
