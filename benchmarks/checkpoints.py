@@ -27,8 +27,8 @@ from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
-from nearkin.training.background import BackgroundWriter
 from nearkin.training.build import build_state
+from nearkin.training.checkpoint import BackgroundWriter
 from nearkin.training.device import describe_hardware, pick_device
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import TrainingState

@@ -32,7 +32,7 @@ import torch
 from photos import make_layers_plain
 
 from nearkin.encoders import build_encoder
-from nearkin.training.allocator import keep_freed_memory
+from nearkin.training.device import keep_freed_memory
 
 SIDES = ("nearkin", "plain torch", "onnxruntime")
 

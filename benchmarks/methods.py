@@ -29,8 +29,7 @@ from nearkin.data.table import ImageTable
 from nearkin.proxies import greedy_k_center
 from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, pick_device
-from nearkin.training.health import HealthCheck
-from nearkin.training.loop import train_step
+from nearkin.training.loop import HealthCheck, train_step
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import TrainingState
 

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from nearkin.encoders import Encoder, build_encoder, offset_relu
-from nearkin.training.device import describe_hardware
-from nearkin.training.graphs import GraphedEncoder
+from nearkin.training.device import GraphedEncoder, describe_hardware
 
 DEVICE = torch.device("cuda")
 WAYS = ("several passes", "one pass")

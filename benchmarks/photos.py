@@ -30,8 +30,8 @@ from torch.nn import functional as F
 from nearkin.encoders import build_encoder
 from nearkin.encoders.architectures import efficientnet_lite0 as lite
 from nearkin.losses import ProxyAnchor
-from nearkin.training.allocator import OFF, keep_freed_memory
-from nearkin.training.memory import fitting_piece
+from nearkin.training.device import OFF, keep_freed_memory
+from nearkin.training.memory import fitting_micro_batch
 from nearkin.training.micro_batch import embed_in_pieces
 
 VARIANTS = {
@@ -69,7 +69,7 @@ def measure(images: int, side: int, steps: int, *, whole: bool) -> dict[str, flo
     optimiser = torch.optim.AdamW([*encoder.parameters(), *loss.parameters()], lr=1e-4)
     pixels = torch.randint(0, 256, (images, side, side, 3), dtype=torch.uint8)
     labels = torch.arange(images) % 100
-    piece = (None if whole else fitting_piece(encoder, images, side, cpu, None)) or images
+    piece = (None if whole else fitting_micro_batch(encoder, images, side, cpu, None)) or images
     weights = list(encoder.parameters())
     clock, processor = [], []
     for _ in range(steps + 1):

@@ -24,8 +24,8 @@ from nearkin.encoders import Encoder, build_encoder
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.studies.papers import papers
 from nearkin.training.device import autocast, autocast_dtype, describe_hardware, pick_device
+from nearkin.training.observers import in_words
 from nearkin.training.recipes import load_recipe
-from nearkin.training.time_estimate import in_words
 
 SIZES = {"cub": (5_864, 5_924), "mnist": (60_000, 10_000)}
 """Training and test images."""

@@ -23,7 +23,6 @@ OTHERWISE = {
     "training.device": "cpu",
     "training.checkpoint_minutes": 1.0,
     "training.tensorboard": True,
-    "training.memory_check": False,
     "training.micro_batch": 200,
     "training.cuda_graphs": "never",
     "data.root": "/elsewhere",

@@ -1,18 +1,30 @@
+"""Freed memory is kept on a CPU, and nothing is touched where that is not ours to decide."""
+
 from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from nearkin.errors import RecipeError
+from nearkin.encoders import build_encoder
+from nearkin.errors import Notice, RecipeError
+from nearkin.training import device
 from nearkin.training.device import (
+    GraphedEncoder,
     autocast,
     autocast_dtype,
     describe_hardware,
     float32_products,
+    keep_freed_memory,
     peak_process_memory,
     pick_device,
     precision_on,
 )
+from nearkin.training.loop import HealthCheck, train_step
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -88,3 +100,194 @@ def test_how_many_bits_float32_and_tf32_keep():
         errors[precision] = [float((one - other).norm() / other.norm()) for one, other in zip(ours, true, strict=True)]
     assert max(errors["float32"]) < 1e-5
     assert 1e-5 < min(errors["tf32"]) <= max(errors["tf32"]) < 2e-3
+
+
+CPU = torch.device("cpu")
+ON_GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What would be set, without setting it in the process of the tests."""
+    made = []
+
+    class Library:
+        def gnu_get_libc_version(self): ...
+
+        def mallopt(self, name, value):
+            made.append((name, value))
+            return 1
+
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda _: Library())
+    monkeypatch.setattr(device.sys, "platform", "linux")
+    for name in ("LD_PRELOAD", "GLIBC_TUNABLES", device.ALLOCATOR, *(n for n in os.environ if n.startswith("MALLOC_"))):
+        monkeypatch.delenv(name, raising=False)
+    device._keep_freed_memory.cache_clear()
+    yield made
+    device._keep_freed_memory.cache_clear()
+
+
+def test_it_is_set_up_once_however_often_it_is_asked_for(calls):
+    assert keep_freed_memory(CPU)
+    assert keep_freed_memory(CPU)
+    assert calls == [(-4, 0), (-1, 2**31 - 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NEARKIN_ALLOCATOR", "system"),
+        ("MALLOC_TRIM_THRESHOLD_", "1000"),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1"),
+        ("LD_PRELOAD", "/usr/lib/libtcmalloc.so.4"),
+    ],
+)
+def test_what_the_environment_says_is_left_alone(calls, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert not keep_freed_memory(CPU)
+    assert calls == []
+
+
+def test_other_devices_and_systems_are_left_alone(calls, monkeypatch):
+    assert not keep_freed_memory(torch.device("cuda"))
+    monkeypatch.setattr(device.sys, "platform", "darwin")
+    assert not keep_freed_memory(CPU)
+    monkeypatch.setattr(device.sys, "platform", "linux")
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda _: object())  # musl
+    device._keep_freed_memory.cache_clear()
+    assert not keep_freed_memory(CPU)
+    assert calls == []
+
+
+PROBE = """
+import resource, sys, torch
+from nearkin.training.device import keep_freed_memory
+print(keep_freed_memory(torch.device("cpu")), end=" ")
+for _ in range(2):
+    b"x" * 64_000_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    b"x" * 64_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="glibc's allocator")
+def test_memory_that_was_freed_is_taken_again_without_page_faults():
+    """64 MB taken and freed five times over are 78,125 pages of 4 KiB, or 150 huge ones."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "LD_PRELOAD", "GLIBC_"))}
+    faults = {}
+    for choice in ("", "system"):
+        given = environment | {device.ALLOCATOR: choice}
+        told = subprocess.run([sys.executable, "-c", PROBE], env=given, capture_output=True, text=True, check=True)
+        kept, count = told.stdout.split()
+        assert kept == str(choice == "")
+        faults[choice] = int(count)
+    assert faults[""] < faults["system"] / 4
+
+
+def images(count, seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=generator).to(device)
+
+
+def test_on_a_cpu_it_is_the_encoder():
+    encoder = build_encoder("small", dim=8).eval()
+    encode = GraphedEncoder(encoder, torch.device("cpu"), None)
+    assert torch.equal(encode(images(3)), encoder(images(3)))
+
+
+@pytest.mark.parametrize(
+    "choice, room, graphed",
+    [("auto", True, True), ("auto", False, False), ("always", False, True), ("never", True, False)],
+)
+def test_graphs_are_made_unasked_where_there_is_room(state_for, choice, room, graphed):
+    state = state_for(f"training.cuda_graphs={choice}")
+    state.room_for_graphs = room
+    assert isinstance(state.encode, GraphedEncoder) == graphed
+    assert graphed or state.encode is state.encoder
+
+
+def test_networks_of_other_packages_are_graphed_when_asked_for(state_for):
+    for choice, graphed in (("auto", False), ("always", True)):
+        state = state_for(f"training.cuda_graphs={choice}")
+        state.recipe = state.recipe.with_changes({"encoder.backbone": "timm:anything"})
+        state.room_for_graphs = True
+        assert isinstance(state.encode, GraphedEncoder) == graphed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "backbone, freeze, rest",
+    [("small", False, False), ("resnet18", False, False), ("resnet18", True, False), ("resnet18", True, True)],
+)
+def test_graphs_give_what_the_encoder_gives(backbone, freeze, rest):
+    encoder = build_encoder(backbone, dim=8, freeze_batch_norm=freeze, freeze_batch_norm_affine=rest).cuda()
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    encode = GraphedEncoder(encoder, torch.device("cuda"), None)
+
+    def passes(function, inputs):
+        encoder.load_state_dict(before)
+        results = []
+        for batch in inputs:
+            encoder.zero_grad(set_to_none=True)
+            embeddings = function(batch)
+            (embeddings * torch.arange(8.0, device="cuda")).sum().backward()
+            gradients = [None if p.grad is None else p.grad.clone() for p in encoder.parameters()]
+            results.append((embeddings.detach(), gradients))
+        return results, {name: value.clone() for name, value in encoder.named_buffers()}
+
+    # The third batch is of another shape, the fourth of the first again.
+    inputs = [images(6, seed, "cuda") for seed in (1, 2)] + [images(4, 3, "cuda"), images(6, 4, "cuda")]
+    plain, graphed = passes(encoder, inputs), passes(encode, inputs)
+    assert encode._graphed is not None
+    for (a, for_a), (b, for_b) in zip(plain[0], graphed[0], strict=True):
+        torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-3)
+        for one, other in zip(for_a, for_b, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one, other, atol=2e-3 * float(one.abs().max() + 1), rtol=1e-2)
+    for name, value in plain[1].items():
+        torch.testing.assert_close(value, graphed[1][name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_steps_with_graphs_learn_what_steps_without_do(state_for, next_batch, precision):
+    """Through a warm-up, at whose end the backbone begins to take gradients."""
+    losses = {}
+    for how in ("never", "always"):
+        torch.manual_seed(0)
+        state = state_for(
+            "training.device=cuda",
+            f"training.cuda_graphs={how}",
+            f"training.precision={precision}",
+            "training.warmup_epochs=1",
+            "training.learning_rate=0.0001",
+        )
+        batch, health = next_batch(state), HealthCheck(state)
+        losses[how] = []
+        for _ in range(state.warmup_steps + 4):
+            train_step(state, batch, health)
+            health.settle()
+            losses[how].append(state.recent_losses[-1])
+        if how == "always":
+            assert state.encode._graphed is not None
+            assert state.encode._trained == len(state.weights)
+    assert losses["always"] == pytest.approx(losses["never"], rel=2e-2 if precision == "bf16" else 2e-3)
+
+
+@pytest.mark.gpu
+def test_a_network_that_cannot_be_graphed_trains_without():
+    encoder = build_encoder("small", dim=8).cuda()
+    forward = encoder.backbone.forward
+
+    def asking(x):
+        return forward(x) if float(x.sum()) > -1e9 else x  # waits for the device, which a graph cannot
+
+    encoder.backbone.forward = asking
+    encode = GraphedEncoder(encoder, torch.device("cuda"), None)
+    with pytest.warns(Notice, match="without CUDA graphs"):
+        embeddings = encode(images(4, device="cuda"))
+    embeddings.sum().backward()
+    assert torch.isfinite(encode(images(4, 1, "cuda"))).all()

@@ -1,7 +1,7 @@
 """Several processes come to what one comes to: gradients, courses of runs, checkpoints; on gloo, for real.
 
 What they need of their own lies in nearkin.ranks, nearkin.encoders.synchronised, nearkin.losses._gathered and
-nearkin.training.slices.
+nearkin.training.checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image
 from nearkin import ranks
 from nearkin.errors import DataError, RecipeError
 from nearkin.runs.folder import RunFolder
-from nearkin.training import checkpoint, slices
+from nearkin.training import checkpoint
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("together", HERE / "together.py")
@@ -117,7 +117,7 @@ def test_slices_without_a_checkpoint_that_names_them_do_not_count(tmp_path, in_p
     place = tmp_path / "run"
     shutil.copytree(in_processes[1] / "reshaped" / "adamw", place)
     folder = RunFolder(place)
-    later = slices.slice_file(folder.last_checkpoint, 9, range(2))
+    later = checkpoint.slice_file(folder.last_checkpoint, 9, range(2))
     later.write_bytes(b"half of a sli")
     state = together.state_of(together.recipe_of("adamw"))
     checkpoint.load_last(state, folder)
@@ -180,7 +180,7 @@ def test_alone_nothing_is_gathered_summed_or_waited_for():
 ARGUMENTS = (
     *("data.transform=mild", "data.image_size=16", "data.workers=1", "encoder.backbone=small", "encoder.dim=8"),
     *("encoder.weights=null", "encoder.options={width: 4}", "objective.name=proxy_anchor", "training.device=cpu"),
-    *("training.batch_size=7", "training.epochs=3", "training.evaluate_every_steps=4", "training.memory_check=false"),
+    *("training.batch_size=7", "training.epochs=3", "training.evaluate_every_steps=4"),
     *("protocol.name=conventional", "protocol.test_share=0.34"),
 )
 KILLING = """

@@ -1,28 +1,24 @@
-"""What a run needs against what there is."""
+"""What a run needs compared with what there is, and where its images lie."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
-import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from nearkin.data.device_images import DeviceImages
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.pooling import AvgPool
 from nearkin.encoders.preprocessing import HALF
-from nearkin.errors import RecipeError
-from nearkin.runs.data import open_data
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import run
+from nearkin.errors import Notice, RecipeError
 from nearkin.training import memory
-from nearkin.training.build import build_state
-from nearkin.training.recipes import load_recipe
+from nearkin.training.folder import TrainingFolder
+from nearkin.training.loop import fit
 from nearkin.training.state import NullObserver
 
 CPU = torch.device("cpu")
@@ -41,11 +37,8 @@ class TwoConvolutions(Backbone):
 def test_what_is_kept_by_hand():
     """The pixels (3 channels) and the map after the ReLU (8 channels), four bytes each; weights do not count."""
     encoder = Encoder(TwoConvolutions(), AvgPool(), dim=5)
-    footprint = memory.measure(encoder, 40, CPU, None)
-    assert footprint.kept == pytest.approx(4 * (3 + 8))
-    assert footprint.largest == pytest.approx(4 * 8)
-    half = memory.measure(encoder, 40, CPU, torch.bfloat16)
-    assert half.kept == pytest.approx(2 * (3 + 8))
+    assert memory.measure(encoder, 40, CPU, None) == pytest.approx((4 * (3 + 8), 4 * 8))
+    assert memory.measure(encoder, 40, CPU, torch.bfloat16)[0] == pytest.approx(2 * (3 + 8))
 
 
 @pytest.mark.parametrize(("backbone", "frozen"), [("small", False), ("resnet18", True), ("efficientnet_lite0", False)])
@@ -63,7 +56,7 @@ def test_the_measure_holds_for_larger_images_and_batches(backbone, frozen):
         encoder(torch.zeros(5, 160, 160, 3, dtype=torch.uint8))
     maps = [t for place, t in kept.items() if place not in weights and t.shape[:1] == (5,)]
     actual = sum(tensor.untyped_storage().nbytes() for tensor in maps)
-    assert memory.measure(encoder, 160, CPU, None).kept * 5 * 160**2 == pytest.approx(actual, rel=0.1)
+    assert memory.measure(encoder, 160, CPU, None)[0] * 5 * 160**2 == pytest.approx(actual, rel=0.1)
 
 
 def test_measuring_changes_nothing():
@@ -77,20 +70,20 @@ def test_measuring_changes_nothing():
 
 @pytest.mark.parametrize(("batch", "piece"), [(9, None), (10, None), (11, 6), (20, 10), (64, 10), (3000, 10)])
 def test_pieces_of_a_batch_on_a_cpu_are_equal_and_as_few_as_fit(monkeypatch, batch, piece):
-    monkeypatch.setattr(memory, "measure", lambda *_: memory.Footprint(kept=100, largest=1))
-    monkeypatch.setattr(memory, "PIECE_ON_CPU", 10 * 100 * 32**2)
+    monkeypatch.setattr(memory, "measure", lambda *_: (100, 1))
+    monkeypatch.setattr(memory, "CPU_PIECE", 10 * 100 * 32**2)
     frozen = build_encoder("small", dim=8, freeze_batch_norm=True)
-    assert memory.fitting_piece(frozen, batch, 32, CPU, None) == piece
-    assert memory.fitting_piece(build_encoder("small", dim=8), batch, 32, CPU, None) is None, "would be other training"
-    assert memory.fitting_piece(frozen, batch, 32, torch.device("cuda"), None) is None
+    assert memory.fitting_micro_batch(frozen, batch, 32, CPU, None) == piece
+    assert memory.fitting_micro_batch(build_encoder("small", dim=8), batch, 32, CPU, None) is None
+    assert memory.fitting_micro_batch(frozen, batch, 32, torch.device("cuda"), None) is None
 
 
 def test_an_image_that_does_not_fit_is_a_piece_and_what_cannot_be_measured_is_not_cut(monkeypatch):
     frozen = build_encoder("small", dim=8, freeze_batch_norm=True)
-    monkeypatch.setattr(memory, "PIECE_ON_CPU", 1)
-    assert memory.fitting_piece(frozen, 5, 32, CPU, None) == 1
+    monkeypatch.setattr(memory, "CPU_PIECE", 1)
+    assert memory.fitting_micro_batch(frozen, 5, 32, CPU, None) == 1
     monkeypatch.setattr(memory, "measure", lambda *_: None)
-    assert memory.fitting_piece(frozen, 5, 32, CPU, None) is None
+    assert memory.fitting_micro_batch(frozen, 5, 32, CPU, None) is None
 
 
 def test_a_network_that_takes_no_such_images_is_not_judged():
@@ -99,73 +92,34 @@ def test_a_network_that_takes_no_such_images_is_not_judged():
     assert memory.measure(encoder, 64, CPU, None) is None
 
 
-def recipe(photos, *overrides):
-    mapping = {
-        "data": {"source": str(photos), "transform": "mild", "image_size": 32, "workers": 1},
-        "encoder": {"backbone": "small", "dim": 16},
-        "training": {"epochs": 1, "batch_size": 8, "device": "cpu"},
-        "protocol": {"test_share": 0.34},
-    }
-    return load_recipe(mapping, overrides)
-
-
-def test_a_run_that_cannot_fit_is_refused_with_figures_and_what_to_lower(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 4_500_000)
-    with pytest.raises(
-        RecipeError,
-        match=r"a training step on 8 images of 32 × 32 pixels needs about 6 MB of memory, and 4 MB are free: lower "
-        r"training\.batch_size \(8; about 4 would fit; training\.micro_batch instead needs encoder\.freeze_batch_norm="
-        r"true\) or data\.image_size \(32\), or set training\.memory_check=false",
-    ):
-        run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
-    assert not (tmp_path / "run").exists(), "refused before anything was written"
-    run(recipe(photos, "training.memory_check=false"), RunFolder(tmp_path / "run"), NullObserver())
-
-
-def test_smaller_pieces_are_advised_before_smaller_batches_and_help(photos, tmp_path, monkeypatch):
-    frozen = ("encoder.freeze_batch_norm=true", "encoder.options.width=16")
-    monkeypatch.setattr(memory, "free_memory", lambda device: 1_500_000)
-    with pytest.raises(
-        RecipeError, match=r"free: set training\.micro_batch \(the same training in pieces; about (\d)"
-    ) as e:
-        run(recipe(photos, *frozen), RunFolder(tmp_path / "run"), NullObserver())
-    assert "batch_size" not in str(e.value)
-    fitting = int(re.search(r"about (\d) would fit", str(e.value))[1])
-    run(recipe(photos, *frozen, f"training.micro_batch={fitting}"), RunFolder(tmp_path / "run"), NullObserver())
-    more = fitting + 1
-    with pytest.raises(
-        RecipeError, match=rf"\({more} at a time\) .*training\.micro_batch \({more}; about {fitting} would"
-    ):
-        run(recipe(photos, *frozen, f"training.micro_batch={more}"), RunFolder(tmp_path / "more"), NullObserver())
-
-
-def test_what_only_the_backward_pass_of_the_backbone_needs_is_not_asked_of_a_head(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 3_000_000)
-    monkeypatch.setattr(memory, "HELD_AT_ONCE", 0.5)
-    with pytest.raises(RecipeError, match="a training step on 8 images"):
-        run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
-    run(recipe(photos, "training.warmup_epochs=1"), RunFolder(tmp_path / "run"), NullObserver())
-
-
-def test_what_fits_is_not_refused_and_what_cannot_be_known_neither(photos, tmp_path, monkeypatch):
-    for number, free in enumerate((8_000_000, None)):
+def test_what_cannot_fit_is_refused_and_what_may_not_is_told(state_for, monkeypatch, recwarn):
+    state = state_for()
+    needed = memory.step_bytes(state)
+    for free in (None, int(needed) + 1):
         monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
-        folder = RunFolder(tmp_path / str(number))
-        run(recipe(photos), folder, NullObserver())
-        assert folder.is_finished
-
-
-def test_an_evaluation_that_cannot_fit_is_refused_too(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 20_000_000)
-    monkeypatch.setattr(memory, "measure", lambda *_: memory.Footprint(kept=10, largest=1000))
-    with pytest.raises(RecipeError, match=r"scoring 16 images at a time of 32 .*training\.evaluation_batch_size \(16;"):
-        run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
+        memory.place_images(state)
+    assert not [warning for warning in recwarn if issubclass(warning.category, Notice)]
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(0.6 * needed))
+    with pytest.warns(Notice, match=r"lower training\.batch_size \(8\)"):
+        memory.place_images(state)
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(0.4 * needed))
+    with pytest.raises(RecipeError, match=r"data\.image_size \(32\)"):
+        memory.place_images(state)
 
 
 def test_an_image_size_that_no_machine_has_memory_for(nearkin, photos, tmp_path):
     code, _, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", "data.image_size=50000")
     assert code == 2
-    assert "not one image of 50000 pixels would fit" in err
+    assert "data.image_size (50000)" in err
+
+
+def test_what_a_step_needs(state_for):
+    plain = memory.step_bytes(state_for())
+    assert memory.step_bytes(state_for("training.batch_size=4", "training.evaluation_batch_size=1")) < plain
+    assert memory.step_bytes(state_for("protocol.eval_size=320")) > 3 * plain
+    weights = sum(p.nbytes for p in state_for().encoder.parameters())
+    for option in ("training.ema_decay=0.9", "training.l2_sp=1"):
+        assert memory.step_bytes(state_for(option)) == pytest.approx(plain + weights)
 
 
 @pytest.fixture
@@ -192,27 +146,23 @@ MEMINFO = "MemTotal:       16000 kB\nMemFree:         100 kB\nMemAvailable:    8
         (
             {
                 "proc/meminfo": MEMINFO,
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/b/memory.max": "max\n",
-                "sys/fs/cgroup/a/b/memory.current": "1000\n",
-                "sys/fs/cgroup/a/memory.max": "5000\n",
-                "sys/fs/cgroup/a/memory.current": "4000\n",
-                "sys/fs/cgroup/a/memory.stat": "anon 3300\ninactive_file 700\n",
+                "sys/fs/cgroup/memory.max": "5000\n",
+                "sys/fs/cgroup/memory.current": "4000\n",
+                "sys/fs/cgroup/memory.stat": "anon 3300\ninactive_file 700\n",
             },
             1700,
         ),
         (
             {
                 "proc/meminfo": MEMINFO,
-                "proc/self/cgroup": "9:cpu:/x\n4:memory:/inside\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9000\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "9500\n",
-                "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 2000\n",
+                "sys/fs/cgroup/memory.max": "max\n",
+                "sys/fs/cgroup/memory.current": "4000\n",
+                "sys/fs/cgroup/memory.stat": "anon 3300\n",
             },
-            1500,
+            8000 * 1024,
         ),
     ],
-    ids=["unknown", "the system", "a group of version 2", "a group of version 1, seen from inside a container"],
+    ids=["unknown", "the system", "a container", "a container without a limit"],
 )
 def test_what_the_system_has_left(system, files, free):
     assert memory.free_system_memory(system(files)) == free
@@ -229,30 +179,129 @@ def test_a_cuda_device_counts_what_torch_holds_and_does_not_use(monkeypatch):
     assert memory.free_memory(torch.device("cuda")) == 110
 
 
-def test_resuming_may_turn_the_check_off(photos, tmp_path):
-    folder = RunFolder(tmp_path / "run").begin(recipe(photos))
-    folder.check_same_recipe(recipe(photos, "training.memory_check=false"))
-    assert json.loads(json.dumps(recipe(photos).as_mapping()))["training"]["memory_check"] is True
+GIGABYTE = 10**9
 
 
-def test_crops_that_are_only_scored_are_counted_at_their_own_size(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 20_000_000)
-    run(recipe(photos), RunFolder(tmp_path / "run"), NullObserver())
+@pytest.fixture
+def on_a_gpu(state_for, monkeypatch):
+    """``place(free, *overrides)``: what is decided on a CUDA device with so many bytes free; nothing runs there."""
+
+    def place(free, *overrides):
+        state = state_for(*overrides)
+        state.device = torch.device("cuda")
+        monkeypatch.setattr(memory, "free_memory", lambda device: free)
+        monkeypatch.setattr(memory, "step_bytes", lambda state: GIGABYTE)
+        monkeypatch.setattr(memory, "DeviceImages", lambda images, device, shapes: Placed(shapes))
+        memory.place_images(state)
+        return state
+
+    class Placed:
+        def __init__(self, shapes):
+            self.pixels = torch.empty(int(shapes.prod(axis=1).sum()), 3, dtype=torch.uint8)
+
+    return place
+
+
+def test_images_go_to_the_gpu_where_there_is_ample_room(on_a_gpu):
+    with pytest.warns(Notice, match=r"^32 training images of 40 pixels .* are on cuda, which makes the crops"):
+        state = on_a_gpu(2 * GIGABYTE)
+    assert state.on_device.pixels.nbytes == 32 * 40 * 40 * 3
+    assert state.crop_cache.budget == GIGABYTE // 8
+    assert not state.room_for_graphs
+
+
+def test_graphs_need_the_memory_of_a_step_once_more(on_a_gpu, recwarn):
+    needed, images = int(1.5 * GIGABYTE), 32 * 40 * 40 * 3
+    room = -(-4 * (needed + images) // 3)  # a quarter is for evaluation crops
+    assert on_a_gpu(needed + room + 1).room_for_graphs
+    assert not on_a_gpu(needed + room - 8).room_for_graphs
+
+
+def test_images_stay_with_the_loader_where_they_would_take_much(on_a_gpu):
+    with pytest.warns(Notice, match=r"stay with the loader, as cuda has 0\.0 GB .* \(data\.cache=disk\)"):
+        state = on_a_gpu(int(1.5 * GIGABYTE) + 3 * 32 * 40 * 40 * 3)
+    assert state.on_device is None
+    assert state.crop_cache.budget == 3 * 32 * 40 * 40 * 3 // 4
+
+
+def test_asked_for_they_may_take_all_that_there_is_and_no_more(on_a_gpu):
+    needed = 32 * 40 * 40 * 3
+    with pytest.warns(Notice, match="are on cuda"):
+        state = on_a_gpu(int(1.5 * GIGABYTE) + needed, "data.cache=device")
+    assert state.on_device is not None
+    assert state.crop_cache.budget == 0
     with pytest.raises(
-        RecipeError,
-        match=r"scoring \d+ images at a time of 320 × 320 .*evaluation_batch_size .* or protocol\.eval_size",
+        RecipeError, match=r"data\.cache=device: 32 training images .* do not fit on cuda, which has 0\.0"
     ):
-        run(recipe(photos, "protocol.eval_size=320"), RunFolder(tmp_path / "large"), NullObserver())
+        on_a_gpu(int(1.5 * GIGABYTE) + needed - 1, "data.cache=device")
 
 
-@pytest.mark.parametrize("more", [[], ["training.ema_decay=0.9"], ["training.l2_sp=1"]])
-def test_what_is_kept_beside_the_weights_counts(photos, tmp_path, monkeypatch, more):
-    """A network whose weights weigh, on images that do not."""
-    asked = recipe(photos, "encoder.options.width=64", "data.image_size=8", "training.batch_size=2", *more)
-    state = build_state(asked, open_data(asked.data))
-    weights = sum(p.nbytes for p in state.encoder.parameters())
-    kept = memory.measure(state.encoder, 8, CPU, None).kept * 2 * 8**2
-    for free, fits in ((3.5 * weights + kept, not more), (4.5 * weights + kept, True)):
-        monkeypatch.setattr(memory, "free_memory", lambda device, free=free: int(free))
-        with contextlib.nullcontext() if fits else pytest.raises(RecipeError, match="a training step on 2 images"):
-            memory.check_memory(state)
+@pytest.mark.parametrize("cache", ["disk", "memory"])
+def test_who_names_another_place_gets_it(on_a_gpu, recwarn, cache):
+    assert on_a_gpu(100 * GIGABYTE, f"data.cache={cache}").on_device is None
+    assert not [each for each in recwarn if issubclass(each.category, Notice)]
+
+
+def test_memory_that_is_gone_by_then(on_a_gpu, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("no")
+
+    with pytest.warns(Notice, match="are on cuda"):
+        state = on_a_gpu(100 * GIGABYTE)
+    monkeypatch.setattr(memory, "DeviceImages", full)
+    with pytest.warns(Notice, match="another program took the memory of cuda"):
+        memory.place_images(state)
+    assert state.on_device is None
+
+
+def test_on_a_cpu_the_loader_crops_and_evaluation_crops_take_little(state_for, monkeypatch, recwarn):
+    state = state_for()
+    monkeypatch.setattr(memory, "free_memory", lambda device: 16 * GIGABYTE)
+    memory.place_images(state)
+    assert state.on_device is None
+    assert state.crop_cache.budget == GIGABYTE
+    with pytest.raises(RecipeError, match="keeps images on a CUDA device, not on cpu"):
+        memory.place_images(state_for("data.cache=device"))
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    memory.place_images(state)
+    assert state.crop_cache.budget == 0
+    assert not [each for each in recwarn if issubclass(each.category, Notice)]
+
+
+def test_a_whole_run_with_images_on_the_device(state_for, tmp_path, monkeypatch):
+    """The same curve as with the loader: landscape or square images are cropped to the bit alike."""
+    losses = []
+    for placed in (False, True):
+        state = state_for("training.max_steps=3")
+
+        def place(state=state, placed=placed):
+            memory.place_images(state)
+            state.on_device = DeviceImages(state.train_set, state.device) if placed else None
+
+        monkeypatch.setattr("nearkin.training.loop.place_images", lambda _, place=place: place())
+        fit(state, TrainingFolder(tmp_path / str(placed)).begin(state.recipe), NullObserver())
+        losses.append([row["loss"] for row in state.history if "loss" in row])
+        assert (state.on_device is not None) == placed
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_methods_get_crops_from_the_device(state_for):
+    state = state_for()
+    rows = np.array([5, 0, 5, 31])
+    expected, embedded = state.train_set.pixels(rows), state.train_set.embed(rows)
+    state.on_device = DeviceImages(state.train_set, state.device)
+    assert (state.train_set.pixels(rows).int() - expected.int()).abs().max() <= 2
+    assert torch.allclose(state.train_set.embed(rows), embedded, atol=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache", ["auto", "device", "disk"])
+def test_on_a_gpu_a_run_goes_through(state_for, tmp_path, cache):
+    state = state_for("training.device=cuda", f"data.cache={cache}")
+    if cache == "disk":
+        fit(state, TrainingFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+    else:
+        with pytest.warns(Notice, match="are on cuda, which makes the crops"):
+            fit(state, TrainingFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+    assert (state.on_device is None) == (cache == "disk")
+    assert state.step == state.total_steps

@@ -9,7 +9,7 @@ from rich.console import Console
 from nearkin.errors import MissingExtraError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import observers as progress
-from nearkin.training.run_time import RunTime
+from nearkin.training.state import RunTime
 
 
 def state(step=3, best=None, selects_on="validation", below=False):
@@ -19,7 +19,8 @@ def state(step=3, best=None, selects_on="validation", below=False):
         best=best,
         protocol=SimpleNamespace(selects_on=selects_on),
         time=RunTime(),
-        baseline="backbone",
+        evaluation_interval=5,
+        history=[],
         is_below_baseline=lambda row: below,
     )
 
@@ -76,11 +77,26 @@ def test_a_terminal_gets_a_bar_with_loss_and_speed():
     with progress.ConsoleObserver(console) as observer:
         observer.decoding(1, 2)
         observer.decoding(2, 2)
-        observer.on_step(state(), 2.5, 8)
+        observer.on_step(state(2), 2.5, 8)
+        observer.on_step(state(3), 2.5, 8)
         observer._bar.refresh()
         shown = text.getvalue()
     assert "loss 2.500" in shown
     assert "images/s" in shown
+
+
+def test_the_time_of_a_run_is_said_once_from_its_first_steps():
+    def train(observer):
+        for step in range(1, 9):
+            now = state(step)
+            now.total_steps, now.time.by["steps"] = 101, 5.0 + step
+            now.history, now.time.by["evaluations"] = [{}, {}], 8.0
+            observer.on_step(now, 2.5, 8)
+
+    # The steps left take a second each, and 20 evaluations four.
+    (line,) = lines_of(train)
+    assert line == "about 3 minutes in all, by the first steps"
+    assert progress.seconds_left(state(6), 1.0) == 4
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from nearkin.evaluation import retrieval_scores
-from nearkin.training.image_placement import place_images
+from nearkin.training.memory import place_images
 
 
 def test_the_training_set_counts_the_images_that_train(state_for):

@@ -332,8 +332,8 @@ def found_in(state) -> dict[str, Tensor]:
     found |= {f"objective {key}": value for key, value in whole_state(state.objective).items()}
     if state.learned is not None:
         found |= {f"learned {key}": value for key, value in whole_state(state.learned).items()}
-    if state.average is not None:
-        found |= {f"average {key}": value.clone() for key, value in state.average.encoder.state_dict().items()}
+    if state.ema is not None:
+        found |= {f"average {key}": value.clone() for key, value in state.ema.encoder.state_dict().items()}
     rows = [[row["step"], row.get("loss", 0.0), row["R@1"]] for row in state.history]
     found["history"] = torch.tensor(rows, dtype=torch.float64)
     if state.best is not None:

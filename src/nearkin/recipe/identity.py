@@ -13,7 +13,6 @@ INDIFFERENT = (
     "training.device",
     "training.checkpoint_minutes",
     "training.tensorboard",
-    "training.memory_check",
     "training.micro_batch",
     "training.cuda_graphs",
     "data.root",

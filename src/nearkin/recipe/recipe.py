@@ -165,8 +165,6 @@ class TrainingSection:
     """A checkpoint is written at every evaluation, and at least this often."""
     tensorboard: bool = False
     """Also write what TensorBoard reads into the run folder (extra ``tensorboard``)."""
-    memory_check: bool = True
-    """Refuse, before the first step, a run that is bound to need more memory than there is."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from nearkin.training import checkpoint
 from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
-from nearkin.training.memory import check_memory
 from nearkin.training.recipes import check_recipe, validate
 from nearkin.training.state import NullObserver, Observer, TrainingState
 
@@ -132,7 +131,6 @@ def _begun(
 ) -> TrainingState:
     """A run at its first step, its folder made ready."""
     state = build_state(recipe, data, score_test=score_test)
-    check_memory(state)
     _check_room(state, folder)
     if overwrite:
         folder.clear()
@@ -162,7 +160,6 @@ def _own_images(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress
 def _continued(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: bool) -> TrainingState:
     """A run at its last checkpoint."""
     state = build_state(recipe, data.images, splits=data.protocol.splits, score_test=score_test)
-    check_memory(state)
     _check_room(state, folder)
     checkpoint.load_last(state, folder)
     checkpoint.check_best(state, folder)

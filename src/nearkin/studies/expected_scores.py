@@ -12,8 +12,8 @@ from nearkin.report.formats import markdown_table
 from nearkin.report.table import NOTHING
 from nearkin.studies.paper_rows import Settings, recipe_of
 from nearkin.studies.papers import PaperRow, PaperTable, items, paper_titles, papers, tables_of
+from nearkin.training.observers import in_words
 from nearkin.training.recipes import load_recipe
-from nearkin.training.time_estimate import in_words
 
 
 def listed_recipes() -> list[dict[str, Any]]:

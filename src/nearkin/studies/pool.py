@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from nearkin.errors import InterruptedRunError
-from nearkin.training.interrupt import StopRequest
+from nearkin.training.loop import StopRequest
 
 LOG = "output.log"
 PYTHON = (sys.executable,)

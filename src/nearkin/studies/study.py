@@ -44,10 +44,9 @@ from nearkin.runs.outcome import FILE, Outcome
 from nearkin.runs.run import run
 from nearkin.studies.pool import LOG, Job, run_in_parallel
 from nearkin.training.build import data_of
-from nearkin.training.observers import ConsoleObserver
+from nearkin.training.observers import ConsoleObserver, in_words
 from nearkin.training.recipes import validate_all
 from nearkin.training.state import Observer
-from nearkin.training.time_estimate import in_words
 
 OUT_OF_MEMORY = (OutOfMemoryError.exit_code, -9)
 """Exit codes of a run that found memory full: its own, or the system's when it kills the process."""

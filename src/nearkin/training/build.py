@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,23 +13,25 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from nearkin import losses
+from nearkin import losses, ranks
 from nearkin.data.cache import OpenedImages
 from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.synchronised import synchronise_batch_norm
-from nearkin.errors import notice
+from nearkin.errors import DataError, TrainingError, notice
 from nearkin.evaluation.protocol import Protocol
 from nearkin.ranks import share_of, world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe, TrainingSection
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training import methods
-from nearkin.training.allocator import keep_freed_memory
-from nearkin.training.device import autocast_dtype, pick_device
-from nearkin.training.memory import fitting_piece
+from nearkin.training.device import autocast_dtype, keep_freed_memory, pick_device
+from nearkin.training.memory import fitting_micro_batch
 from nearkin.training.micro_batch import check_micro_batch, has_batch_statistics
 from nearkin.training.optimisation import ProximalTerm, WeightEma, build_optimiser, build_scheduler, parameter_groups
 from nearkin.training.state import TrainingState
+
+PCA_IMAGES = 10_000
+"""More images than these say nothing more of how a few thousand channels vary."""
 
 
 def build_state(
@@ -70,7 +73,7 @@ def build_state(
     transform, micro_batch = training_transform_of(recipe.data, encoder), training.micro_batch
     if micro_batch is None and ":" not in recipe.encoder.backbone:  # a network from elsewhere may look at whole batches
         batch = len(share_of(min(training.batch_size, len(labels)), of=0))
-        micro_batch = fitting_piece(encoder, batch, transform.size, device, dtype)
+        micro_batch = fitting_micro_batch(encoder, batch, transform.size, device, dtype)
     state = TrainingState(
         recipe=recipe,
         data=data,
@@ -166,6 +169,55 @@ def _say_what_isa_leaves_out(objective: nn.Module, section: PartSection) -> None
             f"ISA trains without its {' and '.join(off)}: where Proxy-Anchor does not over-fit that would cost points. "
             f"As published: {' '.join(f'{prefix}.{key}={published[key].default}' for key in off)}"
         )
+
+
+@torch.no_grad()
+def start_head(state: TrainingState) -> None:
+    """With ``encoder.head_init: pca``, project onto the principal axes of the training images' features.
+
+    A random projection to a few hundred dimensions loses some of what a pretrained backbone has learned, and a few
+    photos do not bring it back. The weights are as long as those that they replace, so that learning rates mean
+    the same. Dimensions beyond the backbone's channels begin at zero.
+    """
+    head = state.encoder.head
+    if state.recipe.encoder.head_init != "pca" or not isinstance(head, nn.Linear):
+        return
+    rows = np.random.default_rng(state.recipe.training.seed).permutation(len(state.train_set))[:PCA_IMAGES]
+    on_scoring, what = state.on_scoring, "learning how the training images differ"
+    features = state.train_set.embed(
+        np.sort(rows),
+        encoder=state.encoder.without_head().without_normalisation(),
+        progress=None if on_scoring is None else lambda done: on_scoring(what, done, len(rows)),
+    )
+    if not features.isfinite().all():
+        raise TrainingError("the backbone's features of the training images are not finite: are its weights damaged?")
+    mean, axes = ranks.from_first(lambda: principal_axes(features.cpu().numpy()))
+    kept = min(head.out_features, head.in_features)
+    directions = torch.zeros(head.weight.shape, dtype=torch.float64)
+    directions[:kept] = torch.from_numpy(axes[:, :kept].T) * (head.weight.norm().item() / math.sqrt(kept))
+    head.weight.copy_(directions)
+    if head.bias is not None:
+        head.bias.copy_(-directions @ torch.from_numpy(mean))
+    if state.ema is not None:
+        state.ema.encoder.head.load_state_dict(head.state_dict())
+
+
+def principal_axes(vectors: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean ``[D]`` and principal axes, the columns of ``[D, D]``, of ``vectors [N, D]``: those of most variance first.
+
+    Computed in float64. The sign of an axis is such that its largest number is positive.
+
+    >>> mean, axes = principal_axes(np.array([[0.0, 3.0], [0.0, -3.0], [1.0, 0.0], [-1.0, 0.0]]))
+    >>> axes.tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    if len(vectors) < 2:
+        raise DataError(f"at least two training images are needed to learn how they differ, got {len(vectors)}")
+    mean = vectors.mean(axis=0, dtype=np.float64)
+    centred = vectors - mean
+    axes = np.linalg.eigh(centred.T @ centred / len(vectors))[1][:, ::-1]
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0)
+    return mean, axes * np.where(largest < 0, -1.0, 1.0)
 
 
 def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:

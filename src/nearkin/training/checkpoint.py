@@ -8,41 +8,48 @@ import io
 import json
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+import numpy as np
+import safetensors
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from nearkin import ranks
 from nearkin.disk import write_atomically
 from nearkin.encoders import Encoder
 from nearkin.errors import DataError, NearkinError, notice
+from nearkin.proxies import ProxyBank
 from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import LOCATIONS, deciding, differences
-from nearkin.training import slices
-from nearkin.training.background import BackgroundWriter, copied_to_host
 from nearkin.training.folder import TrainingFolder
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import Evaluation, TrainingState
 
 FORMAT = 1
 _PARTS = ("encoder", "objective", "method", "optimiser", "scheduler", "scaler")
-_VALUES = ("untrained", "baseline", "history", "best", "ended", "recent_losses")
+_VALUES = ("untrained", "history", "best", "ended", "recent_losses")
 _UNREADABLE = (
     *(pickle.UnpicklingError, RuntimeError, EOFError, OSError),
     *(ValueError, KeyError, TypeError, AttributeError, IndexError),
 )
 """What torch says of files that are cut short or something else altogether."""
 
+_SLICED = "in slices, as"
+"""Key of what stands in a checkpoint instead of a tensor that lies in slices of classes."""
+Write = Callable[[], None]
+
 
 class Checkpoint(TypedDict):
     """What those look at who do not go on with the run."""
 
     step: int
-    objective: dict[str, torch.Tensor]
+    objective: dict[str, Tensor]
     method: dict[str, Any]
     """What the method keeps; it alone knows the keys. Best weights have none."""
     best: Evaluation | None
@@ -51,7 +58,7 @@ class Checkpoint(TypedDict):
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint to be looked at."""
     content = _read(path)
-    slices.put_back(content, path)
+    put_back(content, path)
     return cast(Checkpoint, content)
 
 
@@ -92,19 +99,15 @@ def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
 
 def load_last(state: TrainingState, folder: TrainingFolder) -> None:
     """Put a freshly built state back to where ``last.pt`` was written."""
-    # Early versions did not write all of it: a run is not ended, its baseline had a random head, and there was one sum
-    # of seconds beside the steps' share.
-    content: dict[str, Any] = {"ended": False, "baseline": "random head"} | _read_own(folder.last_checkpoint, folder)
-    slices.put_back(content, folder.last_checkpoint)
+    content = _read_own(folder.last_checkpoint, folder)
+    put_back(content, folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
-        slices.own_moments(content["optimiser"], state.optimiser)
+        own_moments(content["optimiser"], state.optimiser)
         for name in (*_PARTS, "sampler", *([] if state.ema is None else ["ema"])):
             getattr(state, name).load_state_dict(content[name])
         for name in ("step", *_VALUES):
             setattr(state, name, content[name])
-        seconds = content["seconds"]
-        spent = seconds if isinstance(seconds, dict) else {"all": seconds, "steps": content["step_seconds"]}
-        state.time.load_state_dict(spent)
+        state.time.load_state_dict(content["seconds"])
         torch.set_rng_state(content["random"]["cpu"])
         if torch.cuda.is_available() and content["random"]["cuda"]:
             torch.cuda.set_rng_state_all(content["random"]["cuda"])
@@ -115,7 +118,7 @@ def load_best(state: TrainingState, folder: TrainingFolder) -> None:
     if state.best is not None:
         file = folder.best_checkpoint(int(state.best["step"]))
         content = _read_own(file, folder)
-        slices.put_back(content, file)
+        put_back(content, file)
         with _fitting(file):
             state.eval_encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
@@ -127,7 +130,7 @@ def check_best(state: TrainingState, folder: TrainingFolder) -> None:
         return
     try:
         file = folder.best_checkpoint(int(state.best["step"]))
-        slices.put_back(_read_own(file, folder), file)
+        put_back(_read_own(file, folder), file)
     except DataError as error:
         raise DataError(
             f"{error}. These are the best weights so far; {folder.last_checkpoint.name} is whole, and can be used with "
@@ -135,7 +138,7 @@ def check_best(state: TrainingState, folder: TrainingFolder) -> None:
         ) from error
 
 
-def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, torch.Tensor]:
+def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, Tensor]:
     """The encoder's weights of a finished run, or of the checkpoint of one that is not finished.
 
     An exported encoder that is damaged, or another run's, gives way to the checkpoint beside it.
@@ -174,7 +177,7 @@ def write_encoder(encoder: Encoder, recipe: Recipe, folder: TrainingFolder) -> N
     write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
 
 
-def _exported(folder: TrainingFolder) -> dict[str, torch.Tensor]:
+def _exported(folder: TrainingFolder) -> dict[str, Tensor]:
     file = folder.encoder_file
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
@@ -187,7 +190,7 @@ def _exported(folder: TrainingFolder) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _from_checkpoint(folder: TrainingFolder, which: str) -> dict[str, torch.Tensor]:
+def _from_checkpoint(folder: TrainingFolder, which: str) -> dict[str, Tensor]:
     if not folder.last_checkpoint.exists():
         raise DataError(
             f"{folder.path} has no checkpoint yet: train it with: "
@@ -196,7 +199,7 @@ def _from_checkpoint(folder: TrainingFolder, which: str) -> dict[str, torch.Tens
     content = _read_own(folder.last_checkpoint, folder)
     if which == "best" and content["best"] is not None:
         content = _read_own(folder.best_checkpoint(content["best"]["step"]), folder)
-    weights: dict[str, torch.Tensor] = content.get("ema", content)["encoder"]
+    weights: dict[str, Tensor] = content.get("ema", content)["encoder"]
     return weights
 
 
@@ -224,8 +227,8 @@ def _write(
     needed: list[str] = []
     banks = banks_in(state.objective, state.learned)
     if ranks.world() > 1 and banks:
-        content, taken = slices.take_out(content, banks, state.optimiser)
-        content["slices"] = needed = slices.write_slice(path, state.step, taken, banks[0].classes)
+        content, taken = take_out(content, banks, state.optimiser)
+        content["slices"] = needed = write_slice(path, state.step, taken, banks[0].classes)
     if ranks.is_first():
         content, arrive = copied_to_host(content)
 
@@ -282,9 +285,9 @@ def _run_of(recipe: Recipe, folder: TrainingFolder) -> dict[str, Any]:
 
 
 def _otherwise(known: Mapping[str, Any] | None, folder: TrainingFolder) -> list[str]:
-    """What a checkpoint has otherwise than its folder; nothing for those of earlier versions, which do not say."""
+    """What a checkpoint has otherwise than its folder."""
     if known is None:
-        return []
+        return ["it does not say of which run it is"]
     saved, here = load_recipe(known["recipe"]), folder.recipe()
     found = differences(deciding(saved, besides=LOCATIONS), deciding(here, besides=LOCATIONS))
     split = folder.split if folder.split_file.exists() else None
@@ -308,3 +311,205 @@ def _fitting(file: Path) -> Iterator[None]:
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{file} does not fit this run ({reason}): {_advice(file)}") from error
+
+
+def take_out(
+    content: Any, banks: Sequence[ProxyBank], optimiser: torch.optim.Optimizer
+) -> tuple[Any, dict[str, Tensor]]:
+    """``content`` with names in the place of proxies and of what the optimiser keeps of them, and these by name."""
+    own = {}
+    for bank in banks:
+        for tensor in (*bank.parameters(), *bank.buffers()):
+            moments = [each for each in optimiser.state.get(tensor, {}).values() if isinstance(each, Tensor)]
+            for each in (tensor, *(moment for moment in moments if moment.shape == tensor.shape)):
+                own[each.data_ptr()] = bank.classes
+    taken: dict[str, Tensor] = {}
+
+    def without(value: Any, name: str) -> Any:
+        if isinstance(value, Tensor) and value.data_ptr() in own:
+            taken[name] = value.detach().cpu().contiguous()
+            return {_SLICED: name, "rows": own[value.data_ptr()]}
+        if isinstance(value, dict | list):
+            value = copy.copy(value)  # an optimiser gives out the very dictionaries that it works with
+            for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                value[key] = without(each, f"{name}/{key}" if name else str(key))
+        return value
+
+    return without(content, ""), taken
+
+
+def slice_file(checkpoint: Path, step: int, own: range) -> Path:
+    """Where the classes ``own`` of a checkpoint lie; the step is in the name, so that none is ever written over.
+
+    >>> slice_file(Path("last.pt"), 40, range(0, 512)).name
+    'last-00000040-classes-00000000-00000512.safetensors'
+    """
+    stem = checkpoint.stem.partition("-")[0]
+    return checkpoint.with_name(f"{stem}-{step:08d}-classes-{own.start:08d}-{own.stop:08d}.safetensors")
+
+
+def write_slice(checkpoint: Path, step: int, taken: dict[str, Tensor], classes: int) -> list[str]:
+    """Write this rank's classes; returns the names of the files of all ranks, once all of them are written."""
+    shares = [ranks.share_of(classes, of=number) for number in range(ranks.world())]
+    write_atomically(slice_file(checkpoint, step, shares[ranks.rank()]), safetensors.torch.save(taken))
+    ranks.wait_for_all()
+    return [slice_file(checkpoint, step, share).name for share in shares]
+
+
+def put_back(content: dict[str, Any], checkpoint: Path) -> None:
+    """Put this rank's classes, alone all of them, where :func:`take_out` has left their names."""
+
+    def fill(holder: Any) -> None:
+        for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            if isinstance(value, dict) and _SLICED in value:
+                own = ranks.share_of(value["rows"])
+                holder[key] = torch.cat(list(_rows(value[_SLICED], own, content["slices"], checkpoint)))
+            elif isinstance(value, dict | list):
+                fill(value)
+
+    if content.get("slices"):
+        fill(content)
+
+
+def own_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> None:
+    """Keep this rank's classes of an optimiser's state that one process has written whole."""
+    parameters = [(group["name"], p) for group in optimiser.param_groups for p in group["params"]]
+    for number, (group, parameter) in enumerate(parameters):
+        for key, value in saved["state"].get(number, {}).items() if group == "proxies" else ():
+            if isinstance(value, Tensor) and value.ndim == parameter.ndim and len(value) != len(parameter):
+                own = ranks.share_of(len(value))
+                saved["state"][number][key] = value[own.start : own.stop].clone()
+
+
+def _rows(name: str, own: range, files: Sequence[str], checkpoint: Path) -> Iterator[Tensor]:
+    for file in files:
+        start, stop = (int(part) for part in Path(file).stem.split("-")[-2:])
+        first, last = max(own.start, start), min(own.stop, stop)
+        if first >= last:
+            continue
+        try:
+            with safetensors.safe_open(checkpoint.with_name(file), framework="pt") as opened:
+                yield opened.get_slice(name)[first - start : last - start]
+        except FileNotFoundError:
+            raise DataError(f"{checkpoint.with_name(file)} is missing, a part of {checkpoint.name}") from None
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{checkpoint.with_name(file)} cannot be read: it is not whole ({error})") from error
+
+
+class BackgroundWriter:
+    """Does what it is given one after another; after a failure nothing more.
+
+    Before anything of another step :meth:`make_way` waits, so that copies do not pile up; whoever would rather go on
+    asks whether it :attr:`is_busy`. Best weights are put off until the checkpoint that points at them. A failure is
+    raised in the caller's thread, at the next call. Leaving the context waits.
+
+    >>> written = []
+    >>> with BackgroundWriter() as writer:
+    ...     writer.begin(lambda: written.append("weights"))
+    ...     writer.wait()
+    ...     written
+    ['weights']
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearkin-writer")
+        self._pending: list[Future[None]] = []
+        self._step: int | None = None
+        self._put_off: Write | None = None
+
+    def __enter__(self) -> BackgroundWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+        if kind is None:
+            self.wait()
+
+    def make_way(self, step: int) -> None:
+        """Wait for what was given at other steps."""
+        if step != self._step:
+            self.wait()
+        self._step = step
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still being written."""
+        return not all(future.done() for future in self._pending)
+
+    def put_off(self, write: Write) -> None:
+        """Have something written just before what is begun next, in the place of what was put off until then."""
+        self._put_off = write
+
+    def begin(self, write: Write) -> None:
+        """Have something written; the next call, or :meth:`wait`, raises what goes wrong."""
+        before = self._pending[-1] if self._pending else None
+        first, self._put_off = self._put_off, None
+
+        def after() -> None:
+            if before is not None:
+                before.result()
+            if first is not None:
+                first()
+            write()
+
+        self._pending.append(self._pool.submit(after))
+
+    def check(self) -> None:
+        """Raise a failure that is known by now."""
+        if any(future.done() and future.exception() for future in self._pending):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+
+
+def copied_to_host(content: Any) -> tuple[Any, Write]:
+    """A copy of dictionaries, lists and tensors that stays as it is, in host memory; and what waits until it is there.
+
+    Tensors of a GPU are copied into pinned memory in the order of its work, so that the caller need not wait: whatever
+    it does to them next comes later. Tensors that are one and the same stay so.
+    """
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            if key not in copies:
+                copies[key] = _on_host(value.detach())
+            return copies[key]
+        if isinstance(value, tuple):
+            return tuple(copied(each) for each in value)
+        if isinstance(value, dict | list):
+            value = copy.copy(value)  # with the versions of modules that a state dictionary has as an attribute
+            for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                value[key] = copied(each)
+            return value
+        return copy.deepcopy(value)
+
+    whole = copied(content)
+    devices = {device for device, *_ in copies if device.type == "cuda"}
+    copying = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def arrive() -> None:
+        for event in copying:
+            event.synchronize()
+
+    return whole, arrive
+
+
+def _on_host(value: Tensor) -> Tensor:
+    if value.is_cuda:
+        return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+    if value.device.type == "cpu" and value.dtype in (
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    ):
+        # By numpy, in this thread alone: torch's threads would wait for each other at every tensor.
+        return torch.from_numpy(np.array(value.numpy(), order="K"))
+    return value.to("cpu", copy=True)

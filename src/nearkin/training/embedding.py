@@ -15,8 +15,7 @@ from nearkin.data.loader import evaluation_batches
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
 from nearkin.numerics import full_precision, normalise
-from nearkin.training.allocator import keep_freed_memory
-from nearkin.training.device import autocast
+from nearkin.training.device import autocast, keep_freed_memory
 
 AT_A_TIME, PIXELS_ON_CPU = 256, 32 * 224**2
 

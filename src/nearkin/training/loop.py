@@ -1,44 +1,51 @@
 """The one training loop: batches → steps → evaluations → checkpoints.
 
 The loop never asks which method or loss it runs; what a method changes goes through its hooks
-(:class:`~nearkin.training.state.Method`), and what a run needs to go on after an interruption is in
+(:class:`~nearkin.training.state.Method`), and what a resumed run needs is in
 :class:`~nearkin.training.state.TrainingState`.
 """
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
+from types import FrameType
+from typing import Any, NoReturn
 
+import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nearkin import ranks
-from nearkin.data.loader import TrainingLoader
-from nearkin.errors import InterruptedRunError, RecipeError
+from nearkin.data.loader import Batch, TrainingLoader
+from nearkin.errors import InterruptedRunError, RecipeError, TrainingError
+from nearkin.numerics import at_least_float32
 from nearkin.training import checkpoint
-from nearkin.training.background import BackgroundWriter
+from nearkin.training.build import start_head
+from nearkin.training.checkpoint import BackgroundWriter
+from nearkin.training.device import autocast
 from nearkin.training.folder import TrainingFolder
-from nearkin.training.head_start import start_head
-from nearkin.training.health import HealthCheck
-from nearkin.training.image_placement import place_images
-from nearkin.training.interrupt import StopRequest
+from nearkin.training.memory import place_images
+from nearkin.training.micro_batch import embed_in_pieces
+from nearkin.training.optimisation import add_up_gradients, clip_gradients, gradient_norms
 from nearkin.training.state import Evaluation, Observer, TrainingState
-from nearkin.training.step import train_step
 
 
 def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> None:
     """Train from where ``state`` is to the end of its recipe, leaving checkpoints in ``folder``.
 
-    Ctrl-C and SIGTERM end the step in hand, write a checkpoint and raise an error that says how to go on.
+    Ctrl-C and SIGTERM end the current step, write a checkpoint and raise an error that says how to continue.
     """
     training = state.recipe.training
     if training.early_stop_patience is not None and state.protocol.selection_set() is None:
         raise RecipeError(
             "training.early_stop_patience needs scores, and these data leave no classes to hold out: leave it out"
         )
-    written, saved = time.monotonic(), -1
+    written, saved_step = time.monotonic(), -1
     state.time.begin()
-    state.watch = getattr(observer, "on_scoring", None)
+    state.on_scoring = getattr(observer, "on_scoring", None)
     place_images(state)
 
     if state.step == 0 and not state.history:
@@ -89,7 +96,7 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
                 if is_end or overdue or ranks.world() > 1 or not writer.is_busy:
                     with state.time.on("checkpoints"):
                         checkpoint.save_last(state, folder, writer)
-                    written, saved = time.monotonic(), state.step
+                    written, saved_step = time.monotonic(), state.step
             if stopping and state.step < state.total_steps and not state.ended:
                 _finish(state, writer)
                 raise InterruptedRunError(
@@ -97,10 +104,82 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
                     f"Continue with the same command and --resume"
                 )
         health.settle()
-        if saved != state.step:
+        if saved_step != state.step:
             with state.time.on("checkpoints"):
                 checkpoint.save_last(state, folder, writer)
         _finish(state, writer)
+
+
+def _finish(state: TrainingState, writer: BackgroundWriter) -> None:
+    """Wait until the checkpoint is on the disk, where another rank may read it."""
+    with state.time.on("checkpoints"):
+        writer.wait()
+        ranks.wait_for_all()
+
+
+def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float:
+    """One step of the optimiser: images → embeddings → loss → gradients → parameters.
+
+    Returns the loss; on a GPU that of the step before, so that nothing waits.
+    """
+    if state.step % state.sampler.batches_per_epoch == 0 and hasattr(state.objective, "begin_epoch"):
+        state.objective.begin_epoch(state.step // state.sampler.batches_per_epoch)  # type: ignore[operator]
+    _set_warmup(state)
+    # Only evaluations leave training mode, and setting it walks all modules.
+    if not state.encoder.training:
+        state.encoder.train()
+    if not state.objective.training:
+        state.objective.train()
+    images = batch.images.to(state.device, non_blocking=True)
+    labels = batch.labels.to(state.device, non_blocking=True)
+    embeddings = ranks.gather_rows(_embed_batch(state, images), len(batch.rows))
+    try:
+        loss = state.method.loss(state, embeddings, labels, batch)
+    except ValueError:
+        if bool(embeddings.isfinite().all()):
+            raise
+        health.diverged(batch, f"the embeddings are not finite at step {state.step}")
+    state.optimiser.zero_grad(set_to_none=True)
+    state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    add_up_gradients(state.optimiser)
+    state.scaler.unscale_(state.optimiser)
+    if state.add_l2_sp is not None:
+        state.add_l2_sp()
+    state.method.adjust_gradients(state)
+    value = health.watch(batch, loss)
+    clip_gradients(state.optimiser, state.recipe.training)
+    state.scaler.step(state.optimiser)
+    state.scaler.update()
+    if state.ema is not None:
+        state.ema.update()
+    state.step += 1
+    state.method.after_step(state)
+    return value
+
+
+def _embed_batch(state: TrainingState, images: Tensor) -> Tensor:
+    """Embeddings of a batch, with gradient; in micro-batches where the state says so."""
+
+    def encode(images: Tensor) -> Tensor:
+        with autocast(state.device, state.dtype):
+            return state.encoder(images)  # type: ignore[no-any-return]
+
+    pieces = state.pieces(images)
+    if len(pieces) == 1:
+        with autocast(state.device, state.dtype):
+            return state.encode(images)
+    if state.step < state.warmup_steps:  # a frozen backbone keeps nothing for a backward pass
+        return torch.cat([encode(piece) for piece in pieces])
+    return embed_in_pieces(encode, pieces, [weight for weight in state.weights if weight.requires_grad])
+
+
+def _set_warmup(state: TrainingState) -> None:
+    """During warm-up the backbone's parameters take no gradient; its optimiser group then skips them."""
+    trains = state.step >= state.warmup_steps
+    for group in state.optimiser.param_groups:
+        if group["name"] == "backbone" and group["params"][0].requires_grad != trains:
+            for parameter in group["params"]:
+                parameter.requires_grad_(trains)
 
 
 def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, writer: BackgroundWriter | None) -> bool:
@@ -131,21 +210,100 @@ def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, w
 
 
 def _has_converged(state: TrainingState) -> bool:
-    """Whether as many evaluations have brought no new best as end the run: by the recipe, or else by its method.
+    """Whether as many evaluations have brought no new best as end the run, by the recipe or else by its method.
 
     Scores of the test classes must not decide how long to train, unless the recipe says that they may.
     """
-    protocol, limit = state.protocol, state.recipe.training.early_stop_patience or state.method.early_stop_patience
+    protocol = state.protocol
+    patience = state.recipe.training.early_stop_patience or state.method.early_stop_patience
     may_end = {"validation": True, "test": protocol.section.monitor_test, "last": False}
-    if limit is None or not may_end[protocol.selects_on]:
+    if patience is None or not may_end[protocol.selects_on]:
         return False
     best = state.best or {}
-    since = 0 if math.isnan(best.get(protocol.select_by, math.nan)) else best["step"]
-    return sum(row["step"] > since for row in state.history) >= limit
+    best_step = 0 if math.isnan(best.get(protocol.select_by, math.nan)) else best["step"]
+    return sum(row["step"] > best_step for row in state.history) >= patience
 
 
-def _finish(state: TrainingState, writer: BackgroundWriter) -> None:
-    """Go on when the checkpoint is on the disk, which another rank may read."""
-    with state.time.on("checkpoints"):
-        writer.wait()
-        ranks.wait_for_all()
+class HealthCheck:
+    """Finds a loss that is not finite, before the step on a CPU and one step later on an accelerator.
+
+    Reading a value from an accelerator waits for all work queued there, so the values of a step are copied while the
+    next one runs, and an event says when they have arrived: the host stays up to a step ahead. No checkpoint is written
+    before the last step has been checked (:meth:`settle`). Finite losses go into the state's ``recent_losses``.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
+        self._pending: tuple[int, Batch, list[str], Tensor] | None = None
+        self._copied = torch.cuda.Event() if state.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._latest = math.nan
+
+    def watch(self, batch: Batch, loss: Tensor) -> float:
+        """Take in the loss of a step, after its backward pass; the latest that is known to be finite."""
+        norms = gradient_norms(self.state.optimiser)
+        loss = at_least_float32(loss.detach())
+        values = torch.stack([loss, *(norm.to(loss.dtype) for norm in norms.values())])
+        if values.device.type == "cpu":
+            self._check(self.state.step, batch, list(norms), values)
+            return self._latest
+        self.settle()  # before the event is recorded again
+        self._pending = (self.state.step, batch, list(norms), values.to("cpu", non_blocking=True))
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self.state.device))
+        return self._latest
+
+    def settle(self) -> None:
+        """Wait for the last step's values and check them."""
+        if self._pending is not None:
+            if self._copied is not None:
+                self._copied.synchronize()
+            pending, self._pending = self._pending, None
+            self._check(*pending)
+
+    def _check(self, step: int, batch: Batch, names: list[str], values: Tensor) -> None:
+        loss, *norms = values.tolist()
+        if math.isfinite(loss):
+            self._latest = loss
+            self.state.recent_losses.append(loss)
+            return
+        listing = ", ".join(f"{name} {norm:.3g}" for name, norm in zip(names, norms, strict=True)) or "none"
+        self.diverged(batch, f"the loss became {loss} at step {step}. Gradient norms: {listing}")
+
+    def diverged(self, batch: Batch, what: str) -> NoReturn:
+        """End the run with ``what`` has happened, the images it happened on, and what usually helps."""
+        ids = self.state.train_set.ids(batch.rows)
+        shown = ", ".join(ids[:8]) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
+        raise TrainingError(
+            f"{what}. Images of the batch: {shown}. The last good checkpoint is untouched. A smaller "
+            f"training.learning_rate, training.max_grad_norm=10 or training.precision=float32 usually helps."
+        )
+
+
+class StopRequest:
+    """While active, the first Ctrl-C or SIGTERM sets ``requested``; a second Ctrl-C interrupts at once.
+
+    >>> with StopRequest() as stop:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     stop.requested
+    True
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        # Only the main thread may set handlers; elsewhere the caller's own arrangements stand.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True

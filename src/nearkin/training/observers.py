@@ -1,9 +1,8 @@
-"""What a person sees while a run goes on: a bar in a terminal, one line per evaluation when piped."""
+"""What a person sees while a run trains: a bar in a terminal, one line per evaluation when piped."""
 
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,46 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from nearkin.errors import require
 from nearkin.training.state import EVALUATING, Evaluation, TrainingState
-from nearkin.training.time_estimate import Estimate, Estimator, in_words
 
 SHOWN = ("R@1", "MAP@R")
-WORTH_SAYING, FAR_OFF = 20.0, 1.5
-"""Seconds left from which on a run's time is said, and the factor from which on it is said anew."""
+ESTIMATE_STEPS = 5
+"""Steps of a sitting from which its time is estimated; the first, which waits for the first images, is left out."""
+
+
+def seconds_left(state: TrainingState, step_seconds: float) -> float:
+    """What the rest of a run takes, where its steps and evaluations take as long as those so far.
+
+    During a warm-up, when the backbone is frozen, it comes out too short.
+    """
+    evaluations = math.ceil((state.total_steps - state.step) / state.evaluation_interval) + 1
+    evaluation_seconds = state.time.by["evaluations"] / max(1, len(state.history))
+    return (state.total_steps - state.step) * step_seconds + evaluations * evaluation_seconds
+
+
+def in_words(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> [in_words(seconds) for seconds in (0.4, 9.2, 80, 130, 5400, 200_000)]
+    ['0.4 s', '9 s', '80 s', '2 minutes', '90 minutes', '56 hours']
+    """
+    if seconds < 95:
+        return f"{seconds:.1g} s" if seconds < 1 else f"{seconds:.0f} s"
+    for unit, length in (("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0)):
+        if seconds < 95 * length or unit == "days":
+            break
+    count = seconds / length
+    return f"{count:.0f} {unit}" if unit == "minutes" or count >= 10 else f"{count:.1f} {unit}"
 
 
 class ConsoleObserver:
-    """A bar for whatever is going on, with the time left; evaluations and the time of the whole run as lines."""
+    """A bar for the current work, with the time left; evaluations and the time of the whole run as lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._bar: Progress | None = None
         self._shown: tuple[str, TaskID] | None = None
-        self._rate = 0.0
-        self._before = time.monotonic()
-        self._estimator = Estimator()
-        self._announced: float | None = None
+        self._first: tuple[int, float] | None = None
+        self._announced = False
 
     def __enter__(self) -> ConsoleObserver:
         if self.console.is_terminal:
@@ -60,20 +81,19 @@ class ConsoleObserver:
             self.console.print(f"{what}: {total:,} images", highlight=False, soft_wrap=True)
         # As long as nothing is counted the bar moves to and fro: a batch of a few hundred images takes its time.
         self._show(what, done, total if done else None, f"{done:,}/{total:,} images")
-        self._before = time.monotonic()
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
-        now = time.monotonic()
-        rate = images / max(now - self._before, 1e-9)
-        self._before = now
-        self._rate = rate if self._rate == 0 else 0.9 * self._rate + 0.1 * rate
-        estimate = self._estimator.after_step(state)
-        if estimate is not None and self._estimator.is_settled:
-            self._announce(estimate)
-        shown = "…" if math.isnan(loss) else f"{loss:.3f}"
-        note = f"step {state.step:,}/{state.total_steps:,}  loss {shown}  {self._rate:,.0f} images/s"
-        if estimate is not None:
-            note += f"  about {in_words(estimate.left)} left"
+        note = f"step {state.step:,}/{state.total_steps:,}  loss {'…' if math.isnan(loss) else f'{loss:.3f}'}"
+        if self._first is None:
+            self._first = state.step, state.time.by["steps"]
+        elif steps := state.step - self._first[0]:
+            step_seconds = (state.time.by["steps"] - self._first[1]) / steps
+            left = seconds_left(state, step_seconds)
+            note += f"  {images / max(step_seconds, 1e-9):,.0f} images/s  about {in_words(left)} left"
+            if steps >= ESTIMATE_STEPS and not self._announced and left > 20:
+                total = in_words(state.time.seconds + left)
+                self.console.print(f"about {total} in all, by the first steps", highlight=False, soft_wrap=True)
+            self._announced = self._announced or steps >= ESTIMATE_STEPS
         self._show("training", state.step, state.total_steps, note)
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
@@ -83,7 +103,7 @@ class ConsoleObserver:
         parts += [f"{name} {100 * row[name]:.1f}" for name in SHOWN if name in row]
         if any(name in row for name in SHOWN):
             parts.append(f"({state.protocol.selects_on})")
-            parts += [] if row["step"] else [f"untrained {state.baseline}"]
+            parts += [] if row["step"] else ["untrained backbone"]
         if state.best is not None and state.best["step"] == row["step"] and state.protocol.selects_on != "last":
             parts.append(
                 "best of training so far, below the untrained backbone"
@@ -91,14 +111,6 @@ class ConsoleObserver:
                 else "best so far"
             )
         self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
-        self._before = time.monotonic()
-
-    def _announce(self, estimate: Estimate) -> None:
-        """Say how long it takes, once for a run that takes a while, and again if that turns out to be far off."""
-        off = estimate.total / self._announced if self._announced else math.inf
-        if estimate.left >= WORTH_SAYING and not 1 / FAR_OFF < off < FAR_OFF:
-            self.console.print(str(estimate), highlight=False, soft_wrap=True)
-            self._announced = estimate.total
 
     def _show(self, what: str, done: int, total: int | None, note: str = "") -> None:
         if self._bar is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +28,15 @@ from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
+from nearkin.training.device import GraphedEncoder
 from nearkin.training.embedding import embed_images, embedded_by_all, images_at_a_time
-from nearkin.training.graphs import GraphedEncoder
 from nearkin.training.optimisation import Scheduler, WeightEma
-from nearkin.training.run_time import RunTime
 
 EVALUATING = "evaluating"
 Evaluation = dict[str, float]
 """A row of ``evaluations.csv``: epoch, step, loss, learning rate, seconds, and the scores by their names."""
-Watch = Callable[[str, int, int], None]
-"""Is told what is being scored, how many of its images are embedded, and how many there are."""
+Scoring = Callable[[str, int, int], None]
+"""Called with what is being scored, how many of its images are embedded, and how many there are."""
 
 
 class Event(typing.TypedDict, total=False):
@@ -47,6 +48,46 @@ class Event(typing.TypedDict, total=False):
     steps_before: int
     count: int
     rows: list[int]
+
+
+class RunTime:
+    """Seconds of a run by what took them, over all the sittings of a run that was interrupted.
+
+    ``steps`` includes waiting for their images. What the parts leave of ``seconds`` went into preparations.
+    """
+
+    PARTS = ("steps", "evaluations", "checkpoints")
+
+    def __init__(self) -> None:
+        self.by = dict.fromkeys(self.PARTS, 0.0)
+        self._before = 0.0
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """Start counting; a second call changes nothing."""
+        if self._began is None:
+            self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the very beginning, without those between two sittings."""
+        return self._before if self._began is None else self._before + time.monotonic() - self._began
+
+    @contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """What happens within is that part's time."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.by[part] += time.monotonic() - began
+
+    def state_dict(self) -> dict[str, float]:
+        return {"all": self.seconds, **self.by}
+
+    def load_state_dict(self, saved: Mapping[str, float]) -> None:
+        self._before = saved["all"]
+        self.by = {part: saved[part] for part in self.PARTS}
 
 
 @dataclass
@@ -81,8 +122,6 @@ class TrainingState:
     step: int = 0
     untrained: dict[str, float] | None = None
     """Scores of the test classes before the first step, by the baseline."""
-    baseline: Literal["backbone", "random head"] = "backbone"
-    """What the untrained scores are of. Runs begun by early versions scored the backbone behind a random head."""
     history: list[Evaluation] = field(default_factory=list)
     best: Evaluation | None = None
     ended: bool = False
@@ -92,7 +131,7 @@ class TrainingState:
     """Of the steps since the last evaluation, whose row has their mean."""
     loader: TrainingLoader | None = None
     """While the loop runs."""
-    watch: Watch | None = None
+    on_scoring: Scoring | None = None
     on_device: DeviceImages | None = None
     """The training images on the device, where there was room for them."""
     crop_cache: CropCache | None = None
@@ -160,13 +199,7 @@ class TrainingState:
         return training.evaluate_every_steps or training.evaluate_every * self.sampler.batches_per_epoch
 
     @property
-    def evaluations_left(self) -> int:
-        """Evaluations still to come, the one that is due after the step in hand among them."""
-        every = self.evaluation_interval
-        return -(-self.total_steps // every) - (self.step - 1) // every
-
-    @property
-    def evaluated_at_a_time(self) -> int:
+    def eval_batch_size(self) -> int:
         """Images that go through the encoder together in an evaluation."""
         return self.recipe.training.evaluation_batch_size or images_at_a_time(self.eval_transform.size, self.device)
 
@@ -192,7 +225,7 @@ class TrainingState:
                 self.data.images,
                 self.eval_transform if as_scored else self.transform,
                 rows=part,
-                batch_size=self.evaluated_at_a_time,
+                batch_size=self.eval_batch_size,
                 workers=self.recipe.data.workers,
                 device=self.device,
                 dtype=self.dtype,
@@ -216,29 +249,27 @@ class TrainingState:
             what = f"scoring {'the untrained backbone on ' if baseline else ''}the {of} classes"
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
-            kept, watch, size = self.crop_cache, self.watch, self.evaluated_at_a_time
-            if watch is not None:
-                watch(what, 0, len(rows))
+            kept, on_scoring, size = self.crop_cache, self.on_scoring, self.eval_batch_size
+            if on_scoring is not None:
+                on_scoring(what, 0, len(rows))
             return self.embed(
                 rows,
                 encoder=encoder,
                 as_scored=True,
-                progress=None if watch is None else lambda done: watch(what, done, len(rows)),
+                progress=None if on_scoring is None else lambda done: on_scoring(what, done, len(rows)),
                 crops=None if kept is None else lambda own: kept.batches(rows[own.start : own.stop], batch_size=size),
             )
 
         with self.time.on("evaluations"):
             # Whatever the ranks make of the same embeddings, they go on with the first one's scores.
             scores = self.protocol.score(part, embed, distance=encoder.distance, final=final)
-            scores = ranks.from_first(lambda: scores)
-        self.time.images_scored += len(part.rows)
-        return scores
+            return ranks.from_first(lambda: scores)
 
     def is_below_baseline(self, row: Evaluation) -> bool:
         """Whether an evaluation's score, the one that chooses the epoch, is below that of the untrained backbone."""
         first = self.history[0] if self.history and not self.history[0]["step"] else {}
         name = self.protocol.select_by
-        return self.baseline == "backbone" and row.get(name, math.nan) < first.get(name, math.nan)
+        return row.get(name, math.nan) < first.get(name, math.nan)
 
     @cached_property
     def train_set(self) -> TrainingSet:
@@ -285,7 +316,7 @@ class TrainingSet:
         crops as a training batch has them.
         """
         state = self._state
-        size, workers, placed = state.evaluated_at_a_time, state.recipe.data.workers, state.on_device
+        size, workers, placed = state.eval_batch_size, state.recipe.data.workers, state.on_device
         if augmented is None and placed is None:
             return state.embed(self._rows[rows], encoder=encoder, progress=progress)
 

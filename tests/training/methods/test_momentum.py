@@ -37,8 +37,7 @@ def test_the_follower_is_a_moving_average_and_fills_the_queue(tiny, tmp_path):
 
 def test_the_queue_holds_what_the_follower_saw(tiny):
     from nearkin.data.loader import TrainingLoader
-    from nearkin.training.health import HealthCheck
-    from nearkin.training.step import train_step
+    from nearkin.training.loop import HealthCheck, train_step
 
     state = tiny(*MOCO)
     with TrainingLoader(state.train_set, state.labels, state.transform, state.sampler, seed=0, workers=1) as loader:

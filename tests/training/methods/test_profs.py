@@ -18,12 +18,10 @@ from nearkin.losses import Angular, Contrastive, LiftedStructure, Margin, NPair,
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state
-from nearkin.training.health import HealthCheck
-from nearkin.training.loop import fit
+from nearkin.training.loop import HealthCheck, fit, train_step
 from nearkin.training.methods.profs import Profs, representative_loss
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import NullObserver, TrainingState
-from nearkin.training.step import train_step
 
 SIZES = [4, 1, 6, 2, 5, 3]
 TOY = {

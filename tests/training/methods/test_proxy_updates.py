@@ -7,8 +7,7 @@ import torch
 
 from nearkin.data.loader import TrainingLoader
 from nearkin.errors import RecipeError
-from nearkin.training.health import HealthCheck
-from nearkin.training.step import train_step
+from nearkin.training.loop import HealthCheck, train_step
 
 UPDATES = ("method.name=proxy_updates", "objective.name=proxy_anchor", "encoder.normalisation=l2")
 
