@@ -130,9 +130,9 @@ def test_what_a_checkpoint_knows_is_written_anew(folder, recipe, name, content):
     file.write_text(content)
     read = {"scores.json": folder.scores, "evaluations.csv": folder.evaluations, "events.json": folder.events}.get(name)
     if read is not None:
-        with pytest.raises(DataError, match=rf"{name} cannot be read \(.*written anew .*nearkin train .* --resume"):
+        with pytest.raises(DataError, match=rf"{name} cannot be read \(.*written again .*nearkin train .* --resume"):
             read()
-    with pytest.warns(Notice, match=rf"{name} cannot be read: it is written anew"):
+    with pytest.warns(Notice, match=rf"{name} cannot be read: it is written again"):
         again = run(recipe, RunFolder(folder.path), NullObserver(), resume=True)
     assert again["test"] == scores["test"]
     assert folder.damaged() == []

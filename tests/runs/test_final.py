@@ -92,7 +92,7 @@ def test_the_card_says_whose_the_score_is(photos, tmp_path):
     trained(photos, tmp_path / "run")
     scores = train_final(tmp_path / "run", Rates(), output=tmp_path / "for use")
     card = (tmp_path / "for use" / "MODEL_CARD.md").read_text()
-    assert "48 images of 6 kinds" in card
+    assert "48 images of 6 classes" in card
     assert f"These scores are of {tmp_path / 'run'}" in card
     assert f"| R@1 | {100 * scores['final_of']['scores']['untrained']['R@1']:.1f} |" in card
     for part in ("## Data", "## Score", "## Recipe", "## Use", "## Licence", "proxy_anchor", "nearkin embed"):

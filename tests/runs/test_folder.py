@@ -29,7 +29,7 @@ def test_clearing_a_run_takes_all_of_it_and_nothing_else(trained, photos):
     assert record["resolved_recipe"] == RunFolder(trained).recipe().as_mapping()
     assert RunFolder(trained).images == (str(photos), RunFolder(trained).split.images_hash)
     written = files(trained)
-    assert {"neighbours.png", "report.html", "split.csv", "plots/curves.png", "plots/map-train.png"} <= written
+    assert {"neighbours.png", "report.html", "split.csv", "plots/curves.png"} <= written
     mine = {
         "notes.txt",
         "plots/mine.png",

@@ -27,21 +27,21 @@ def folder(tmp_path):
     ],
 )
 def test_what_is_written_is_read_back(folder, code, status, exit_code):
-    ended = Outcome.after("a", 7, folder, "for some reason", code, side_by_side=3)
+    ended = Outcome.after("a", 7, folder, "for some reason", code, parallel_runs=3)
     assert ended == Outcome("a", 7, status, "for some reason", exit_code, 3)
     ended.write(folder)
     assert Outcome.read("a", 7, folder) == ended
     kept = json.loads((folder.path / FILE).read_text())
-    assert list(kept) == ["row", "seed", "status", "reason", "exit_code", "side_by_side"]
+    assert list(kept) == ["row", "seed", "status", "reason", "exit_code", "parallel_runs"]
 
 
 def test_scores_count_for_more_than_the_exit(folder):
     folder.begin(Recipe())
     folder.write_scores({})
-    ended = Outcome.after("a", 0, folder, "killed by signal 9", -9, side_by_side=2)
-    assert ended == Outcome("a", 0, "finished", side_by_side=2)
+    ended = Outcome.after("a", 0, folder, "killed by signal 9", -9, parallel_runs=2)
+    assert ended == Outcome("a", 0, "finished", parallel_runs=2)
     Outcome("a", 0, "failed", "out of memory", 1, 4).write(folder)
-    assert Outcome.read("a", 0, folder) == Outcome("a", 0, "finished", side_by_side=4)
+    assert Outcome.read("a", 0, folder) == Outcome("a", 0, "finished", parallel_runs=4)
 
 
 def test_without_a_file_the_folder_says_how_far_it_has_come(folder):
@@ -65,5 +65,5 @@ def test_files_of_other_versions_and_of_folders_that_were_renamed_are_read(folde
     (folder.path / FILE).write_text('{"row": "fold-0", "status": "skipped", "reason": "no data", "since": "tomorrow"}')
     assert Outcome.read("photos/fold-0", 4, folder) == Outcome("photos/fold-0", 4, "skipped", "no data")
     folder.write_scores({})
-    (folder.path / FILE).write_text('{"side_by_side": 4, "since": "tomorrow"}')
-    assert Outcome.read("a", 0, folder).side_by_side == 4
+    (folder.path / FILE).write_text('{"parallel_runs": 4, "since": "tomorrow"}')
+    assert Outcome.read("a", 0, folder).parallel_runs == 4

@@ -87,7 +87,7 @@ def test_it_comes_ready_for_use_and_with_the_weights_that_are_asked_for(trained,
     assert model.recipe == RunFolder(trained).recipe()
     with pytest.raises(RecipeError, match="checkpoint must be 'best' or 'last', got 'first'"):
         load_run(trained, which="first")
-    with pytest.raises(DataError, match=r"no run at .*runs beside it: "):
+    with pytest.raises(DataError, match=r"no run at .*runs next to it: "):
         load_run(tmp_path / "nowhere")
 
 

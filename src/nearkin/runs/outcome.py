@@ -1,4 +1,4 @@
-"""How a run that belongs to a study ended; kept beside it as ``study.json``."""
+"""How a run of a study ended: ``study.json`` in its folder."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ class Outcome:
     """``failed``: training broke off; ``skipped``: data, weights or an extra are missing; ``unfinished``: not yet."""
     reason: str | None = None
     exit_code: int = 0
-    side_by_side: int = 1
-    """How many runs shared the machine: times per step depend on it."""
+    parallel_runs: int = 1
+    """How many runs shared the machine, on which times per step depend."""
 
     @classmethod
-    def after(cls, row: str, seed: int, folder: RunFolder, reason: str, code: int, *, side_by_side: int) -> Outcome:
-        """Of a run that has just ended. Its scores count for more than its exit: they are the last thing it writes."""
+    def after(cls, row: str, seed: int, folder: RunFolder, reason: str, code: int, *, parallel_runs: int) -> Outcome:
+        """The outcome of a run that has just ended. A run with scores is finished, whatever its exit code."""
         if folder.is_finished:
-            return cls(row, seed, "finished", side_by_side=side_by_side)
+            return cls(row, seed, "finished", parallel_runs=parallel_runs)
         missing = code in (DataError.exit_code, MissingExtraError.exit_code)
-        return cls(row, seed, "skipped" if missing else "failed", reason, max(code, 1), side_by_side)
+        return cls(row, seed, "skipped" if missing else "failed", reason, max(code, 1), parallel_runs)
 
     @classmethod
     def read(cls, row: str, seed: int, folder: RunFolder) -> Outcome:
-        """Of a run that may have ended, been begun, or neither."""
-        kept: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError):  # damaged, it is as good as none
-            kept = known_fields(cls, json.loads((folder.path / FILE).read_text(encoding="utf-8")))
+        """The outcome of a run from its folder, which need not exist."""
+        stored: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError):  # a damaged file counts as none
+            stored = known_fields(cls, json.loads((folder.path / FILE).read_text(encoding="utf-8")))
         if folder.is_finished:
-            return cls(row, seed, "finished", side_by_side=kept.get("side_by_side", 1))
-        if kept.get("status") in ("failed", "skipped"):
-            return cls(**kept | {"row": row, "seed": seed})
+            return cls(row, seed, "finished", parallel_runs=stored.get("parallel_runs", 1))
+        if stored.get("status") in ("failed", "skipped"):
+            return cls(**stored | {"row": row, "seed": seed})
         return cls(row, seed, "unfinished", "begun, not finished" if folder.is_begun else "not run yet")
 
     def write(self, folder: RunFolder) -> None:

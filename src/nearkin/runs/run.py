@@ -51,65 +51,73 @@ def run(
     score_test: bool = True,
     announce: Announce | None = None,
 ) -> Scores:
-    """Train as ``recipe`` says and leave everything in ``folder``; returns what ``scores.json`` holds.
+    """Train as ``recipe`` says and write everything to ``folder``; returns what ``scores.json`` holds.
 
-    A folder that already holds a run is never written over by accident: ``resume`` continues it (a finished run just
-    gives its scores back), ``overwrite`` begins anew; and no two processes write to it at a time. A run goes on with
-    the very images, classes and split that it began with (``split.csv``), which may lie elsewhere by now: then
-    ``data.source`` of ``recipe`` says where, and the folder takes it over. Without ``score_test`` the test classes are
-    not looked at, as is right where several runs are compared to choose between them; the protocol must then choose
-    the epoch without them. ``announce`` is told before anything is trained what was understood of the data.
+    A folder that holds a run is never overwritten by accident, and only one process writes to it at a time. A resumed
+    run uses the same images, classes and split that it began with (``split.csv``). Where the images have moved,
+    ``data.source`` of ``recipe`` says where to, and the folder keeps that.
 
-    Processes that torchrun has started train together, in a folder that all of their machines see. Where it has started
-    them anew, after one was lost, they go on from the last checkpoint by themselves.
+    Processes that torchrun has started train together, in a folder that all of their machines share. Where torchrun
+    has restarted them after one was lost, they resume from the last checkpoint.
+
+    Args:
+        recipe: what to train.
+        folder: of the run.
+        observer: called after each step and evaluation.
+        resume: continue the run in ``folder``; a finished run returns its scores.
+        overwrite: remove the run in ``folder`` and begin again.
+        progress: called while images are decoded.
+        score_test: whether the test classes are scored. Without it the protocol must choose the epoch without them,
+            as is right for runs that are compared to choose between them.
+        announce: called with a report on the data before training.
 
     Raises:
         RecipeError: for a recipe that cannot be followed, or that is not the one the folder was begun with.
         DataError: where images are missing, unreadable, or too few; or a file of the folder is damaged.
         OutputError: where the folder cannot be written to, or has no room for the checkpoints.
         BusyError: while another process writes to the folder.
-        InterruptedRunError: after Ctrl-C or SIGTERM; ``resume`` goes on.
+        InterruptedRunError: after Ctrl-C or SIGTERM; the run can be resumed.
         LostRankError: where one of several processes has ended.
-        OutOfMemoryError: where memory is full in the middle of it; ``resume`` goes on.
+        OutOfMemoryError: where memory runs out; the run can be resumed.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     recipe = check_recipe(recipe)
     validate(recipe)
     if folder.path.exists() and not folder.path.is_dir():
         raise RecipeError(f"{folder.path} is a file: give a folder for the run with -o")
-    with ranks.joined(), catching_out_of_memory(), contextlib.ExitStack() as held:
-        again = ranks.from_first(lambda: ranks.was_restarted() and folder.is_begun)
-        resume, overwrite = resume or again, overwrite and not again
+    with ranks.joined(), catching_out_of_memory(), contextlib.ExitStack() as stack:
+        restarted = ranks.from_first(lambda: ranks.was_restarted() and folder.is_begun)
+        resume, overwrite = resume or restarted, overwrite and not restarted
 
         def finished() -> Scores | None:
-            """The scores of a run that is not to be touched any more."""
-            return folder.scores() if resume and folder.is_finished and not _to_repair(folder) else None
+            """The scores of a finished run that needs no repair."""
+            return folder.scores() if resume and folder.is_finished and not _needs_repair(folder) else None
 
-        def admitted() -> list[str]:
-            held.enter_context(sole_writer_of(folder.path))
-            moved = _admit_folder(recipe, folder, resume=resume, overwrite=overwrite)
-            for place in (folder.path, folder.checkpoints):
-                remove_leftovers(place)
+        def finished_in_place() -> Scores | None:
+            scores = finished()
+            if scores is not None and _check_folder(recipe, folder, resume=resume, overwrite=overwrite):
+                return None
+            return scores
+
+        def lock_folder() -> list[str]:
+            stack.enter_context(sole_writer_of(folder.path))
+            moved = _check_folder(recipe, folder, resume=resume, overwrite=overwrite)
+            remove_leftovers(folder.path)
+            remove_leftovers(folder.checkpoints)
             return moved
 
-        def untouched() -> Scores | None:
-            done = finished()
-            if done is not None and _admit_folder(recipe, folder, resume=resume, overwrite=overwrite):
-                return None
-            return done
-
-        # Before anything is written: a finished run may lie where nothing can be.
-        if (scores := ranks.from_first(untouched)) is not None:
+        # Before anything is written: a finished run may be on a read-only disk.
+        if (scores := ranks.from_first(finished_in_place)) is not None:
             return scores
-        moved = ranks.from_first(admitted)
+        moved = ranks.from_first(lock_folder)
         lost: dict[str, int] = {}
         if ranks.from_first(lambda: resume and (folder.is_finished or folder.last_checkpoint.exists())):
-            data = ranks.first_on_each_machine(lambda: _own_images(recipe, folder, moved, progress=progress))
+            data = ranks.first_on_each_machine(lambda: _open_stored(recipe, folder, moved, progress=progress))
             if (scores := ranks.from_first(finished)) is not None:
                 return scores
             if announce is not None:
                 announce(report_on(recipe, data.images, data.protocol))
-            state = _continued(recipe, folder, data, score_test=score_test)
+            state = _resumed_state(recipe, folder, data, score_test=score_test)
             lost = {split: len(images) for split, images in data.changes.lost.items() if images}
         else:
             if resume and folder.environment_file.exists():
@@ -117,7 +125,7 @@ def run(
             opened = ranks.first_on_each_machine(lambda: open_data(data_of(recipe), progress=progress))
             if announce is not None:
                 announce(report_on(recipe, opened))
-            state = _begun(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
+            state = _new_state(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
         _check_shared(folder)
         with float32_products(recipe.training.precision):
             fit(state, folder, NullObserver() if observer is None or not ranks.is_first() else observer)
@@ -126,10 +134,10 @@ def run(
         return scores
 
 
-def _begun(
+def _new_state(
     recipe: Recipe, folder: RunFolder, data: OpenedImages, *, overwrite: bool, score_test: bool
 ) -> TrainingState:
-    """A run at its first step, its folder made ready."""
+    """The state of a run at its first step, with its folder made ready."""
     state = build_state(recipe, data, score_test=score_test)
     _check_room(state, folder)
     if overwrite:
@@ -140,8 +148,8 @@ def _begun(
     return state
 
 
-def _own_images(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress: Progress | None) -> RunData:
-    """The images that a run began with, all that it trains on; the folder is told where they and the weights lie."""
+def _open_stored(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress: Progress | None) -> RunData:
+    """The images that a run began with; the folder keeps where they and the weights have moved to."""
     if "encoder.weights" in moved and folder.environment().weights_hash != weights_hash(recipe.encoder):
         raise RecipeError(
             f"{folder.path} was begun with other weights than {recipe.encoder.weights}: resume with the same file, "
@@ -157,27 +165,27 @@ def _own_images(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress
     return data
 
 
-def _continued(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: bool) -> TrainingState:
-    """A run at its last checkpoint."""
+def _resumed_state(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: bool) -> TrainingState:
+    """The state of a run at its last checkpoint, with damaged files of its folder written again."""
     state = build_state(recipe, data.images, splits=data.protocol.splits, score_test=score_test)
     _check_room(state, folder)
     checkpoint.load_last(state, folder)
     checkpoint.check_best(state, folder)
     for name in folder.damaged():
-        notice(f"{folder.path / name} cannot be read: it is written anew")
+        notice(f"{folder.path / name} cannot be read: it is written again")
         if name == folder.recipe_file.name:
             folder.begin(recipe)
         if name == folder.environment_file.name:
             folder.write_environment(Environment.of(state, folder.split))
         if name == folder.events_file.name:
-            folder.events_file.unlink()  # of a method without events nothing takes its place
+            folder.events_file.unlink()  # a method without events writes none
     folder.write_evaluations(state.history)
     folder.write_events(state.method.events)
     return state
 
 
-def _admit_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> list[str]:
-    """Refuse a folder that holds something else than the caller thinks; returns what of the recipe has moved since."""
+def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> list[str]:
+    """Refuse a folder that does not hold what the caller expects; returns the keys of data and weights that moved."""
     if resume and overwrite:
         raise RecipeError("--resume and --overwrite contradict each other: give one of them")
     if not folder.is_begun:
@@ -191,21 +199,20 @@ def _admit_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite:
     if not overwrite:
         what = "a finished run" if folder.is_finished else "a run that is not finished"
         raise RecipeError(
-            f"{folder.path} holds {what}: continue it with --resume, begin anew with --overwrite, "
+            f"{folder.path} holds {what}: continue it with --resume, begin again with --overwrite, "
             f"or give another folder with -o"
         )
     return []
 
 
 def _check_shared(folder: RunFolder) -> None:
-    """Refuse a folder that only some of the machines see: each rank writes the proxies of its own classes there."""
+    """Refuse a folder that only some of the machines see: each rank writes the proxies of its classes there."""
     if ranks.world() == 1:
         return
     written = ranks.from_first(lambda: int(folder.recipe_file.stat().st_mtime))
-    # What another machine has just written may take a moment to be seen.
-    until = time.monotonic() + 10
+    deadline = time.monotonic() + 10  # what another machine has just written may take a moment to be seen
     while not folder.recipe_file.exists() or int(folder.recipe_file.stat().st_mtime) != written:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise RecipeError(
                 f"{folder.path} of the first process is not there for process {ranks.rank()}: give a folder with -o "
                 f"that all machines share"
@@ -213,30 +220,30 @@ def _check_shared(folder: RunFolder) -> None:
         time.sleep(0.1)
 
 
-def _to_repair(folder: RunFolder) -> bool:
-    """Whether something is damaged that the last checkpoint can write anew."""
+def _needs_repair(folder: RunFolder) -> bool:
+    """Whether a file is damaged that can be written again from the last checkpoint."""
     return folder.last_checkpoint.exists() and bool(folder.damaged() or not checkpoint.is_encoder_whole(folder))
 
 
 def _check_room(state: TrainingState, folder: RunFolder) -> None:
-    """A checkpoint is written beside the one before, so there must be room for two of them, and for the best twice."""
+    """Refuse a disk without room for two last checkpoints and two best ones: each is written next to the one before."""
 
     def size(*modules: torch.nn.Module) -> int:
         tensors = itertools.chain.from_iterable(module.state_dict().values() for module in modules)
-        return sum(each.nbytes for each in tensors if isinstance(each, Tensor))
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
     weights, encoder = size(state.encoder, state.objective), size(state.encoder)
     learned = sum(p.nbytes for group in state.optimiser.param_groups for p in group["params"])
-    elsewhere = (ranks.world() - 1) * size(*banks_in(state.objective, state.learned))  # by the other ranks
-    weights, learned = weights + elsewhere, learned + elsewhere
+    other_ranks = (ranks.world() - 1) * size(*banks_in(state.objective, state.learned))
+    weights, learned = weights + other_ranks, learned + other_ranks
     moments = 2 if state.recipe.training.optimiser in ("adam", "adamw") else 1
     last = weights + moments * learned + (0 if state.ema is None else encoder)
-    there = sum(file.stat().st_size for kind in ("*.pt", "*.safetensors") for file in folder.checkpoints.glob(kind))
-    check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - there), "the checkpoints")
+    present = sum(file.stat().st_size for end in ("*.pt", "*.safetensors") for file in folder.checkpoints.glob(end))
+    check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - present), "the checkpoints")
 
 
 def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, int]) -> Scores:
-    """Restore the best weights, export the encoder and put together what the run reports."""
+    """Restore the best weights, write the encoder, and collect what the run reports."""
     protocol = state.protocol
     last = state.history[-1] if state.history else {}
     if protocol.selects_on != "last":
@@ -252,7 +259,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
             selection=protocol.selection_rule,
             test_classes=protocol.test_classes,
             training_conditions=protocol.training_conditions,
-            weights=_averaged(state),
+            weights=None if state.ema is None else f"weights averaged over the steps ({state.ema.decay:g})",
             seed=state.recipe.training.seed,
             hardware=describe_hardware(state.device),
             recipe=fingerprint(state.recipe),
@@ -268,10 +275,6 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         last=last,
         lost_images=lost,
     )
-
-
-def _averaged(state: TrainingState) -> str | None:
-    return None if state.ema is None else f"weights averaged over the steps ({state.ema.decay:g})"
 
 
 def _cost(state: TrainingState) -> Cost:

@@ -91,7 +91,7 @@ class RowResult:
     @property
     def at_once(self) -> list[int]:
         """How many runs shared the machine."""
-        return sorted({outcome.side_by_side for outcome in self.outcomes if outcome.status == "finished"})
+        return sorted({outcome.parallel_runs for outcome in self.outcomes if outcome.status == "finished"})
 
     def condition(self, name: str) -> list[str]:
         """The values that finished runs have for one of their :class:`~nearkin.runs.scores.Conditions`."""

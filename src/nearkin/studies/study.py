@@ -362,7 +362,7 @@ class _Runner:
     def _record(self, planned: PlannedRun, reason: str, code: int, at_once: int) -> None:
         """Keep how a run ended, and print it."""
         folder, console = planned.folder, self.console
-        outcome = Outcome.after(planned.row.name, planned.seed, folder, reason, code, side_by_side=at_once)
+        outcome = Outcome.after(planned.row.name, planned.seed, folder, reason, code, parallel_runs=at_once)
         outcome.write(folder)
         self.ended += 1
         if outcome.status != "finished":
