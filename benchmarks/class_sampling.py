@@ -25,7 +25,7 @@ from torch import Tensor
 import nearkin.losses
 from losses import setting
 from nearkin.encoders.architectures.resnet import resnet50
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses import ProxyLoss
 
 
 class FullStep:

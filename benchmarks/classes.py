@@ -1,13 +1,12 @@
-"""A training step of a proxy loss with many classes: by blocks, as a whole, and pytorch-metric-learning's.
+"""A training step of a proxy loss with many classes, ours and pytorch-metric-learning's.
 
     python benchmarks/classes.py --device cuda --json classes.json
-    python benchmarks/classes.py --device cpu --samples 64 --dim 64 --classes 10000 30000
+    python benchmarks/classes.py --device cpu --samples 64 --dim 128 --classes 100000 1000000
 
 A step is loss, backward and fused Adam on the proxies, with the embeddings given. Its memory is the most that is held
 during a step, proxies and optimiser state included, over what every such step has to hold: proxies, their gradient and
-Adam's two averages. "blocks" is what nearkin does where the similarities of the batch to all proxies are too large;
-"whole" is what it does elsewhere. Rounds of all three alternate. What does not fit is left out. Nothing is written
-unless --json says where.
+Adam's two averages. Rounds of both alternate. What does not fit is left out. Nothing is written unless --json says
+where.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from losses import IN_A_ROW, PROXY, SOFT_TRIPLE, pytorch_metric_learning, setting, theirs
-from nearkin.losses import _blocks
 
 Make = Callable[[int, int], nn.Module]
 LOSSES: dict[str, tuple[Make, Make]] = {
@@ -34,20 +32,19 @@ LOSSES: dict[str, tuple[Make, Make]] = {
         lambda c, d: theirs.SoftTripleLoss(c, d, centers_per_class=2),
     ),
 }
+WAYS = ("ours", "theirs")
 DEFAULT = ["ProxyAnchor", "CosFace", "SoftTriple+Reg K=2"]
 
 
 class Step:
-    """Loss, backward and Adam; ``blocks`` forces ours to go by blocks of classes, or not to."""
+    """Loss, backward and Adam."""
 
-    def __init__(self, loss: nn.Module, embeddings: Tensor, labels: Tensor, blocks: bool | None) -> None:
-        self.loss, self.embeddings, self.labels, self.blocks = loss, embeddings, labels, blocks
+    def __init__(self, loss: nn.Module, embeddings: Tensor, labels: Tensor) -> None:
+        self.loss, self.embeddings, self.labels = loss, embeddings, labels
         self.optimiser = torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True)
         self.times: list[float] = []
 
     def __call__(self) -> None:
-        if self.blocks is not None:
-            _blocks.PLAIN_BYTES = 0 if self.blocks else 2**60
         self.embeddings.grad = None
         self.optimiser.zero_grad()
         self.loss(self.embeddings, self.labels).backward()
@@ -82,16 +79,12 @@ class Step:
 
 def contenders(name: str, classes: int, dim: int, batch: tuple[Tensor, Tensor], device: str) -> dict[str, Step]:
     """Every way of doing the step that fits, after a first step each."""
-    ours, other = LOSSES[name]
-    ways: list[tuple[str, Make, bool | None]] = [("blocks", ours, True), ("whole", ours, False)]
-    if theirs is not None:
-        ways.append(("theirs", other, None))
     found = {}
-    for way, make, blocks in ways:
+    for way, make in zip(WAYS if theirs is not None else WAYS[:1], LOSSES[name], strict=False):
         torch.manual_seed(0)
         try:
             with torch.device(device):
-                step = Step(make(classes, dim).to(device), *batch, blocks)
+                step = Step(make(classes, dim).to(device), *batch)
             step()
             found[way] = step
         except (torch.OutOfMemoryError, MemoryError):
@@ -149,15 +142,14 @@ def main() -> None:
     found_with = setting(device, peer=peer)
     print("; ".join(f"{key} {value}" for key, value in found_with.items()))
     print(f"N={n} D={d}; ms of a step, and its peak memory over proxies + gradient + optimiser state")
-    ways = ("blocks", "whole", "theirs")
-    print(f"{'loss':20} {'classes':>9}" + "".join(f"{way + ' ms':>11}{'memory':>8}" for way in ways))
+    print(f"{'loss':20} {'classes':>9}" + "".join(f"{way + ' ms':>11}{'memory':>8}" for way in WAYS))
     results = []
     for classes in arguments.classes:
         batch = torch.randn(n, d, device=device, requires_grad=True), torch.randint(classes, (n,), device=device)
         for name in arguments.losses:
             figures = measure(contenders(name, classes, d, batch, device), device, arguments.rounds, arguments.seconds)
             cells = ""
-            for way in ways:
+            for way in WAYS:
                 one = figures.get(way)
                 cells += (
                     f"{'–':>11}{'–':>8}" if one is None else f"{one['median_ms']:11.2f}{one['peak_over_floor']:7.2f}×"

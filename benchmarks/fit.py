@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from losses import setting
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses import ProxyLoss
 from nearkin.report.formats import markdown_table
 from nearkin.report.opened_run import OpenedRun, open_runs
 

@@ -31,7 +31,6 @@ from torch.nn.parallel import DistributedDataParallel
 from nearkin import ranks
 from nearkin.encoders import build_encoder
 from nearkin.losses import ProxyAnchor
-from nearkin.losses._shards import ALL_HERE
 from nearkin.proxies import ProxyBank
 from nearkin.training.optimisation import add_up_gradients
 
@@ -129,7 +128,6 @@ def their_step(classes: int, dim: int) -> tuple[Callable[[], None], int]:
     encoder = DistributedDataParallel(network(dim))
     loss = ProxyAnchor(classes, dim)
     loss.bank = whole_bank(classes, dim)
-    loss.shards = ALL_HERE
     objective = DistributedDataParallel(Whole(loss))
     optimiser = torch.optim.AdamW([*encoder.parameters(), *objective.parameters()])
     images, labels = batch(classes)

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from nearkin.numerics import (
+    EXCLUDED,
     at_least_float32,
     ball_normalise,
     full_precision,
     l2_normalise,
     log1p_sum_exp,
-    log_sum_exp_,
+    log1p_sum_exp_by_label,
+    log_sum_exp_where,
     normalise,
     safe_sqrt,
     tf32,
@@ -19,32 +21,33 @@ from nearkin.numerics import (
 )
 
 
-@pytest.mark.parametrize("extra_zero", [False, True])
+def test_log1p_sum_exp_over_a_dimension_and_by_label():
+    x = torch.tensor([[1.0, 2.0, EXCLUDED], [1e4, -1e4, 0.0], [EXCLUDED] * 3], dtype=torch.float64, requires_grad=True)
+    value = log1p_sum_exp(x, 1)
+    assert value.tolist() == pytest.approx([math.log(1 + math.e + math.e**2), 1e4, 0.0])
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    total = 1 + math.e + math.e**2
+    assert slope.flatten().tolist() == pytest.approx([math.e / total, math.e**2 / total, 0, 1, 0, 0, 0, 0, 0])
+    flat, labels = x.detach().flatten()[:6].requires_grad_(), torch.tensor([0, 0, 0, 2, 2, 2])
+    by_label = log1p_sum_exp_by_label(flat, labels, 3)
+    assert by_label.tolist() == pytest.approx([value[0].item(), 0.0, 1e4])
+    torch.testing.assert_close(torch.autograd.grad(by_label.sum(), flat)[0], slope.flatten()[:6])
+
+
 @pytest.mark.parametrize("dim", [0, 1])
-def test_log_sum_exp_and_its_derivative_equal_torch(dim, extra_zero):
+@pytest.mark.parametrize("extra_zero", [True, False])
+def test_a_log_sum_exp_skips_what_is_masked_and_stands_empty_rows(dim, extra_zero):
     torch.manual_seed(0)
-    x = torch.randn(4, 5, dtype=torch.float64) * 3
-    x[1, 2] = -math.inf
-    leaf = x.clone().requires_grad_()
-    with_zero = torch.cat([leaf, torch.zeros_like(leaf.narrow(dim, 0, 1))], dim) if extra_zero else leaf
-    expected = torch.logsumexp(with_zero, dim)
-    (derivative,) = torch.autograd.grad(expected.sum(), leaf)
-    value = log_sum_exp_(x, dim, extra_zero=extra_zero, factor=0.5)
-    torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(x, 0.5 * derivative, rtol=1e-12, atol=1e-12)
-
-
-def test_log_sum_exp_of_huge_and_of_no_exponents():
-    x = torch.tensor([[1e4, -1e4], [-math.inf, -math.inf]])
-    value = log_sum_exp_(x, 1, extra_zero=True)
-    assert value.tolist() == [1e4, 0.0]
-    assert x.tolist() == [[1.0, 0.0], [0.0, 0.0]]
-
-
-def test_log1p_sum_exp_equals_the_formula_where_the_mask_holds():
-    x, mask = torch.tensor([[1.0, 2.0, 50.0]]), torch.tensor([[True, True, False]])
-    expected = math.log(1 + math.e + math.e**2)
-    assert log1p_sum_exp(x, mask, dim=1).item() == pytest.approx(expected)
+    x, mask = (30 * torch.randn(5, 6, dtype=torch.float64)).requires_grad_(), torch.rand(5, 6) < 0.5
+    mask[0], mask[:, 1], mask[1] = False, False, True
+    mask[2, 1] = True
+    ours = log_sum_exp_where(x, mask, dim, extra_zero=extra_zero)
+    masked = torch.where(mask, x, EXCLUDED)
+    zero = torch.zeros_like(masked.narrow(dim, 0, 1))
+    theirs = torch.logsumexp(torch.cat([masked, zero], dim=dim) if extra_zero else masked, dim=dim)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad((torch.arange(len(y)) * y).sum(), x)[0] for y in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
 def test_safe_sqrt_has_no_gradient_below_and_at_zero():

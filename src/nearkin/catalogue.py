@@ -18,13 +18,14 @@ def modules_of(package: str, path: Iterable[str]) -> dict[str, ModuleType]:
 
 
 def parts_of(package: str, path: Iterable[str]) -> dict[str, type]:
-    """The first public name of every module of ``package``.
+    """The first public name of every module of ``package`` that has an ``__all__``: without one it is no part.
 
     >>> import nearkin.training.methods
     >>> parts_of("nearkin.training.methods", nearkin.training.methods.__path__)["plain"].__name__
     'Plain'
     """
-    return {name: getattr(module, module.__all__[0]) for name, module in modules_of(package, path).items()}
+    parts = {name: module for name, module in modules_of(package, path).items() if hasattr(module, "__all__")}
+    return {name: getattr(module, module.__all__[0]) for name, module in parts.items()}
 
 
 def keyword_options(part: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -116,16 +116,8 @@ def normalise(x: Tensor, kind: Normalisation) -> Tensor:
     raise ValueError(f"normalisation must be 'l2' or 'ball', got {kind!r}")
 
 
-def log1p_sum_exp(x: Tensor, mask: Tensor, dim: int) -> Tensor:
-    """``log(1 + Σ exp x_i)`` over the entries of ``dim`` where ``mask`` holds; 0 where none does.
-
-    >>> log1p_sum_exp(torch.tensor([[0.0, 1000.0]]), torch.tensor([[True, True]]), dim=1)
-    tensor([1000.])
-    >>> log1p_sum_exp(torch.tensor([[5.0]]), torch.tensor([[False]]), dim=1)
-    tensor([0.])
-    """
-    zero = torch.zeros_like(x.narrow(dim, 0, 1))
-    return torch.cat([zero, x.masked_fill(~mask, float("-inf"))], dim).logsumexp(dim)
+EXCLUDED = -1e30
+"""Stands in for minus infinity in a log-sum-exp: its exponential is 0, yet differences of two of them are finite."""
 
 
 def log1p_exp(x: Tensor) -> Tensor:
@@ -137,24 +129,58 @@ def log1p_exp(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
-def log_sum_exp_(x: Tensor, dim: int, *, extra_zero: bool = False, factor: float | Tensor = 1.0) -> Tensor:
-    """``log Σ exp x_i`` over ``dim``, or ``log(1 + Σ exp x_i)``; overwrites ``x`` with ``factor`` times its derivative.
+def log1p_sum_exp(x: Tensor, dim: int) -> Tensor:
+    """``log(1 + Σ exp x_i)`` over ``dim``; 0 where every entry is :data:`EXCLUDED`.
 
-    The derivative is the softmax of ``x`` (with the extra zero among the exponents), so value and gradient cost one
-    exponential and no second array. Entries of minus infinity count for nothing.
-
-    >>> x = torch.tensor([[0.0, 0.0, float("-inf")]])
-    >>> log_sum_exp_(x, 1, extra_zero=True), x
-    (tensor([1.0986]), tensor([[0.3333, 0.3333, 0.0000]]))
+    >>> log1p_sum_exp(torch.tensor([[0.0, 1000.0], [EXCLUDED, EXCLUDED]]), dim=1)
+    tensor([1000.,    0.])
     """
-    top = x.amax(dim, keepdim=True)
+    return log1p_exp(x.logsumexp(dim))
+
+
+def log1p_sum_exp_by_label(x: Tensor, labels: Tensor, count: int) -> Tensor:
+    """``log(1 + Σ exp x_i)`` over the entries of ``x [N]`` with each of the labels ``0 .. count - 1``.
+
+    >>> log1p_sum_exp_by_label(torch.tensor([0.0, 0.0, 1000.0]), torch.tensor([0, 0, 2]), 3)
+    tensor([   1.0986,    0.0000, 1000.0000])
+    """
+    top = x.new_zeros(count).scatter_reduce(0, labels, x.detach(), "amax")
+    return (-top).exp().index_add(0, labels, (x - top[labels]).exp()).log() + top
+
+
+def log_sum_exp_where(x: Tensor, mask: Tensor, dim: int, *, extra_zero: bool = False) -> Tensor:
+    """``log Σ exp x_i`` over the entries of ``dim`` where ``mask`` holds, or ``log(1 + Σ exp x_i)``.
+
+    Where the mask holds nowhere that is about :data:`EXCLUDED`, or 0.
+
+    >>> log_sum_exp_where(torch.tensor([[0.0, 0.0, 9.0]]), torch.tensor([[True, True, False]]), dim=1)
+    tensor([0.6931])
+    """
+    top = x.detach().masked_fill(~mask, EXCLUDED).amax(dim, keepdim=True)
     if extra_zero:
-        top.clamp_min_(0.0)
-    total = x.sub_(top).exp_().sum(dim, keepdim=True)
+        top = top.clamp_min(0.0)
+    # Nothing below e^-80 is seen in the sum, and on a CPU an exponential that underflows costs fifty times as much.
+    total = ((x - top).clamp(-80.0, 0.0).exp() * mask).sum(dim, keepdim=True)
     if extra_zero:
-        total.add_((-top).exp_())
-    x.div_(total / factor)
-    return total.log_().add_(top).squeeze(dim)
+        total = total + (-top).exp()
+    return (total.clamp_min(torch.finfo(x.dtype).tiny).log() + top).squeeze(dim)
+
+
+def rounding_floor(dim: int, dtype: torch.dtype) -> float:
+    """What rounding may make of the squared distance of two equal vectors, as a share of ``‖q‖² + ‖r‖²``.
+
+    A sum of D products, added up in any order, is off by at most ``γ_D Σ|x_i y_i|`` with ``γ_n = n u / (1 − n u)`` and
+    the unit roundoff u = ε/2 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). For equal vectors
+    that is ``γ_D ‖q‖²`` for the inner product and for each squared length, so that ``‖q‖² + ‖r‖² − 2 q·r`` is off by
+    ``2 γ_D (‖q‖² + ‖r‖²)``; two further roundings are those of the sum and the difference. The order in which a
+    processor adds depends on its instructions and the number of threads, and the bound holds for all of them.
+
+    >>> rounding_floor(512, torch.float32) ** 0.5  # the distance of unit vectors, over √2
+    0.00782...
+    """
+    unit = torch.finfo(dtype).eps / 2
+    terms = dim + 2
+    return 2 * terms * unit / (1 - terms * unit)
 
 
 def safe_sqrt(x: Tensor) -> Tensor:

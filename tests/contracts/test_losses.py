@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.losses import catalogue, kind
-from nearkin.losses._informative import SampleWeights
+from nearkin.losses import catalogue, class_similarities, kind, proxy_loss
 
 PROXY = [name for name, loss in catalogue().items() if kind(loss) == "proxy"]
 PAIR = [name for name, loss in catalogue().items() if kind(loss) == "pair"]
@@ -55,22 +54,47 @@ def test_gradients_reach_references(member):
     assert (references.grad.abs().sum(dim=1) > 0).all()
 
 
-@pytest.mark.parametrize("member", [name for name in PROXY if catalogue()[name].has_closed_form], indirect=True)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_gradient_that_is_written_out_is_that_of_the_formula(member, weighted):
-    loss = member.make().double()
-    generator, labels = torch.Generator().manual_seed(0), torch.tensor(member.two_each)
-    similarities = torch.rand(len(labels), member.classes, generator=generator, dtype=torch.float64) * 2 - 1
-    weights = None
-    if weighted:
-        positive, negative = (torch.rand(similarities.shape, generator=generator).double() + 0.5 for _ in range(2))
-        weights = SampleWeights(positive.gather(1, labels[:, None])[:, 0], negative)
-    plain = similarities.clone().requires_grad_()
-    expected = loss.from_similarities(plain, labels, weights)
-    expected.backward()
-    value, gradient = loss.value_and_gradient(similarities, labels, weights)
-    torch.testing.assert_close(value, expected.detach())
-    torch.testing.assert_close(gradient, plain.grad)
+@pytest.mark.parametrize("member", PROXY, indirect=True)
+def test_blocks_of_classes_and_plain_autograd_give_the_same(member, monkeypatch):
+    """Whole, in blocks of two classes, and without any of our gradients."""
+
+    def result():
+        loss = member.settled().double().eval()
+        x, y = member.batch(9)
+        value, gradient = member.step(loss, x.double(), y)
+        return value, gradient, *(p.grad for p in loss.parameters() if p.grad is not None)
+
+    whole = result()
+    per_class = getattr(member.make(), "proxies_per_class", 1)
+    rows = max(member.dim, len(member.two_each)) * per_class * 8
+    monkeypatch.setitem(class_similarities.BLOCK_BYTES, "cpu", 2 * rows)
+    monkeypatch.setattr(class_similarities, "KEPT_BYTES", 0)
+    torch.testing.assert_close(result(), whole, rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr(proxy_loss, "class_similarities", class_similarities.plain_class_similarities)
+    torch.testing.assert_close(result(), whole, rtol=1e-9, atol=1e-12)
+
+
+def test_second_derivatives_are_right(member):
+    """Of the embeddings and of every parameter, held to differences of the first ones."""
+    torch.manual_seed(1)
+    loss = member.settled().double().eval()
+    x, y = member.batch(9)
+    leaves = [x.double().requires_grad_(), *(p for p in loss.parameters() if p.requires_grad)]
+    direction = [torch.randn_like(leaf) for leaf in leaves]
+
+    def slopes(step: float) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            for leaf, d in zip(leaves, direction, strict=True):
+                leaf += step * d
+        return torch.autograd.grad(loss(leaves[0], y), leaves)
+
+    above, below = slopes(1e-6), slopes(-2e-6)
+    slopes(1e-6)
+    first = torch.autograd.grad(loss(leaves[0], y), leaves, create_graph=True)
+    along = sum((g * d).sum() for g, d in zip(first, direction, strict=True))
+    second = torch.autograd.grad(along, leaves, allow_unused=True)
+    for ours, a, b in zip(second, above, below, strict=True):
+        torch.testing.assert_close(torch.zeros_like(a) if ours is None else ours, (a - b) / 2e-6, rtol=1e-4, atol=1e-5)
 
 
 def test_order_of_the_batch_does_not_matter(member):

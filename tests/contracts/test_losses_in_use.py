@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import nearkin.losses
-from nearkin.losses import catalogue, kind, options
+from nearkin.losses import InformativeSampleWeights, catalogue, kind, options
 
 PAIR = [name for name, loss in catalogue().items() if kind(loss) == "pair"]
 
@@ -189,7 +189,7 @@ def test_the_constructor_keeps_what_it_was_given_under_the_same_name(member):
     given = {key: value for key, value in given.items() if value is not None}
     loss = member.make(**given)
     for key, value in given.items():
-        kept = getattr(loss, key)
+        kept = getattr(loss, key) if hasattr(loss, key) else getattr(loss.weighting, key)
         assert (kept.item() if isinstance(kept, Tensor) else kept) == pytest.approx(value), key
     if member.kind == "proxy":
         assert loss.num_classes == member.classes
@@ -219,6 +219,7 @@ def test_it_is_documented_and_tested(member):
     text = inspect.getdoc(cls) or ""
     assert ":math:" in text or ".. math::" in text
     assert ">>> loss" in text
+    text += inspect.getdoc(InformativeSampleWeights) if member.name == "proxy_isa" else ""
     for parameter in inspect.signature(cls).parameters:
         assert f"\n    {parameter}: " in text, f"{parameter} is not among the Args"
     assert getattr(nearkin.losses, cls.__name__) is cls

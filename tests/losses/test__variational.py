@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from nearkin.losses._variational import VariationalBank
+from nearkin.losses.vcpa import VariationalBank
 
 
 def test_a_noise_state_of_an_unknown_device_seeds_a_new_stream():

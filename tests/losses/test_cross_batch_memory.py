@@ -32,7 +32,7 @@ def test_equals_a_list_of_past_embeddings(pair_loss, size):
         )
         past = [*past, *x.detach()][-size:]
         past_labels = [*past_labels, *y][-size:]
-        assert loss.fill == len(past)
+        assert loss.memory.fill == len(past)
 
 
 def test_by_hand():
@@ -51,10 +51,10 @@ def test_during_the_warm_up_it_is_the_plain_loss_and_stores_nothing():
     given = list(batches(4))
     for x, y in given[:2]:
         assert loss(x, y) == plain(x, y)
-        assert loss.fill == 0
+        assert loss.memory.fill == 0
     # The third batch is the first to be stored, the fourth the first to meet a memory.
     assert loss(*given[2]) == plain(*given[2])
-    assert loss.fill == 6
+    assert loss.memory.fill == 6
     expected = plain(*given[3]) + plain(*given[3], *given[2])
     torch.testing.assert_close(loss(*given[3]), expected)
 
@@ -64,8 +64,8 @@ def test_the_memory_term_alone_for_a_method_with_its_own_batch_term():
     whole, memory_only = (CrossBatchMemory(plain, size=10, warmup_steps=1) for _ in range(2))
     for x, y in batches(4):
         torch.testing.assert_close(whole(x, y), plain(x, y) + memory_only.memory_loss(x, y), rtol=0, atol=0)
-        assert (memory_only.steps, memory_only.fill) == (whole.steps, whole.fill)
-    assert torch.equal(whole.memory, memory_only.memory)
+        assert (memory_only.steps, memory_only.memory.fill) == (whole.steps, whole.memory.fill)
+    assert torch.equal(whole.memory.embeddings, memory_only.memory.embeddings)
     assert memory_only.eval().memory_loss(x, y) > 0
     assert memory_only.steps == 4
 
@@ -119,7 +119,9 @@ def test_a_new_instance_resumes_before_its_first_call():
     resumed = CrossBatchMemory(Margin(), size=20, warmup_steps=2)
     resumed.load_state_dict(copy.deepcopy(loss.state_dict()))
     assert (
-        (resumed.ring.pointer, resumed.fill, resumed.steps) == (loss.ring.pointer, loss.fill, loss.steps) == (4, 20, 6)
+        (resumed.memory._next, resumed.memory.fill, resumed.steps)
+        == (loss.memory._next, loss.memory.fill, loss.steps)
+        == (4, 20, 6)
     )
     for x, y in given[6:]:
         assert torch.equal(resumed(x, y), loss(x, y))
@@ -131,8 +133,8 @@ def test_state_loads_without_unpickling_objects(tmp_path):
     torch.save(loss.state_dict(), tmp_path / "state.pt")
     fresh = CrossBatchMemory(Contrastive(), size=5, warmup_steps=0)
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(fresh.memory, loss.memory)
-    assert fresh.ring.pointer == loss.ring.pointer
+    assert torch.equal(fresh.memory.embeddings, loss.memory.embeddings)
+    assert fresh.memory._next == loss.memory._next
 
 
 def test_a_state_of_another_size_is_refused():
@@ -147,7 +149,7 @@ def test_an_empty_state_resets():
     start = copy.deepcopy(loss.state_dict())
     loss(*next(batches(1)))
     loss.load_state_dict(start)
-    assert (loss.fill, loss.ring.pointer, loss.steps) == (0, 0, 0)
+    assert (loss.memory.fill, loss.memory._next, loss.steps) == (0, 0, 0)
     # Also with another dimension than before.
     assert loss(torch.eye(2), torch.tensor([0, 0])).item() == pytest.approx(2**0.5, abs=1e-6)
 
@@ -165,8 +167,8 @@ def test_similarity_weights_cover_the_batch_and_the_memory():
 def test_half_precision_batches_are_stored_in_float32():
     loss = CrossBatchMemory(Contrastive(), size=10, warmup_steps=0)
     loss(torch.eye(2).bfloat16(), torch.tensor([0, 0], dtype=torch.int32))
-    assert loss.memory.dtype == torch.float32
-    assert loss.memory_labels.dtype == torch.int64
+    assert loss.memory.embeddings.dtype == torch.float32
+    assert loss.memory.labels.dtype == torch.int64
 
 
 def test_another_dimension_is_refused():

@@ -43,7 +43,7 @@ def test_every_step_equals_the_slow_reference(queue_size, with_keys):
         for gradient, expected_gradient in pairs:
             torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
         queue.extend(zip(normalize(embeddings.detach() if keys is None else keys), labels.tolist(), strict=True))
-        assert loss.fill == len(queue)
+        assert loss.queue.fill == len(queue)
 
 
 def test_hand_worked_value():
@@ -67,7 +67,7 @@ def test_with_an_empty_queue_it_is_proxy_anchor_and_eval_mode_stores_nothing():
     embeddings, labels = torch.randn(6, 5), torch.arange(6) % 4
     for _ in range(2):
         assert torch.equal(loss(embeddings, labels), plain(embeddings, labels))
-    assert loss.fill == 0
+    assert loss.queue.fill == 0
 
 
 def test_similarity_weights_cover_the_batch_with_the_queue_in_the_loss():
@@ -81,7 +81,7 @@ def test_similarity_weights_cover_the_batch_with_the_queue_in_the_loss():
     weights = loss.similarity_weights(batch, labels)
     expected = plain.similarity_weights(torch.cat([batch, past]), labels.repeat(2))[:4]
     torch.testing.assert_close(weights, expected)
-    assert loss.fill == 4
+    assert loss.queue.fill == 4
 
 
 def test_resuming_continues_bit_for_bit(tmp_path):
@@ -95,7 +95,7 @@ def test_resuming_continues_bit_for_bit(tmp_path):
     for _ in range(3):
         assert torch.equal(loss(embeddings, labels), resumed(embeddings, labels))
         embeddings = embeddings.roll(1, 0)
-    assert torch.equal(loss.queue, resumed.queue)
+    assert torch.equal(loss.queue.embeddings, resumed.queue.embeddings)
 
 
 def test_half_precision_keys_are_kept_in_float32():
@@ -105,12 +105,12 @@ def test_half_precision_keys_are_kept_in_float32():
         for _ in range(2):
             value = loss(embeddings.bfloat16(), labels, keys=1e4 * torch.randn(4, 5).bfloat16())
     value.backward()
-    assert value.dtype == loss.queue.dtype == loss.bank.vectors.grad.dtype == torch.float32
+    assert value.dtype == loss.queue.embeddings.dtype == loss.bank.vectors.grad.dtype == torch.float32
     assert torch.isfinite(embeddings.grad).all()
-    assert loss.queue.norm(dim=1).tolist() == pytest.approx([1.0] * 7, abs=1e-5)
+    assert loss.queue.embeddings.norm(dim=1).tolist() == pytest.approx([1.0] * 7, abs=1e-5)
 
 
-def test_update_ema_is_an_exponential_moving_average_of_weights():
+def test_the_momentum_network_is_an_exponential_moving_average_of_weights():
     torch.manual_seed(0)
     leader, follower = (nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2))
     leader(torch.randn(4, 3))

@@ -8,10 +8,10 @@ import torch
 from nearkin.losses import (
     AllPairsMultiProxyAnchor,
     DataWiseMultiProxyAnchor,
+    InformativeSampleWeights,
     MultiProxyAnchor,
     ProxyAnchor,
 )
-from nearkin.losses._informative import InformativeSampleWeights
 
 
 def cosine(a, b):

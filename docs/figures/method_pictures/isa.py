@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from method_pictures._plane import COLOURS, GREY, figure
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses import InformativeSampleWeights
 
 
 def weights_of(seen: int, average: float, similarities: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from method_pictures._plane import COLOURS, LIGHT, figure
 from nearkin.losses import Contrastive
-from nearkin.losses._pair import hardest_negatives
+from nearkin.losses.pair_loss import hardest_negatives
 from nearkin.samplers import ClassRepresentativeSampler
 
 

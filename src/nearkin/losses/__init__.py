@@ -1,5 +1,6 @@
 """Losses, one file each. The catalogue is read off the files: adding a loss is adding a file.
 
+A loss derives from :class:`ProxyLoss` (proxy_loss.py) or :class:`PairLoss` (pair_loss.py).
 ``nearkin.losses.ProxyAnchor``, ``nearkin.losses.Contrastive``, … are exported flat. :func:`catalogue` maps the file
 name, which is also the name in recipes and on the command line, to the class.
 """
@@ -14,8 +15,11 @@ from torch import nn
 
 from nearkin.catalogue import keyword_options as options
 from nearkin.catalogue import parts_of
+from nearkin.losses.informative_samples import InformativeSampleWeights
+from nearkin.losses.pair_loss import PairLoss, Pairs
+from nearkin.losses.proxy_loss import ProxyLoss
 
-__all__ = ["catalogue", "kind", "options"]
+__all__ = ["InformativeSampleWeights", "PairLoss", "Pairs", "ProxyLoss", "catalogue", "kind", "options"]
 
 Kind = Literal["proxy", "pair", "wrapper"]
 
@@ -32,8 +36,6 @@ def catalogue() -> dict[str, type[nn.Module]]:
 
 def weightings() -> dict[str, type[nn.Module]]:
     """What can weigh the pairs of a loss that takes a ``weighting``, by its name in recipes."""
-    from nearkin.losses._informative import InformativeSampleWeights
-
     return {"isa": InformativeSampleWeights}
 
 

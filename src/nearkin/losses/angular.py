@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nearkin.losses._geometry import products
-from nearkin.losses._pair import PairLoss, Pairs, mean_where
+from nearkin.losses.pair_loss import PairLoss, Pairs, mean_where, products
 from nearkin.numerics import Normalisation
 
 __all__ = ["Angular"]

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 
-from nearkin.losses._cross_entropy import SoftmaxLoss
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.inputs import check_positive
+from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.numerics import safe_sqrt
 
 __all__ = ["ArcFace"]
 
 
-class ArcFace(SoftmaxLoss):
+class ArcFace(ProxyLoss):
     r"""ArcFace, the additive angular margin loss (Deng et al., CVPR 2019).
 
     .. math::
@@ -28,14 +34,24 @@ class ArcFace(SoftmaxLoss):
         margin: m, in radians.
 
     Example:
-        >>> import torch
         >>> loss = ArcFace(num_classes=10, dim=8)
         >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
-    on_angle = True
-
     def __init__(self, num_classes: int, dim: int, *, scale: float = 64.0, margin: float = 0.5) -> None:
-        super().__init__(num_classes, dim, scale=scale, margin=margin)
+        super().__init__(num_classes, dim)
+        check_positive(scale=scale)
         if not 0 <= margin < math.pi:
             raise ValueError(f"margin is an angle in radians and must lie in [0, π), got {margin}")
+        self.scale = scale
+        self.margin = margin
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        column = labels[:, None]
+        cosine = similarities.gather(1, column)
+        # Rounding may leave a cosine just beyond 1: the clamp changes the value, and not the gradient.
+        cosine = cosine + (cosine.clamp(-1.0, 1.0) - cosine).detach()
+        turned = math.cos(self.margin) * cosine - math.sin(self.margin) * safe_sqrt(1.0 - cosine.square())
+        beyond = cosine - self.margin * math.sin(self.margin)
+        positive = torch.where(cosine >= -math.cos(self.margin), turned, beyond)
+        return F.cross_entropy(self.scale * similarities.scatter(1, column, positive), labels)

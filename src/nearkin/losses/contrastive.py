@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from nearkin.inputs import check_choice
-from nearkin.losses._pair import PairLoss, Pairs, hardest_negatives, mean_where
+from nearkin.losses.pair_loss import PairLoss, Pairs, hardest_negatives, mean_where
 from nearkin.numerics import Normalisation
 
 __all__ = ["Contrastive"]

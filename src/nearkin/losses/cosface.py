@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from nearkin.losses._cross_entropy import SoftmaxLoss
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.inputs import check_positive
+from nearkin.losses.proxy_loss import ProxyLoss
 
 __all__ = ["CosFace"]
 
 
-class CosFace(SoftmaxLoss):
+class CosFace(ProxyLoss):
     r"""CosFace, the large margin cosine loss (Wang et al., CVPR 2018).
 
     .. math::
@@ -28,4 +32,12 @@ class CosFace(SoftmaxLoss):
     """
 
     def __init__(self, num_classes: int, dim: int, *, scale: float = 64.0, margin: float = 0.35) -> None:
-        super().__init__(num_classes, dim, scale=scale, margin=margin)
+        super().__init__(num_classes, dim)
+        check_positive(scale=scale)
+        self.scale = scale
+        self.margin = margin
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        column = labels[:, None]
+        positive = similarities.gather(1, column)
+        return F.cross_entropy(self.scale * similarities.scatter(1, column, positive - self.margin), labels)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearkin.inputs import check_choice
-from nearkin.losses._pair import PairLoss, Pairs, mean_where
+from nearkin.losses.pair_loss import PairLoss, Pairs, mean_where
 from nearkin.numerics import Normalisation
 
 __all__ = ["CosineContrastive"]

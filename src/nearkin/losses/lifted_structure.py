@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearkin.losses._geometry import log_sum_exp
-from nearkin.losses._pair import PairLoss, Pairs, mean_where
-from nearkin.numerics import Normalisation
+from nearkin.losses.pair_loss import PairLoss, Pairs, mean_where
+from nearkin.numerics import Normalisation, log_sum_exp_where
 
 __all__ = ["LiftedStructure"]
 
@@ -49,7 +48,7 @@ class LiftedStructure(PairLoss):
     def from_pairs(self, pairs: Pairs) -> Tensor:
         distance = pairs.distance()
         push = self.neg_margin - distance
-        near_query = log_sum_exp(push, pairs.negative, dim=1)
-        near_reference = log_sum_exp(push, pairs.negative, dim=0)
+        near_query = log_sum_exp_where(push, pairs.negative, dim=1)
+        near_reference = log_sum_exp_where(push, pairs.negative, dim=0)
         violation = torch.logaddexp(near_query[:, None], near_reference) + distance - self.pos_margin
         return 0.5 * mean_where(violation.clamp_min(0.0).square(), pairs.positive)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.inputs import check_choice
-from nearkin.losses._pair import PairLoss, Pairs, hardest_negatives
+from nearkin.losses.pair_loss import PairLoss, Pairs, hardest_negatives
 from nearkin.numerics import Normalisation
 
 __all__ = ["Margin"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.inputs import Labels, check_at_least, check_embeddings
-from nearkin.losses._ring import Ring
+from nearkin.losses.embedding_queue import EmbeddingQueue
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.numerics import at_least_float32, l2_normalise
 
@@ -21,8 +21,8 @@ class MomentumProxyAnchor(ProxyAnchor):
     is put into the queue after its loss, so no image meets itself.
 
     What is queued comes from a second network that follows the trained one, :math:`w \leftarrow m w + (1-m)\theta`
-    (``update_ema``). A loss sees embeddings only, so that network belongs to the loop, which hands its embeddings of
-    the same batch over as ``keys``; ``wants_momentum_encoder`` and ``momentum`` tell it so. Without ``keys`` the
+    (:func:`update_ema`). A loss sees embeddings only. So that network belongs to the loop, which passes its embeddings
+    of the same batch as ``keys``; ``wants_momentum_encoder`` and ``momentum`` tell it so. Without ``keys`` the
     batch's own embeddings are queued, as with ``momentum=0``.
 
     Args:
@@ -33,18 +33,16 @@ class MomentumProxyAnchor(ProxyAnchor):
         momentum: m, which the paper varies around 0.999.
         queue_size: embeddings in the queue; the paper has 900, five batches.
 
-    The queue is in ``state_dict``, as are its position and fill.
+    The queue is in ``state_dict``.
 
     Example:
         >>> loss = MomentumProxyAnchor(num_classes=10, dim=8, queue_size=6)
         >>> x, y = torch.randn(4, 8), torch.tensor([0, 0, 3, 7])
-        >>> loss(x, y, keys=torch.randn(4, 8)).shape, loss.fill
+        >>> loss(x, y, keys=torch.randn(4, 8)).shape, loss.queue.fill
         (torch.Size([]), 4)
     """
 
     wants_momentum_encoder = True
-    queue: Tensor
-    queue_labels: Tensor
 
     def __init__(
         self,
@@ -62,14 +60,7 @@ class MomentumProxyAnchor(ProxyAnchor):
         check_at_least(1, queue_size=queue_size)
         self.momentum = momentum
         self.queue_size = queue_size
-        self.ring = Ring(queue_size)
-        self.register_buffer("queue", torch.zeros(queue_size, dim))
-        self.register_buffer("queue_labels", torch.zeros(queue_size, dtype=torch.int64))
-
-    @property
-    def fill(self) -> int:
-        """How many embeddings the queue holds."""
-        return self.ring.fill
+        self.queue = EmbeddingQueue(queue_size)
 
     def forward(self, embeddings: Tensor, labels: Labels, keys: Tensor | None = None) -> Tensor:
         labels = self._checked(embeddings, labels)
@@ -82,8 +73,7 @@ class MomentumProxyAnchor(ProxyAnchor):
                 )
         loss = super().forward(*self._with_queue(embeddings, labels))
         if self.training:
-            unit = l2_normalise(at_least_float32((embeddings if keys is None else keys).detach()))
-            self.ring.put(unit, self.queue, labels, self.queue_labels)
+            self.queue.put(l2_normalise(at_least_float32((embeddings if keys is None else keys).detach())), labels)
         return loss
 
     def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
@@ -92,32 +82,28 @@ class MomentumProxyAnchor(ProxyAnchor):
         return super().similarity_weights(*self._with_queue(embeddings, labels))[: len(labels)]
 
     def _with_queue(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        queue, queue_labels = self.queue[: self.fill], self.queue_labels[: self.fill]
-        return torch.cat([at_least_float32(embeddings), queue]), torch.cat([labels, queue_labels])
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.ring.pointer, self.ring.fill])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.ring.pointer, self.ring.fill = state.tolist()
+        embeddings = at_least_float32(embeddings)
+        if not self.queue.fill:
+            return embeddings, labels
+        return torch.cat([embeddings, self.queue.embeddings]), torch.cat([labels, self.queue.labels])
 
     def extra_repr(self) -> str:
         return f"momentum={self.momentum}, queue_size={self.queue_size}"
 
 
 @torch.no_grad()
-def update_ema(follower: nn.Module, leader: nn.Module, *, momentum: float = 0.999) -> None:
+def update_ema(average: nn.Module, trained: nn.Module, *, momentum: float = 0.999) -> None:
     """Move a momentum network a little towards the trained one: ``w ← m·w + (1 − m)·θ`` (equation 14).
 
     Buffers, such as batch-norm statistics, are copied.
 
-    >>> follower, leader = nn.Linear(1, 1), nn.Linear(1, 1)
-    >>> _ = nn.init.zeros_(follower.weight), nn.init.ones_(leader.weight)
-    >>> update_ema(follower, leader, momentum=0.75)
-    >>> follower.weight.item()
+    >>> average, trained = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> _ = nn.init.zeros_(average.weight), nn.init.ones_(trained.weight)
+    >>> update_ema(average, trained, momentum=0.75)
+    >>> average.weight.item()
     0.25
     """
-    for target, weight in zip(leader.parameters(), follower.parameters(), strict=True):
+    for weight, target in zip(average.parameters(), trained.parameters(), strict=True):
         weight.lerp_(target, 1.0 - momentum)
-    for target_buffer, buffer in zip(leader.buffers(), follower.buffers(), strict=True):
+    for buffer, target_buffer in zip(average.buffers(), trained.buffers(), strict=True):
         buffer.copy_(target_buffer)

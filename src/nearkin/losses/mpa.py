@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from nearkin.losses._anchor import AnchorLoss
-from nearkin.losses._class_similarity import ClassSimilarity
-from nearkin.losses._informative import InformativeSampleWeights
+from torch import Tensor
+
+from nearkin.inputs import check_positive
+from nearkin.losses.class_similarities import ClassSimilarity
+from nearkin.losses.informative_samples import InformativeSampleWeights
+from nearkin.losses.proxy_anchor import proxy_anchor
+from nearkin.losses.proxy_loss import ProxyLoss
 
 __all__ = ["MultiProxyAnchor"]
 
 
-class MultiProxyAnchor(AnchorLoss):
+class MultiProxyAnchor(ProxyLoss):
     r"""Multi-proxies anchor loss, MPA (Saeki et al., 2023).
 
     .. math::
@@ -61,8 +65,6 @@ class MultiProxyAnchor(AnchorLoss):
         super().__init__(
             num_classes,
             dim,
-            alpha=alpha,
-            margin=margin,
             proxies_per_class=proxies_per_class,
             class_similarity=class_similarity,
             gamma=gamma,
@@ -70,3 +72,10 @@ class MultiProxyAnchor(AnchorLoss):
             start_scale=start_scale,
             weighting=weighting,
         )
+        check_positive(alpha=alpha)
+        self.alpha = alpha
+        self.margin = margin
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        weights = self.pair_weights(similarities, labels)
+        return proxy_anchor(similarities, labels, alpha=self.alpha, margin=self.margin, weights=weights)

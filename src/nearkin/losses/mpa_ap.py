@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from nearkin.losses._blocks import Parts
-from nearkin.losses._informative import SampleWeights
 from nearkin.losses.mpa_dw import DataWiseMultiProxyAnchor
-from nearkin.numerics import log1p_exp, log1p_sum_exp, log_sum_exp_
+from nearkin.numerics import log1p_sum_exp
 
 __all__ = ["AllPairsMultiProxyAnchor"]
 
@@ -42,20 +38,8 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
         >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        own = F.one_hot(labels, self.num_classes).bool()
-        exponents = self.alpha * torch.where(own, self.margin - similarities, similarities + self.margin)
-        return log1p_sum_exp(exponents, torch.ones_like(own), 1).mean()
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         column = labels[:, None]
-        pull = (self.margin - similarities.gather(1, column)).mul_(self.alpha)
-        gradient = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, pull)
-        loss = log_sum_exp_(gradient, 1, extra_zero=True, factor=self.alpha / len(labels)).mean()
-        return loss, gradient.scatter_(1, column, -gradient.gather(1, column))
-
-    def from_parts(self, parts: Parts) -> Tensor:
-        pull = self.alpha * (self.margin - parts.own)
-        return log1p_exp(torch.logaddexp(pull, parts.others)).mean()
+        pull = self.alpha * (self.margin - similarities.gather(1, column))
+        push = self.alpha * (similarities + self.margin)
+        return log1p_sum_exp(push.scatter(1, column, pull), 1).mean()

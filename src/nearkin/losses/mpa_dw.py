@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from nearkin.losses._anchor import AnchorLoss
-from nearkin.losses._blocks import Parts
-from nearkin.losses._class_block import Negatives
-from nearkin.losses._class_similarity import ClassSimilarity
-from nearkin.losses._informative import SampleWeights
-from nearkin.numerics import log1p_exp, log1p_sum_exp, log_sum_exp_
+from nearkin.inputs import check_positive
+from nearkin.losses.class_similarities import ClassSimilarity
+from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.numerics import EXCLUDED, log1p_exp, log1p_sum_exp
 
 __all__ = ["DataWiseMultiProxyAnchor"]
 
 
-class DataWiseMultiProxyAnchor(AnchorLoss):
+class DataWiseMultiProxyAnchor(ProxyLoss):
     r"""Data-wise multi-proxies anchor loss, MPA-DW (Saeki et al., 2023).
 
     .. math::
@@ -59,32 +56,18 @@ class DataWiseMultiProxyAnchor(AnchorLoss):
         super().__init__(
             num_classes,
             dim,
-            alpha=alpha,
-            margin=margin,
             proxies_per_class=proxies_per_class,
             class_similarity=class_similarity,
             gamma=gamma,
             tau=tau,
             start_scale=start_scale,
         )
+        check_positive(alpha=alpha)
+        self.alpha = alpha
+        self.margin = margin
 
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
-        own = F.one_hot(labels, self.num_classes).bool()
-        pull, push = self.alpha * (self.margin - similarities), self.alpha * (similarities + self.margin)
-        return (F.softplus(pull[own]) + log1p_sum_exp(push, ~own, 1)).mean()
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
-    ) -> tuple[Tensor, Tensor]:
-        column, step = labels[:, None], self.alpha / len(labels)
-        pull = (self.margin - similarities.gather(1, column)).mul_(self.alpha)
-        push = (similarities + self.margin).mul_(self.alpha).scatter_(1, column, float("-inf"))
-        loss = (F.softplus(pull).squeeze(1) + log_sum_exp_(push, 1, extra_zero=True, factor=step)).mean()
-        return loss, push.scatter_(1, column, pull.sigmoid().mul_(-step))
-
-    @property
-    def negatives(self) -> Negatives:
-        return Negatives("classes", self.alpha, self.margin)
-
-    def from_parts(self, parts: Parts) -> Tensor:
-        return (log1p_exp(self.alpha * (self.margin - parts.own)) + log1p_exp(parts.others)).mean()
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        column = labels[:, None]
+        pull = self.alpha * (self.margin - similarities.gather(1, column).squeeze(1))
+        push = (self.alpha * (similarities + self.margin)).scatter(1, column, EXCLUDED)
+        return (log1p_exp(pull) + log1p_sum_exp(push, 1)).mean()

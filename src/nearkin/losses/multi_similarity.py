@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from nearkin.inputs import check_positive
-from nearkin.losses._geometry import log_sum_exp
-from nearkin.losses._pair import PairLoss, Pairs
-from nearkin.numerics import Normalisation
+from nearkin.losses.pair_loss import PairLoss, Pairs
+from nearkin.numerics import Normalisation, log_sum_exp_where
 
 __all__ = ["MultiSimilarity"]
 
@@ -61,8 +60,8 @@ class MultiSimilarity(PairLoss):
     def from_pairs(self, pairs: Pairs) -> Tensor:
         positive, negative = self._mine(pairs) if self.mining else (pairs.positive, pairs.negative)
         above = pairs.similarity - self.base
-        pull = log_sum_exp(-self.alpha * above, positive, dim=1, extra_zero=True) / self.alpha
-        push = log_sum_exp(self.beta * above, negative, dim=1, extra_zero=True) / self.beta
+        pull = log_sum_exp_where(-self.alpha * above, positive, dim=1, extra_zero=True) / self.alpha
+        push = log_sum_exp_where(self.beta * above, negative, dim=1, extra_zero=True) / self.beta
         return (pull + push).mean()
 
     @torch.no_grad()

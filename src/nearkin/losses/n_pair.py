@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.inputs import Labels, as_labels
-from nearkin.losses._geometry import log_sum_exp, products
-from nearkin.losses._pair import PairLoss, Pairs, mean_where
+from nearkin.losses.pair_loss import PairLoss, Pairs, mean_where, products
+from nearkin.numerics import log_sum_exp_where
 
 __all__ = ["NPair"]
 
@@ -40,7 +40,7 @@ class NPair(PairLoss):
     representatives = "positives"
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
-        negatives = log_sum_exp(pairs.similarity, pairs.negative, dim=1)
+        negatives = log_sum_exp_where(pairs.similarity, pairs.negative, dim=1)
         return mean_where(F.softplus(negatives[:, None] - pairs.similarity), pairs.positive)
 
     def similarity_weights(

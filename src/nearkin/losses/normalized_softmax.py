@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+from torch.nn import functional as F
+
 from nearkin.inputs import check_positive
-from nearkin.losses._cross_entropy import SoftmaxLoss
+from nearkin.losses.proxy_loss import ProxyLoss
 
 __all__ = ["NormalizedSoftmax"]
 
 
-class NormalizedSoftmax(SoftmaxLoss):
+class NormalizedSoftmax(ProxyLoss):
     r"""Normalised softmax loss (Zhai and Wu, BMVC 2019).
 
     .. math::
@@ -30,5 +33,8 @@ class NormalizedSoftmax(SoftmaxLoss):
 
     def __init__(self, num_classes: int, dim: int, *, temperature: float = 0.05) -> None:
         check_positive(temperature=temperature)
-        super().__init__(num_classes, dim, scale=1.0 / temperature)
+        super().__init__(num_classes, dim)
         self.temperature = temperature
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(similarities / self.temperature, labels)

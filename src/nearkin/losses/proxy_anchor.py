@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from nearkin.inputs import check_choice
-from nearkin.losses._anchor import AnchorLoss, PositiveNorm
-from nearkin.losses._informative import InformativeSampleWeights
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearkin.inputs import check_choice, check_positive
+from nearkin.losses.informative_samples import InformativeSampleWeights, PairWeights
+from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.numerics import EXCLUDED, log1p_sum_exp, log1p_sum_exp_by_label
 
 __all__ = ["ProxyAnchor"]
 
+PositiveNorm = Literal["present", "all"]
 
-class ProxyAnchor(AnchorLoss):
+
+class ProxyAnchor(ProxyLoss):
     r"""Proxy-Anchor loss (Kim et al., CVPR 2020).
 
     .. math::
@@ -29,7 +37,6 @@ class ProxyAnchor(AnchorLoss):
         weighting: weigh pairs by how informative they are; :class:`ProxyISA` is this loss with such a weighting.
 
     Example:
-        >>> import torch
         >>> loss = ProxyAnchor(num_classes=10, dim=8)
         >>> value = loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7]))
         >>> value.shape, loss.bank.vectors.shape
@@ -46,6 +53,61 @@ class ProxyAnchor(AnchorLoss):
         positive_norm: PositiveNorm = "present",
         weighting: InformativeSampleWeights | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
+        super().__init__(num_classes, dim, weighting=weighting)
+        check_positive(alpha=alpha)
         check_choice("present", "all", positive_norm=positive_norm)
+        self.margin = margin
+        self.alpha = alpha
         self.positive_norm = positive_norm
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        return proxy_anchor(
+            similarities,
+            labels,
+            alpha=self.alpha,
+            margin=self.margin,
+            positive_norm=self.positive_norm,
+            weights=self.pair_weights(similarities, labels),
+        )
+
+
+def proxy_anchor(
+    similarities: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float,
+    margin: float,
+    positive_norm: PositiveNorm = "present",
+    weights: PairWeights | None = None,
+) -> Tensor:
+    """Proxy-Anchor of class similarities ``[N, C]``.
+
+    With weights it is equation (13) of the ISA paper: ``alpha · weight`` stands for ``alpha``, and the two sums are
+    divided by the sums of the classes' mean weights.
+
+    >>> proxy_anchor(torch.tensor([[0.1, -0.1]]), torch.tensor([0]), alpha=32.0, margin=0.1)
+    tensor(1.0397)
+    """
+    column, classes = labels[:, None], similarities.shape[1]
+    pull = alpha * (margin - similarities.gather(1, column).squeeze(1))  # one for every sample
+    push = alpha * (similarities + margin)
+    if weights is not None:
+        pull, push = weights.positive * pull, weights.negative * push
+    pull = log1p_sum_exp_by_label(pull, labels, classes)
+    push = log1p_sum_exp(push.scatter(1, column, EXCLUDED), 0)
+    if weights is None:
+        present = similarities.new_zeros(classes).index_fill_(0, labels, 1.0).sum()
+        return pull.sum() / (present if positive_norm == "present" else classes) + push.sum() / classes
+    mean_positive, mean_negative = _mean_weights(weights, labels, absent=0.0 if positive_norm == "present" else 1.0)
+    return pull.sum() / mean_positive.sum() + push.sum() / mean_negative.sum()
+
+
+def _mean_weights(weights: PairWeights, labels: Tensor, *, absent: float) -> tuple[Tensor, Tensor]:
+    """Of every class ``[C]`` the mean weight of its positives (``absent`` without any) and of its negatives (1)."""
+    samples, classes = weights.negative.shape
+    zeros = weights.positive.new_zeros(classes)
+    count = zeros.index_add(0, labels, torch.ones_like(weights.positive))
+    positive = zeros.index_add(0, labels, weights.positive) / count
+    of_positives = weights.negative.gather(1, labels[:, None]).squeeze(1)
+    negative = weights.negative.sum(0).index_add(0, labels, of_positives, alpha=-1) / (samples - count)
+    return torch.where(count > 0, positive, absent), torch.where(count < samples, negative, 1.0)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from nearkin.inputs import check_positive
-from nearkin.losses._blocks import Parts
-from nearkin.losses._class_block import Negatives
-from nearkin.losses._informative import InformativeSampleWeights, SampleWeights
-from nearkin.losses._proxy import ProxyLoss
-from nearkin.numerics import log_sum_exp_
+from nearkin.losses.informative_samples import InformativeSampleWeights
+from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.numerics import EXCLUDED
 
 __all__ = ["ProxyNCA"]
 
@@ -52,34 +49,12 @@ class ProxyNCA(ProxyLoss):
         check_positive(scale=scale)
         self.scale = scale
 
-    def from_similarities(self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None) -> Tensor:
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         # −t d² = 2ts − 2t, and the constant cancels.
-        own = F.one_hot(labels, self.num_classes).bool()
-        exponents = others = 2.0 * self.scale * similarities
+        exponents = 2.0 * self.scale * similarities
+        column = labels[:, None]
+        positive = exponents.gather(1, column).squeeze(1)
+        weights = self.pair_weights(similarities, labels)
         if weights is not None:
-            exponents, others = weights.positive[:, None] * exponents, weights.negative * others
-        return (others.masked_fill(own, float("-inf")).logsumexp(1) - exponents[own]).mean()
-
-    def value_and_gradient(
-        self, similarities: Tensor, labels: Tensor, weights: SampleWeights | None = None
-    ) -> tuple[Tensor, Tensor]:
-        scale, column = 2.0 * self.scale, labels[:, None]
-        own_scale: float | Tensor = scale if weights is None else scale * weights.positive
-        own = own_scale * similarities.gather(1, column).squeeze(1)
-        exponents = similarities * scale
-        if weights is not None:
-            exponents.mul_(weights.negative)
-        exponents.scatter_(1, column, float("-inf"))
-        loss = (log_sum_exp_(exponents, 1, factor=scale / len(labels)) - own).mean()
-        if weights is None:
-            return loss, exponents.scatter_(1, column, -scale / len(labels))
-        exponents.mul_(weights.negative)
-        return loss, exponents.scatter_(1, column, weights.positive[:, None] * (-scale / len(labels)))
-
-    @property
-    def negatives(self) -> Negatives:
-        return Negatives("classes", 2.0 * self.scale)
-
-    def from_parts(self, parts: Parts) -> Tensor:
-        own = parts.own if parts.positive is None else parts.positive * parts.own
-        return (parts.others - 2.0 * self.scale * own).mean()
+            positive, exponents = weights.positive * positive, weights.negative * exponents
+        return (exponents.scatter(1, column, EXCLUDED).logsumexp(1) - positive).mean()

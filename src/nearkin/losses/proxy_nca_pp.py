@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+from torch.nn import functional as F
+
 from nearkin.inputs import check_positive
-from nearkin.losses._cross_entropy import SoftmaxLoss
+from nearkin.losses.proxy_loss import ProxyLoss
 
 __all__ = ["ProxyNCAPlusPlus"]
 
 
-class ProxyNCAPlusPlus(SoftmaxLoss):
+class ProxyNCAPlusPlus(ProxyLoss):
     r"""Proxy-NCA++ (Teh et al., ECCV 2020).
 
     .. math::
@@ -31,6 +34,9 @@ class ProxyNCAPlusPlus(SoftmaxLoss):
 
     def __init__(self, num_classes: int, dim: int, *, temperature: float = 0.1) -> None:
         check_positive(temperature=temperature)
-        # −d²/T = 2s/T − 2/T, and the constant cancels.
-        super().__init__(num_classes, dim, scale=2.0 / temperature)
+        super().__init__(num_classes, dim)
         self.temperature = temperature
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        # −d²/T = 2s/T − 2/T, and the constant cancels.
+        return F.cross_entropy(2.0 / self.temperature * similarities, labels)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from nearkin.losses._cross_entropy import SoftmaxLoss
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.inputs import check_positive
+from nearkin.losses.proxy_loss import ProxyLoss
 
 __all__ = ["SoftTriple"]
 
 
-class SoftTriple(SoftmaxLoss):
+class SoftTriple(ProxyLoss):
     r"""SoftTriple loss (Qian et al., ICCV 2019).
 
     .. math::
@@ -48,6 +52,12 @@ class SoftTriple(SoftmaxLoss):
         tau: float = 0.2,
         margin: float = 0.01,
     ) -> None:
-        super().__init__(
-            num_classes, dim, scale=scale, margin=margin, proxies_per_class=proxies_per_class, gamma=gamma, tau=tau
-        )
+        super().__init__(num_classes, dim, proxies_per_class=proxies_per_class, gamma=gamma, tau=tau)
+        check_positive(scale=scale)
+        self.scale = scale
+        self.margin = margin
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        column = labels[:, None]
+        positive = similarities.gather(1, column)
+        return F.cross_entropy(self.scale * similarities.scatter(1, column, positive - self.margin), labels)

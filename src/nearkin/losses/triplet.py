@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearkin.inputs import check_choice, check_positive
-from nearkin.losses._pair import PairLoss, Pairs, hardest_negatives
+from nearkin.losses.pair_loss import PairLoss, Pairs, hardest_negatives
 from nearkin.numerics import Normalisation
 
 __all__ = ["Triplet"]

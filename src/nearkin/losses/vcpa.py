@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import math
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nearkin.inputs import (
-    Labels,
-    as_labels,
-    check_at_least,
-    check_choice,
-    check_embeddings,
-    check_labels,
-    check_positive,
-)
-from nearkin.losses._anchor import AnchorLoss, PositiveNorm
-from nearkin.losses._blocks import block_size, is_large
-from nearkin.losses._class_similarity import ClassSimilarity
-from nearkin.losses._shards import ALL_HERE, Shards
-from nearkin.losses._variational import VariationalBank
+from nearkin.inputs import Labels, check_at_least, check_choice, check_positive
+from nearkin.losses.class_similarities import ClassSimilarity
+from nearkin.losses.proxy_anchor import PositiveNorm, proxy_anchor
+from nearkin.losses.proxy_loss import ProxyLoss
 from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
+from nearkin.proxies import ProxyBank
 
 __all__ = ["VariationalProxyAnchor", "newton_update"]
 
+_DRAWS_AT_ONCE = 2**24
+_NEWTON_BLOCK_BYTES = 2**26
+_SOFTPLUS_INVERSE_OF_1 = math.log(math.expm1(1.0))
 
-class VariationalProxyAnchor(AnchorLoss):
+
+class VariationalProxyAnchor(ProxyLoss):
     r"""Variational Continual Proxy-Anchor, VCPA (Kim et al., AISTATS 2022).
 
     The same as :class:`~nearkin.losses.ProxyAnchor` with ``positive_norm="all"``, but a proxy is a Gaussian
@@ -104,18 +100,18 @@ class VariationalProxyAnchor(AnchorLoss):
         super().__init__(
             num_classes,
             dim,
-            alpha=alpha,
-            margin=margin,
             proxies_per_class=proxies_per_class,
             class_similarity=class_similarity,
             gamma=gamma,
         )
-        check_positive(tau=tau, sigma_min=sigma_min)
+        check_positive(alpha=alpha, tau=tau, sigma_min=sigma_min)
         check_at_least(0, newton_steps=newton_steps)
         check_choice("all", "present", positive_norm=positive_norm)
         self.bank = VariationalBank(
             num_classes, proxies_per_class, dim, trainable=newton_steps == 0, generator=generator
         )
+        self.alpha = alpha
+        self.margin = margin
         self.tau = tau
         self.newton_steps = newton_steps
         self.sigma_min = sigma_min
@@ -141,14 +137,14 @@ class VariationalProxyAnchor(AnchorLoss):
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
         labels = self._checked(embeddings, labels)
+        bank = self.bank
         if self.training and self.newton_steps > 0:
-            noise = (self.bank.noise(self.shards).squeeze(1) for _ in range(self.newton_steps))
             mu, sigma = newton_update(
-                self.mu,
-                self.sigma,
+                bank.vectors,
+                bank.sigma,
                 embeddings,
                 labels,
-                noise,
+                (bank.noise() for _ in range(self.newton_steps)),
                 tau=self.tau,
                 alpha=self.alpha,
                 margin=self.margin,
@@ -156,20 +152,26 @@ class VariationalProxyAnchor(AnchorLoss):
                 class_similarity=self.class_similarity,
                 gamma=self.gamma,
                 positive_norm=self.positive_norm,
-                shards=self.shards,
+                first_class=bank.local.start,
+                num_classes=bank.classes,
             )
-            self.bank.assign(mu, sigma)
+            bank.assign(mu, sigma)
         # A copy: the next forward pass moves the proxies in place, and this one's backward pass may come after it.
-        proxies = self.bank.draw(self.shards) if self.training and self.stochastic else self.bank.vectors.clone()
+        proxies = bank.draw() if self.training and self.stochastic else bank.vectors.clone()
         return self.of_proxies(embeddings, proxies, labels, tau=0.0)
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        return proxy_anchor(
+            similarities, labels, alpha=self.alpha, margin=self.margin, positive_norm=self.positive_norm
+        )
 
 
 def newton_update(
     mu: Tensor,
     sigma: Tensor,
     embeddings: Tensor,
-    labels: Labels,
-    noise: Tensor | Iterable[Tensor],
+    labels: Tensor,
+    noise: Iterable[Tensor],
     *,
     tau: float = 0.01,
     alpha: float = 32.0,
@@ -178,7 +180,8 @@ def newton_update(
     class_similarity: ClassSimilarity = "softmax",
     gamma: float = 0.1,
     positive_norm: PositiveNorm = "all",
-    shards: Shards = ALL_HERE,
+    first_class: int = 0,
+    num_classes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The Gaussians' Newton steps for one batch (VCPA, sections 2.2 and A.2), without side effects or gradients.
 
@@ -206,67 +209,62 @@ def newton_update(
     :math:`G^+` and :math:`Q^+ - (G^+)^2`, is divided by the number of classes in the batch instead of C.
 
     Args:
-        mu: means ``[classes, dim]`` or ``[classes, K, dim]``.
+        mu: means ``[classes, K, dim]``.
         sigma: standard deviations, shaped as ``mu``.
         embeddings: ``[N, dim]``, of any length.
         labels: ``[N]``.
-        noise: standard normal ``[steps, *mu.shape]``, or anything that yields one array of ``mu``'s shape per step.
+        noise: standard normal, an array of ``mu``'s shape for every step.
         tau: τ. alpha: α. margin: δ. sigma_min: floor of σ.
         class_similarity: what :math:`a` is where K > 1: ``"softmax"``, ``"max"`` or ``"mean"``.
         gamma: γ.
         positive_norm: what positives are divided by: ``"all"`` classes or those ``"present"`` in the batch.
-        shards: which of all classes these are.
+        first_class: the class of the first row of ``mu``, where others are in other processes.
+        num_classes: the number of all classes then.
 
     Returns:
         The new ``mu`` and ``sigma``.
 
     Example:
-        >>> mu, sigma = torch.zeros(2, 2), torch.ones(2, 2)
-        >>> noise = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-        >>> mu, sigma = newton_update(mu, sigma, torch.eye(2), torch.tensor([1, 0]), noise)
-        >>> mu.sign()
+        >>> mu, sigma = torch.zeros(2, 1, 2), torch.ones(2, 1, 2)
+        >>> noise = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[:, None]
+        >>> mu, sigma = newton_update(mu, sigma, torch.eye(2), torch.tensor([1, 0]), [noise])
+        >>> mu.sign().squeeze(1)
         tensor([[-1.,  1.],
                 [ 1., -1.]])
     """
-    labels = as_labels(labels, embeddings)
-    check_embeddings(embeddings, dim=mu.shape[-1])
-    total = mu.shape[0] if shards.classes is None else shards.classes
-    check_labels(labels, embeddings.shape[0], num_classes=total)
+    total = len(mu) if num_classes is None else num_classes
+    several = mu.shape[1] > 1
+    block = max(1, _NEWTON_BLOCK_BYTES // (mu.shape[1] * (len(labels) + 1) * mu.element_size()))
+    blocks = [slice(start, min(start + block, len(mu))) for start in range(0, len(mu), block)]
     with torch.no_grad(), full_precision(mu.device.type):
-        several = mu.ndim == 3 and mu.shape[1] > 1
         # A last row of zeros has similarity 0 to every proxy: its exponential is the 1 in 1 + Σ.
         u = F.pad(l2_normalise(at_least_float32(embeddings)).to(mu.dtype), (0, 0, 0, 1))
         u_squared = u.square()
-
-        @functools.lru_cache(maxsize=1)  # the usual case is one block
-        def exponents_at_0(start: int, stop: int) -> Tensor:
-            """Of positives, then negatives: ``[2, classes, samples + 1]``."""
-            own = labels == torch.arange(shards.first + start, shards.first + stop, device=labels.device)[:, None]
-            exponents = mu.new_full((2, *own.shape), alpha * margin)
-            exponents = F.pad(exponents.masked_fill_(torch.stack([~own, own]), float("-inf")), (0, 1))
-            return exponents.unsqueeze(2) if mu.ndim == 3 and not several else exponents
-
         sign = torch.arange(-1, 2, 2, dtype=mu.dtype, device=mu.device).view(2, 1, 1)
-        if mu.ndim == 3 and not several:
-            sign = sign.unsqueeze(3)
         kl_weight = tau * total  # gradients and curvatures below are C times those of the formulas
-        mu_before, all_precision = mu, kl_weight / sigma.square()
+        mu_before, precision_before = mu, kl_weight / sigma.square()
         # How much more a positive counts than with the division by all classes.
-        more = None if positive_norm == "all" else total / mu.new_zeros(total).index_fill_(0, labels.long(), 1.0).sum()
+        more = None if positive_norm == "all" else total / mu.new_zeros(total).index_fill_(0, labels, 1.0).sum()
 
-        def step(start: int, stop: int, mu: Tensor, sigma: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
-            precision = all_precision[start:stop]
+        def exponents_at_0(b: slice) -> Tensor:
+            """Of positives, then negatives: ``[2, classes, samples + 1]``."""
+            classes = torch.arange(first_class + b.start, first_class + b.stop, device=labels.device)
+            positive = labels == classes[:, None]
+            exponents = mu.new_full((2, *positive.shape), alpha * margin)
+            return F.pad(exponents.masked_fill_(torch.stack([~positive, positive]), float("-inf")), (0, 1))
+
+        def step(b: slice, at_0: Tensor, mu: Tensor, sigma: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+            precision = precision_before[b]
             proxies = torch.addcmul(mu, sigma, epsilon)
             scale = alpha / torch.linalg.vector_norm(proxies, dim=-1, keepdim=True).clamp_min(NORM_FLOOR)
-            similarities = (proxies @ u.T) * scale  # times α
-            if several:
-                shares = _shares(similarities, class_similarity, alpha * gamma)
-                similarities = (shares * similarities).sum(1)
-            weights = torch.addcmul(exponents_at_0(start, stop), sign, similarities).softmax(dim=-1)
+            by_proxy = (proxies @ u.T) * scale  # similarities times α, [classes, K, samples + 1]
+            shares = _shares(by_proxy, class_similarity, alpha * gamma) if several else None
+            similarities = by_proxy.squeeze(1) if shares is None else (shares * by_proxy).sum(1)
+            weights = torch.addcmul(at_0, sign, similarities).softmax(dim=-1)
             squared_weights = weights.sum(0) if more is None else torch.addcmul(weights[1], weights[0], more)
-            if several:
-                weights = weights.unsqueeze(2) * shares
-                squared_weights = squared_weights.unsqueeze(1) * shares.square()
+            weights, squared_weights = weights.unsqueeze(2), squared_weights.unsqueeze(1)
+            if shares is not None:
+                weights, squared_weights = weights * shares, squared_weights * shares.square()
             pull, push = (weights @ u).unbind(0)
             pulled = pull if more is None else pull * more
             gradient = (push - pulled) * scale
@@ -278,22 +276,19 @@ def newton_update(
             sigma_gradient = (precision * sigma).sub_(inverse, alpha=kl_weight).addcmul_(epsilon, gradient)
             sigma_curvature = torch.addcmul(precision, inverse, inverse, value=kl_weight)
             sigma_curvature.addcmul_(epsilon.square(), curvature)
-            mu_gradient = torch.addcmul(gradient, precision, mu - mu_before[start:stop])
+            mu_gradient = torch.addcmul(gradient, precision, mu - mu_before[b])
             return (
                 torch.addcdiv(mu, mu_gradient, precision + curvature, value=-1),
                 torch.addcdiv(sigma, sigma_gradient, sigma_curvature, value=-1).clamp_min_(sigma_min),
             )
 
-        by_class = mu if mu.ndim == 3 else mu.unsqueeze(1)
-        block = block_size(embeddings, by_class) if is_large(embeddings, by_class) else len(mu)
-        blocks = [(start, min(start + block, len(mu))) for start in range(0, len(mu), block)]
+        of_first_block = exponents_at_0(blocks[0])
         for epsilon in noise:
             if epsilon.shape != mu.shape:
-                shape = ", ".join(map(str, mu.shape))
-                raise ValueError(
-                    f"noise must have shape [steps, {shape}], as mu has, got {list(epsilon.shape)} for a step"
-                )
-            moved = [step(i, j, mu[i:j], sigma[i:j], epsilon[i:j]) for i, j in blocks]
+                raise ValueError(f"noise of a step must have mu's shape {list(mu.shape)}, got {list(epsilon.shape)}")
+            moved = [
+                step(b, exponents_at_0(b) if b.start else of_first_block, mu[b], sigma[b], epsilon[b]) for b in blocks
+            ]
             mu, sigma = moved[0] if len(moved) == 1 else (torch.cat(part) for part in zip(*moved, strict=True))
         return mu, sigma
 
@@ -305,3 +300,120 @@ def _shares(similarities: Tensor, kind: ClassSimilarity, temperature: float) -> 
     if kind == "max":
         return torch.zeros_like(similarities).scatter_(1, similarities.argmax(1, keepdim=True), 1.0)
     return (similarities / temperature).softmax(1)
+
+
+class VariationalBank(ProxyBank):
+    """A bank whose proxies are independent Gaussians ``N(μ, diag σ²)``, starting at the prior ``μ = 0``, ``σ = 1``.
+
+    ``vectors [classes, per_class, dim]`` holds μ, so that whatever reads a bank sees the mean proxies. A
+    trainable bank has μ and σ (through softplus) as ordinary parameters; otherwise μ takes no gradient, σ is a buffer,
+    and both change only through :meth:`assign`.
+
+    Noise comes from a generator of the bank's own, made on the bank's device and seeded from ``generator`` (torch's
+    global one by default). Its state is part of ``state_dict``: a resumed run draws the same noise. A state
+    written on another kind of device cannot be continued; it then seeds a new stream.
+
+    >>> bank = VariationalBank(10, 1, 4)
+    >>> bank.draw().shape, float(bank.sigma.mean()), float(bank.vectors.abs().sum())
+    (torch.Size([10, 1, 4]), 1.0, 0.0)
+    """
+
+    deviation: Tensor
+
+    def __init__(
+        self,
+        classes: int,
+        per_class: int,
+        dim: int,
+        *,
+        trainable: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(classes, per_class, dim)
+        self.trainable = trainable
+        self.vectors = nn.Parameter(torch.zeros_like(self.vectors), requires_grad=trainable)
+        if trainable:
+            self.deviation_before_softplus = nn.Parameter(torch.full_like(self.vectors, _SOFTPLUS_INVERSE_OF_1))
+        else:
+            self.register_buffer("deviation", torch.ones_like(self.vectors, requires_grad=False))
+        self._generator = torch.Generator().manual_seed(_new_seed(generator))
+
+    @property
+    def sigma(self) -> Tensor:
+        """Standard deviations, ``[classes, per_class, dim]``."""
+        return F.softplus(self.deviation_before_softplus) if self.trainable else self.deviation
+
+    @torch.no_grad()
+    def assign(self, mu: Tensor, sigma: Tensor) -> None:
+        """Set μ and σ of a bank that is not trainable, shaped as ``vectors``."""
+        self.vectors.copy_(mu.view_as(self.vectors))
+        self.deviation.copy_(sigma.view_as(self.vectors))
+
+    @torch.no_grad()
+    def restart(self, vectors: Tensor) -> None:
+        """Start again from means ``vectors`` and the prior's σ = 1."""
+        super().restart(vectors)
+        if self.trainable:
+            self.deviation_before_softplus.fill_(_SOFTPLUS_INVERSE_OF_1)
+        else:
+            self.deviation.fill_(1.0)
+
+    def noise(self) -> Tensor:
+        """Standard normal numbers of the shape of ``vectors``, the next ones of the stream.
+
+        Those of classes in other processes are drawn too, so that the stream is the same on all of them.
+        """
+        like, shape = self.vectors, (self.classes, *self.vectors.shape[1:])
+        noise = torch.randn(shape, generator=self._generator_here(), dtype=like.dtype, device=like.device)
+        return noise[self.local.start : self.local.stop]
+
+    def draw(self) -> Tensor:
+        """One sample of every proxy, ``μ + σ∘ε``, with gradients to μ and σ where the bank is trainable."""
+        return torch.addcmul(self.vectors, self.sigma, self.noise())
+
+    @torch.no_grad()
+    def uncertainty(self, draws: int = 1000) -> Tensor:
+        """Per proxy ``[classes, per_class]``: the standard deviations of the normalised draws, summed over dimensions.
+
+        The draws come from a stream apart, always the same, so that looking at a bank changes nothing in training.
+        """
+        if draws < 2:
+            raise ValueError(f"draws must be at least 2 for a standard deviation, got {draws}")
+        mu, sigma = self.vectors.flatten(0, 1), self.sigma.flatten(0, 1)
+        generator = torch.Generator(mu.device).manual_seed(0)
+        rows = max(1, _DRAWS_AT_ONCE // (draws * self.dim))
+        parts = []
+        for start in range(0, len(mu), rows):
+            mean, deviation = mu[start : start + rows], sigma[start : start + rows]
+            noise = torch.randn(draws, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+            parts.append(l2_normalise(torch.addcmul(mean, deviation, noise)).std(dim=0).sum(dim=-1))
+        return torch.cat(parts).view(self.classes, self.per_class)
+
+    def get_extra_state(self) -> Tensor:
+        return self._generator_here().get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        state = state.cpu()
+        for device in ("cpu", "cuda", "mps"):
+            # The device may not be here, or the state may have been written on another kind.
+            with contextlib.suppress(RuntimeError):
+                generator = torch.Generator(device)
+                generator.set_state(state)
+                self._generator = generator
+                return
+        self._generator = torch.Generator().manual_seed(int.from_bytes(state.numpy().tobytes()[:64]) % 2**63)
+
+    def _generator_here(self) -> torch.Generator:
+        """The generator, carried over to wherever the bank has been moved since."""
+        device, old = self.vectors.device, self._generator
+        if old.device.type != device.type:
+            self._generator = torch.Generator(device).manual_seed(_new_seed(old))
+        elif old.device != device:
+            self._generator = torch.Generator(device)
+            self._generator.set_state(old.get_state())
+        return self._generator
+
+
+def _new_seed(generator: torch.Generator | None) -> int:
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**62, (), generator=generator, device=device))

@@ -22,8 +22,8 @@ class ProxyBank(nn.Module):
     vectors, so only the directions matter at first; the length decides how fast a proxy turns under a given learning
     rate.
 
-    Of several processes each has the proxies of its own share of the classes, and its ``vectors`` are those; they are
-    drawn as if there were one.
+    With several processes each has the proxies of its share of the classes, and its ``vectors`` are those. They are
+    drawn as if there were one process.
 
     >>> ProxyBank(10, 2, 4).vectors.shape
     torch.Size([10, 2, 4])
@@ -35,12 +35,12 @@ class ProxyBank(nn.Module):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.classes = classes
-        self.own = share_of(classes)
-        """The classes whose proxies are here."""
-        if not self.own:
+        self.local = share_of(classes)
+        """The classes whose proxies are in this process."""
+        if not self.local:
             raise RecipeError(f"{classes} classes cannot be shared out to {world()} processes: start fewer")
         shape = (classes, per_class, dim)
-        drawn = torch.randn(shape) if world() == 1 else _rows_of_normal(self.own, *shape)
+        drawn = torch.randn(shape) if world() == 1 else _rows_of_normal(self.local, *shape)
         self.vectors = nn.Parameter(drawn * (scale * math.sqrt(2.0 / (classes * per_class))))
 
     @property
@@ -52,9 +52,9 @@ class ProxyBank(nn.Module):
         return self.vectors.shape[2]
 
     @property
-    def share(self) -> float:
-        """The share of all classes whose proxies are here."""
-        return len(self.own) / self.classes
+    def local_share(self) -> float:
+        """The share of all classes whose proxies are in this process."""
+        return len(self.local) / self.classes
 
     def whole(self) -> Tensor:
         """The vectors of all classes, with gradients to those that are here."""
@@ -62,15 +62,15 @@ class ProxyBank(nn.Module):
 
     @torch.no_grad()
     def restart(self, vectors: Tensor) -> None:
-        """Begin anew from ``vectors [classes, per_class, dim]``."""
-        self.vectors.copy_(vectors[self.own.start : self.own.stop])
+        """Start again from ``vectors [classes, per_class, dim]``."""
+        self.vectors.copy_(vectors[self.local.start : self.local.stop])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """What one process has saved has all classes, of which this rank takes its own."""
         for name, tensor in (*self._parameters.items(), *self._buffers.items()):
             saved = state_dict.get(prefix + name)
             if tensor is not None and saved is not None and len(saved) == self.classes:
-                state_dict[prefix + name] = saved[self.own.start : self.own.stop]
+                state_dict[prefix + name] = saved[self.local.start : self.local.stop]
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:

@@ -18,7 +18,7 @@ from nearkin.data.cache import OpenedImages
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol, select_by
-from nearkin.losses._variational import VariationalBank
+from nearkin.losses.vcpa import VariationalBank
 from nearkin.numerics import l2_normalise, normalise
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe

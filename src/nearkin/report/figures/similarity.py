@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.losses._proxy import ProxyLoss
+from nearkin.losses import ProxyLoss
 from nearkin.numerics import l2_normalise
 from nearkin.report.figure_style import class_name, new_figure, number, run_title, set_title, shared_title
 from nearkin.report.opened_run import NothingToShowError, OpenedRun

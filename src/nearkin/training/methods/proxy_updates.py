@@ -65,8 +65,8 @@ class ProxyUpdates(Method):
         if self._optimiser is None:
             self._optimiser = torch.optim.AdamW(_objective(state).bank.parameters(), weight_decay=training.weight_decay)
             if self._saved is not None:
-                own = _objective(state).bank.own
-                self._optimiser.load_state_dict(_moments(self._saved, lambda whole: whole[own.start : own.stop]))
+                local = _objective(state).bank.local
+                self._optimiser.load_state_dict(_moments(self._saved, lambda whole: whole[local.start : local.stop]))
                 self._saved = None
         rate = next(group["lr"] for group in state.optimiser.param_groups if group["name"] == "proxies")
         for group in self._optimiser.param_groups:
@@ -87,11 +87,12 @@ class ProxyUpdates(Method):
                 torch.ones_like(proxies),
                 embeddings,
                 labels,
-                still[None],
+                [still],
                 tau=self.damping,
                 alpha=objective.alpha,
                 margin=objective.margin,
-                shards=objective.shards,
+                first_class=objective.bank.local.start,
+                num_classes=objective.num_classes,
             )
         with torch.no_grad():
             objective.bank.vectors.copy_(proxies)

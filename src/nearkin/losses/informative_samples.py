@@ -1,4 +1,4 @@
-"""ISA's weights: count the informative pairs of a proxy and its samples more, the easy ones and the outliers less."""
+"""ISA's weights: informative pairs of a proxy and a sample count more, easy ones and outliers less."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RELEASED_MEMORY = 55_000
 _MEMORY_PER_CLASS = 50
 
 
-class SampleWeights(NamedTuple):
+class PairWeights(NamedTuple):
     """What each (sample, class) pair counts; constants to the gradient.
 
     ``positive [N]`` weighs a sample for its own class, ``negative [N, C]`` for every class; the entry of the own
@@ -46,13 +46,33 @@ class InformativeSampleWeights(nn.Module):
     a class with nothing in memory or of which fewer than ``filter_after`` samples have been seen, all weights are 1.
     They carry no gradient.
 
-    Give it to a loss as ``weighting=``; the loss asks for :meth:`weights` and then calls :meth:`update`. Everything
-    that :meth:`update` changes is in ``state_dict``, the two switches included. A step costs a fixed number of tensor
-    operations, O(memory_size · dim), and never makes the host wait.
+    Give it to a loss as ``weighting=``: its formula asks for :meth:`weights`, and after a training step it calls
+    :meth:`update`. Everything that :meth:`update` changes is in ``state_dict``, the two switches included. A step costs
+    a fixed number of tensor operations, O(memory_size · dim), and never makes the host wait.
 
-    The arguments are those of :class:`~nearkin.losses.ProxyISA`: V is ``volume``, h ``hardness``, k ``sensitivity``, λ
-    ``search_margin`` and τ ``decay`` (section 4.1 has the values); ``positive_penalty`` stands in the place of σ in ω⁺,
-    ``negative_penalty`` in that of 1/max(1, E) in ω⁻.
+    Args:
+        num_classes: number of training classes, C.
+        dim: dimension of the embeddings.
+        memory_size: T, the most embeddings kept. The paper does not give it; pass the number of training images (what
+            has been in memory for more than an epoch is out of date). Default: 50 per class, at most 55,000.
+        volume: V, the number of samples that fill a class.
+        hardness: h, scales the mean similarity of a class in memory down to where samples begin to be easy.
+        sensitivity: k, how much further the search for informative samples goes in a hard class.
+        search_margin: λ, added to the search length.
+        decay: τ, when the positive weights begin to fall.
+        positive_penalty: what replaces σ in the weights of positives (table 3): ``"sigma"`` itself, ``"nu"``,
+            ``"effective"`` for 1/max(1, E), or ``"none"`` for 1.
+        negative_penalty: what easy negatives count: ``"effective"`` for 1/max(1, E), as published, or ``"none"`` for 1.
+            A weight multiplies the exponent. Of an easy negative, which is far below zero, it so makes nearly zero: a
+            term near 1 in the sum, where Proxy-Anchor has next to nothing, and the more there are of them the less
+            the hard ones are pushed away.
+        memory_from: epoch, counted from 0, with which the memory goes on. Default: 1, as released 2.
+        filter_from: epoch, counted from 0, with which the filter goes on. Default: 2, as released 3.
+        filter_after: samples of a class that have to be seen before the filter acts on it, not in the paper. Two epochs
+            show 120 images of a class of CUB, but a handful of a small class, which is not learned by then.
+        as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
+            yet, negative weights that act from the first step, whether the filter is on or not, and memory and filter
+            an epoch later.
 
     Example:
         >>> weighting = InformativeSampleWeights(num_classes=10, dim=8)
@@ -67,7 +87,7 @@ class InformativeSampleWeights(nn.Module):
     memory: Tensor
     memory_labels: Tensor
     pointer: Tensor
-    kinds: Tensor
+    last_batch: Tensor
 
     def __init__(
         self,
@@ -124,7 +144,7 @@ class InformativeSampleWeights(nn.Module):
         self.register_buffer("memory", torch.zeros(memory_size + 1, dim))
         self.register_buffer("memory_labels", torch.full((memory_size + 1,), num_classes))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("kinds", torch.zeros(3, dtype=torch.int64))
+        self.register_buffer("last_batch", torch.zeros(3, dtype=torch.int64))
 
     def begin_epoch(self, epoch: int) -> None:
         """Memory and filter on from their epochs, counted from 0."""
@@ -133,68 +153,52 @@ class InformativeSampleWeights(nn.Module):
 
     @torch.no_grad()
     def judgement(self, similarities: Tensor, labels: Tensor) -> Judgement:
-        """What the samples of class similarities ``[N, C]`` and labels ``[N]`` are to their own classes at present."""
-        return self.judgement_of_own(similarities.gather(1, labels[:, None]).squeeze(1), labels)
+        """Which samples of class similarities ``[N, C]`` and labels ``[N]`` are easy, informative or outliers now."""
+        at = self._thresholds(similarities.dtype)
+        positive = similarities.gather(1, labels[:, None]).squeeze(1)
+        learned, outlier = torch.stack([at.learned, at.outlier]).index_select(1, labels).unbind()
+        return Judgement(positive > learned, (positive >= outlier) & (positive <= learned), positive < outlier)
 
     @torch.no_grad()
-    def judgement_of_own(self, own: Tensor, labels: Tensor) -> Judgement:
-        """The same of similarities ``[N]`` to the samples' own classes, which is all that it depends on."""
-        at = self._thresholds(own.dtype)
-        learned, outlier, positive = torch.stack([at.learned, at.outlier, at.positive]).index_select(1, labels).unbind()
-        return Judgement(at, positive, own > learned, (own >= outlier) & (own <= learned), own < outlier)
-
-    @torch.no_grad()
-    def weights(self, similarities: Tensor, labels: Tensor, *, judged: Judgement | None = None) -> SampleWeights | None:
-        """Weights for class similarities ``[N, C]`` and labels ``[N]``; None stands for weights of 1 throughout.
-
-        ``judged`` is their :meth:`judgement`, where it is known already.
-        """
+    def weights(self, similarities: Tensor, labels: Tensor) -> PairWeights | None:
+        """Weights for class similarities ``[N, C]`` and labels ``[N]``; None stands for weights of 1 throughout."""
         if not (self.filter_on or self.as_released):
             return None
-        judged = self.judgement(similarities, labels) if judged is None else judged
-        by_class = self.weights_by_class(judged)
-        assert by_class is not None
-        return SampleWeights(by_class.positive, by_class.negative(similarities, slice(None)))
-
-    def weights_by_class(self, judged: Judgement) -> ClassWeights | None:
-        """:meth:`weights` for as many classes at a time as one likes."""
-        if not (self.filter_on or self.as_released):
-            return None
-        positive = judged.positive + judged.informative if self.filter_on else torch.ones_like(judged.positive)
-        return ClassWeights(positive, judged.at.outlier, judged.at.easy_negative)
+        at = self._thresholds(similarities.dtype)
+        negative = torch.where(similarities < at.outlier, at.easy_negative, 1.0)
+        positive = torch.ones_like(similarities[:, 0])
+        if self.filter_on:
+            positive = at.positive[labels] + self.judgement(similarities, labels).informative
+        return PairWeights(positive, negative)
 
     @torch.no_grad()
     def update(
         self,
         embeddings: Tensor,
         labels: Tensor,
-        similarities: Tensor | None,
-        own_similarity: Callable[[Tensor, Tensor | None], Tensor],
+        similarities: Tensor,
+        positive_similarities: Callable[[Tensor, Tensor | None], Tensor],
         *,
         linear: bool = False,
-        judged: Judgement | None = None,
     ) -> None:
         """Take in a batch, after its loss.
 
         Args:
             embeddings: normalised, ``[N, dim]``.
             labels: ``[N]``.
-            similarities: to the classes, ``[N, C]``, as :meth:`weights` got them; not needed beside ``judged``.
-            own_similarity: gives the similarities ``[T]`` of normalised embeddings ``[T, dim]`` to the classes that
-                labels ``[T]`` name, with the present proxies; without labels row c is of class c.
-            linear: ``own_similarity`` is linear in the embeddings, as it is with one proxy per class. The mean over a
-                class's memory is then taken before the similarity, which is much cheaper.
-            judged: the batch's :meth:`judgement`, where it is known already.
+            similarities: to the classes, ``[N, C]``, as :meth:`weights` got them.
+            positive_similarities: gives the similarities ``[T]`` of normalised embeddings ``[T, dim]`` to the classes
+                that labels ``[T]`` name, with the present proxies; without labels row c is of class c.
+            linear: ``positive_similarities`` is linear in the embeddings, as it is with one proxy per class. The mean
+                over a class's memory is then taken before the similarity, which is much cheaper.
         """
-        if judged is None:
-            assert similarities is not None
-            judged = self.judgement(similarities, labels)
-        torch.sum(torch.stack([judged.learned, judged.informative, judged.outlier]), 1, out=self.kinds)
+        judged = self.judgement(similarities, labels)
+        torch.sum(torch.stack(judged), 1, out=self.last_batch)
         kept = ~judged.outlier if self.filter_on else torch.ones_like(judged.outlier)
         self.counts.index_add_(0, labels, kept.long())
         if self.memory_on:
             self._enqueue(embeddings, labels, kept)
-            self._average(labels, own_similarity, linear=linear)
+            self._average(labels, positive_similarities, linear=linear)
 
     def diagnostics(self) -> dict[str, Tensor | float]:
         """Where every class stands ``[num_classes]``, and how the last batch was made up.
@@ -204,7 +208,7 @@ class InformativeSampleWeights(nn.Module):
         the last batch's samples of classes in memory, all 0 where there were none.
         """
         at = self._thresholds(self.average.dtype)
-        easy, informative, outlier = (self.kinds / self.kinds.sum().clamp_min(1)).tolist()
+        easy, informative, outlier = (self.last_batch / self.last_batch.sum().clamp_min(1)).tolist()
         return {
             "effective_number": at.effective_number,
             "learned_similarity": self.hardness * self.average,
@@ -264,14 +268,14 @@ class InformativeSampleWeights(nn.Module):
         self.pointer.add_(rank[-1]).remainder_(size)
 
     def _average(
-        self, labels: Tensor, own_similarity: Callable[[Tensor, Tensor | None], Tensor], *, linear: bool
+        self, labels: Tensor, positive_similarities: Callable[[Tensor, Tensor | None], Tensor], *, linear: bool
     ) -> None:
         classes, embeddings, owners = self.num_classes, self.memory[:-1], self.memory_labels[:-1]
         if linear:
             sums = embeddings.new_zeros(classes + 1, embeddings.shape[1]).index_add_(0, owners, embeddings)[:-1]
-            total = own_similarity(sums, None).to(self.average.dtype)
+            total = positive_similarities(sums, None).to(self.average.dtype)
         else:
-            similarity = own_similarity(embeddings, owners.clamp_max(classes - 1)).to(self.average.dtype)
+            similarity = positive_similarities(embeddings, owners.clamp_max(classes - 1)).to(self.average.dtype)
             total = self.average.new_zeros(classes + 1).index_add_(0, owners, similarity)[:-1]
         number = self.counts.new_zeros(classes + 1).index_add_(0, owners, torch.ones_like(owners))[:-1]
         present = (number > 0).logical_and_(torch.zeros_like(number, dtype=torch.bool).index_fill_(0, labels, True))
@@ -290,29 +294,9 @@ class Thresholds(NamedTuple):
     easy_negative: Tensor
 
 
-class ClassWeights(NamedTuple):
-    """:class:`SampleWeights` whose ``[N, C]`` negatives are made for a range of classes at a time.
-
-    A negative whose similarity is below a class's ``outlier [C]`` counts ``easy_negative [C]``, all others 1.
-    """
-
-    positive: Tensor
-    outlier: Tensor
-    easy_negative: Tensor
-
-    def negative(self, similarities: Tensor, classes: slice) -> Tensor:
-        """Weights ``[N, B]`` for similarities to ``classes``."""
-        return torch.where(similarities < self.outlier[classes], self.easy_negative[classes], 1.0)
-
-
 class Judgement(NamedTuple):
-    """What the samples ``[N]`` of a batch are to their own classes: too easy, informative, or outliers.
+    """Whether each sample ``[N]`` of a batch is too easy for its class, informative, or an outlier."""
 
-    ``at`` are the classes' thresholds and ``positive`` the samples' σ.
-    """
-
-    at: Thresholds
-    positive: Tensor
-    learned: Tensor
+    easy: Tensor
     informative: Tensor
     outlier: Tensor

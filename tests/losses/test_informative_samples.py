@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nearkin.losses._informative import InformativeSampleWeights
+from nearkin.losses import InformativeSampleWeights
 from nearkin.losses.mpa import MultiProxyAnchor
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.losses.proxy_nca import ProxyNCA
@@ -301,7 +301,7 @@ def test_without_penalties_only_informative_positives_count_more():
     for embeddings, same in ((own, True), (-0.01 * own + own.roll(1, 0), False)):
         known(weighting, counts=[300] * 4, average=[0.6] * 4)
         judged = weighting.judgement(loss.class_similarities(embeddings), labels)
-        assert judged.learned.all() if same else judged.informative.any()
+        assert judged.easy.all() if same else judged.informative.any()
         assert (loss(embeddings, labels).item() == pytest.approx(plain(embeddings, labels).item(), abs=1e-12)) == same
 
 

@@ -1,16 +1,15 @@
-"""What every loss on pairs shares: the checks, the references, the two kinds of pairs and their distances."""
+"""What every loss on pairs shares: the checks, the references, positive and negative pairs and their distances."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels
-from nearkin.losses import _geometry
-from nearkin.numerics import NORM_FLOOR, Normalisation, at_least_float32, full_precision
+from nearkin.numerics import Normalisation, at_least_float32, full_precision, normalise, rounding_floor, safe_sqrt
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,18 @@ class Pairs:
     within_batch: bool
 
     def distance(self, *, squared: bool = False) -> Tensor:
-        """``‖q − r‖`` or its square; exactly 0, with gradient 0, for two vectors that differ by rounding only."""
+        """``‖q − r‖`` or its square, ``[N, M]``; exactly 0, with gradient 0, for vectors that differ by rounding only.
+
+        Without that floor a sample would lie a random 1e-4 away from its own copy among the references, and a loss that
+        averages non-zero terms would count it or not by chance; see :func:`~nearkin.numerics.rounding_floor`.
+        """
         of_queries = self.queries.square().sum(dim=1)
         of_references = of_queries if self.within_batch else self.references.square().sum(dim=1)
-        dim = self.queries.shape[1]
-        return _geometry.distance(self.similarity, of_queries, of_references, dim=dim, squared=squared)
+        lengths = of_queries[:, None] + of_references
+        result = lengths - 2.0 * self.similarity
+        floor = rounding_floor(self.queries.shape[1], result.dtype)
+        result = torch.where(result > floor * lengths, result, 0.0)
+        return result if squared else safe_sqrt(result)
 
 
 class PairLoss(nn.Module):
@@ -47,7 +53,7 @@ class PairLoss(nn.Module):
     Without references the batch is compared with itself and no sample with itself. With references every
     (sample, reference) pair counts: they are a method's proxies, class representatives or a memory of past batches.
     A subclass turns :class:`Pairs` into a loss (:meth:`from_pairs`). Everything is computed in float32 or better,
-    whatever autocast and TF32 say; a loss can be differentiated once.
+    whatever autocast and TF32 say.
 
     ``representatives`` says what the class representatives of PROFS are to a loss: its anchors; anchors with as many
     negative pairs as positive ones, for a loss that weighs easy and hard pairs alike; or the positives of its anchors.
@@ -101,7 +107,7 @@ class PairLoss(nn.Module):
             queries = self._normalised(embeddings)
             others = self._normalised(references).to(queries.dtype)
             same = labels[:, None] == reference_labels
-            return Pairs(queries, others, _geometry.products(queries, others), same, ~same, within_batch=False)
+            return Pairs(queries, others, products(queries, others), same, ~same, within_batch=False)
 
     def similarity_weights(
         self,
@@ -123,10 +129,10 @@ class PairLoss(nn.Module):
         queries = self._normalised(embeddings)
         same = labels[:, None] == labels
         positive = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        return Pairs(queries, queries, _geometry.gram(queries), positive, ~same, within_batch=True)
+        return Pairs(queries, queries, products(queries, queries), positive, ~same, within_batch=True)
 
     def _normalised(self, x: Tensor) -> Tensor:
-        return _geometry.unit_rows(at_least_float32(x), 1.0 if self.normalisation == "ball" else NORM_FLOOR)
+        return normalise(at_least_float32(x), self.normalisation)
 
 
 def hardest_negatives(pairs: Pairs) -> Pairs:
@@ -136,11 +142,36 @@ def hardest_negatives(pairs: Pairs) -> Pairs:
     """
     with torch.no_grad():
         distance = pairs.distance(squared=True).masked_fill_(~pairs.negative, float("inf"))
-        place = distance.argsort(dim=1, stable=True).argsort(dim=1)
-        kept = place < pairs.positive.sum(dim=1, keepdim=True)
+        rank = distance.argsort(dim=1, stable=True).argsort(dim=1)
+        kept = rank < pairs.positive.sum(dim=1, keepdim=True)
     return replace(pairs, negative=pairs.negative & kept)
 
 
 def mean_where(terms: Tensor, mask: Tensor) -> Tensor:
     """Mean of ``terms`` over the entries where ``mask`` holds; 0 where it holds nowhere."""
     return (terms * mask).sum() / mask.sum().clamp_min(1)
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    """Inner products ``x yᵀ`` of the rows of ``x [N, D]`` and ``y [M, D]``; in full precision, and so is the gradient.
+
+    >>> products(torch.eye(2), torch.tensor([[3.0, 4.0]]))
+    tensor([[3.],
+            [4.]])
+    """
+    return _Products.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        with full_precision(x.device.type):
+            return x @ y.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, y = ctx.saved_tensors
+        into_x, into_y = ctx.needs_input_grad
+        with full_precision(x.device.type):
+            return gradient @ y if into_x else None, gradient.T @ x if into_y else None

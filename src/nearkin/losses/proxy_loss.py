@@ -1,0 +1,146 @@
+"""What every loss with proxies shares: the proxies, the checks, and the way from embeddings to class similarities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nearkin import ranks
+from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
+from nearkin.losses.class_similarities import ClassSimilarity, Combination, class_similarities, combine
+from nearkin.losses.informative_samples import InformativeSampleWeights, PairWeights
+from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
+from nearkin.proxies import ProxyBank
+
+
+class ProxyLoss(nn.Module):
+    """``loss(embeddings [N, dim], labels [N]) -> scalar``, owning proxies in ``bank.vectors``.
+
+    A subclass writes :meth:`from_similarities`: what the class similarities ``[N, num_classes]`` cost, as its paper has
+    it, in plain PyTorch. Autograd differentiates it. Such a loss works for any number of classes and with its classes
+    spread over processes; every process then sees the similarities to all classes. Everything is computed in float32
+    or better, whatever autocast says.
+
+    Args:
+        proxies_per_class: K. With several, ``class_similarity`` and ``gamma`` say how they make one similarity.
+        tau: weight of the regulariser that keeps a class's proxies together.
+        start_scale: the proxies' length at the start, times the usual.
+        weighting: weighs the pairs by how informative they are; see :class:`InformativeSampleWeights`.
+
+    Example:
+        >>> class Hinge(ProxyLoss):
+        ...     def from_similarities(self, similarities, labels):
+        ...         positive = similarities.gather(1, labels[:, None])
+        ...         return (similarities - positive + 0.2).clamp_min(0).mean()
+        >>> loss = Hinge(num_classes=10, dim=8)
+        >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
+        >>> loss.bank.vectors.grad.shape
+        torch.Size([10, 1, 8])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        proxies_per_class: int = 1,
+        class_similarity: ClassSimilarity = "softmax",
+        gamma: float = 0.1,
+        tau: float = 0.0,
+        start_scale: float = 1.0,
+        weighting: InformativeSampleWeights | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("softmax", "max", "mean", class_similarity=class_similarity)
+        check_positive(gamma=gamma, start_scale=start_scale)
+        self.bank = ProxyBank(num_classes, proxies_per_class, dim, scale=start_scale)
+        self.class_similarity: ClassSimilarity = class_similarity
+        self.gamma = gamma
+        self.tau = tau
+        self.start_scale = start_scale
+        self.weighting = weighting
+
+    @property
+    def num_classes(self) -> int:
+        return self.bank.classes
+
+    @property
+    def proxies_per_class(self) -> int:
+        return self.bank.per_class
+
+    def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        """The loss of class similarities ``[N, num_classes]``, without regulariser: the formula in plain PyTorch."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what similarities cost: write from_similarities")
+
+    def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
+        return self.of_proxies(embeddings, self.bank.vectors, self._checked(embeddings, labels), tau=self.tau)
+
+    def of_proxies(self, embeddings: Tensor, vectors: Tensor, labels: Tensor, *, tau: float) -> Tensor:
+        """The loss with proxies ``[C, K, D]``, which need not be those of the bank."""
+        with full_precision(embeddings.device.type):
+            similarities, spread = self._similarities_and_spread(embeddings, vectors, spread=tau > 0)
+            value = self.from_similarities(similarities, labels)
+            if tau and vectors.shape[1] > 1:
+                value = value + tau * self.bank.local_share * ranks.sum_of_parts(spread)
+            if self.weighting is not None and self.training:
+                unit = l2_normalise(at_least_float32(embeddings.detach()))
+                linear = vectors.shape[1] == 1
+                self.weighting.update(unit, labels, similarities, self.positive_similarities, linear=linear)
+        return value
+
+    def class_similarities(self, embeddings: Tensor) -> Tensor:
+        """Similarity of every sample to every class, ``[N, num_classes]``, differentiable."""
+        with full_precision(embeddings.device.type):
+            return self._similarities_and_spread(embeddings, self.bank.vectors, spread=False)[0]
+
+    def _similarities_and_spread(self, embeddings: Tensor, vectors: Tensor, *, spread: bool) -> tuple[Tensor, Tensor]:
+        embeddings, vectors = at_least_float32(embeddings), at_least_float32(vectors)
+        dtype = torch.promote_types(embeddings.dtype, vectors.dtype)  # neither is ever cast down
+        how = Combination(self.class_similarity, self.gamma, with_spread=spread and vectors.shape[1] > 1)
+        embeddings = ranks.with_summed_gradient(embeddings.to(dtype))
+        similarities, of_proxies = class_similarities(embeddings, vectors.to(dtype), how)
+        return ranks.gather_columns(similarities, self.num_classes), of_proxies
+
+    def pair_weights(self, similarities: Tensor, labels: Tensor) -> PairWeights | None:
+        """What each pair counts at present; None where all count alike."""
+        return None if self.weighting is None else self.weighting.weights(similarities, labels)
+
+    @torch.no_grad()
+    def positive_similarities(self, unit: Tensor, labels: Tensor | None) -> Tensor:
+        """Similarity ``[T]`` of unit vectors ``[T, dim]`` to the class that ``labels [T]`` gives each.
+
+        Without labels there is a row for every class, in their order.
+        """
+        local, vectors = self.bank.local, at_least_float32(self.bank.vectors).to(unit.dtype)
+        lengths = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
+        if labels is None:
+            cosines = torch.linalg.vecdot(unit[local.start : local.stop, None], vectors).div_(lengths)
+        else:
+            rows = (labels - local.start).clamp(0, len(local) - 1)
+            cosines = torch.stack([(unit * vectors[rows, k]).sum(1) for k in range(self.bank.per_class)], 1)
+            cosines = cosines.div_(lengths[rows])
+        positive = combine(cosines[:, None], self.class_similarity, gamma=self.gamma).squeeze(1)
+        if labels is None:
+            return ranks.gather_rows(positive, self.num_classes)
+        is_local = (labels >= local.start) & (labels < local.stop)
+        return ranks.sum_of_parts(torch.where(is_local, positive, 0.0))
+
+    def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
+        """``|∂L/∂S|`` for every (sample, class), ``[N, num_classes]``: how hard each pair is pulled or pushed."""
+        labels = self._checked(embeddings, labels)
+        similarities = self.class_similarities(embeddings).detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.from_similarities(similarities, labels)
+        return torch.autograd.grad(value, similarities)[0].abs()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called by the training loop before each epoch, counted from 0."""
+        if self.weighting is not None:
+            self.weighting.begin_epoch(epoch)
+
+    def _checked(self, embeddings: Tensor, labels: Labels) -> Tensor:
+        """The labels as int64 on the embeddings' device, where both fit the loss."""
+        labels = as_labels(labels, embeddings)
+        check_embeddings(embeddings, dim=self.bank.dim)
+        check_labels(labels, embeddings.shape[0], num_classes=self.num_classes)
+        return labels.long()
