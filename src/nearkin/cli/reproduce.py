@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,6 +26,7 @@ from nearkin.cli._study import Format, Jobs, names_in, run_study
 if TYPE_CHECKING:
     from nearkin.studies.paper_rows import Settings
     from nearkin.studies.reproduce import Reproduction
+    from nearkin.studies.study import Row
 
 __all__ = ["reproduce"]
 
@@ -162,14 +163,20 @@ def _print_tables(paper: str | None, settings: Settings, as_json: bool) -> None:
 
 def _print_rows(study: Reproduction, as_json: bool) -> None:
     """Every row with its published scores and the command that trains it."""
-    lines = [line for line in study.lines if line.wanted]
+    rows = [row for rows in study.wanted.values() for row in rows]
     if as_json:
-        print(json.dumps([line.as_record() for line in lines]))
+        print(json.dumps([_row_record(row) for row in rows]))
         return
-    for line in lines:
-        scores = ", ".join(f"{each.metric} {each.text}" for each in line.published)
-        texts = [f"\n{line.row.name} on {line.data}: {line.row.title}" + (f"; published: {scores}" if scores else "")]
-        texts += [f"  {line.command}"] * (line.command is not None)
-        texts += [f"  cannot be run here: {line.problem}"] * (line.problem is not None)
+    for row in rows:
+        scores = ", ".join(f"{value.metric} {value.text}" for value in row.published)
+        texts = [f"\n{row.name} on {row.data}: {row.title}" + (f"; published: {scores}" if scores else "")]
+        texts += [f"  {row.command}"] * (row.command is not None)
+        texts += [f"  cannot be run here: {row.problem}"] * (row.problem is not None)
         for text in texts:
             Console().print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _row_record(row: Row) -> dict[str, Any]:
+    published = {f"{value.dim}-d {value.protocol} {value.metric}": value.value for value in row.published}
+    texts = {"name": row.name, "title": row.title, "data": row.data, "command": row.command, "problem": row.problem}
+    return {**texts, "recipe": row.recipe.as_mapping() if row.command else None, "published": published}

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from nearkin.errors import RecipeError
 from nearkin.recipe.identity import deciding, fingerprint, short_hash
+from nearkin.report.differences import COMPARED
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.runs.defaults import RUNS, data_name
-from nearkin.studies.comparison_table import budget_text, comparison_record, comparison_table, draw_comparison
-from nearkin.studies.results import RowResult, results_of
+from nearkin.studies.figures import Panel, draw
+from nearkin.studies.results import Column, RowResult, results_of
 from nearkin.studies.rows import (
     RowChanges,
     ablated_rows,
@@ -31,6 +32,7 @@ from nearkin.studies.rows import (
     what_differs,
 )
 from nearkin.studies.study import Row, Study, chosen_names, planned_runs, write_table
+from nearkin.studies.tables import budget_text, study_record, study_table
 from nearkin.training.recipes import load_recipe
 
 
@@ -145,18 +147,23 @@ class Comparison(Study):
         return results_of([run for row in self._shown[0] for run in planned_runs([row], self.folder, self.seeds)])
 
     def tables(self) -> list[Table]:
-        table, left_out = comparison_table(self.results), self._shown[1]
+        results, left_out = self.results, self._shown[1]
+        data = sorted({value for result in results for value in result.condition("data")})
+        classes = sorted({value for result in results for value in result.condition("test_classes")})
+        table = study_table(", ".join([f"Comparison on {', '.join(data) or 'no finished run'}", *classes]), results)
         notes = [f"Left out, run with another recipe: {', '.join(left_out)}."] if left_out else []
         return [replace(table, notes=(*table.notes, *notes))]
 
     def record(self) -> dict[str, Any]:
         written = datetime.now(UTC).isoformat(timespec="seconds")
-        return {"folder": str(self.folder), "written": written, **comparison_record(self.results)}
+        return {"folder": str(self.folder), "written": written, **study_record(self.tables()[0], self.results)}
 
     def write(self) -> list[Path]:
         """Write ``comparison.md``, ``.csv`` and ``.json``, and ``comparison.png`` once a run has finished."""
-        files = write_table(self.folder, "comparison", self.tables()[0], self.record())
-        return files + draw_comparison(self.results, self.folder / "comparison.png")
+        (table,) = self.tables()
+        files = write_table(self.folder, "comparison", table, self.record())
+        panels = [Panel(name, Column(name), self.results) for name in COMPARED]
+        return files + draw(panels, table.title, table.conditions[0], self.folder / "comparison.png")
 
     def next_steps(self) -> list[str]:
         done = (planned.folder.path for planned in self.runs() if planned.folder.is_finished)

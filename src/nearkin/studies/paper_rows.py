@@ -16,9 +16,7 @@ from nearkin.errors import DataError, mistakes_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, flat, short_hash
 from nearkin.recipe.reading import layered
-from nearkin.report.published import Published
 from nearkin.report.table import NOTHING
-from nearkin.studies.digits import DIGITS, MomentRecorder
 from nearkin.studies.papers import Item, PaperRow, PaperTable, shipped_recipe, tables_of, text_of
 from nearkin.studies.rows import base_recipe
 from nearkin.studies.study import Row
@@ -42,13 +40,13 @@ class Settings:
     root: str | None = None
     overrides: tuple[str, ...] = ()
     stand_in: str | None = None
-    """Folder that is read instead of the paper's data."""
+    """Folder that is read instead of the paper's data, such as drawn digits instead of MNIST."""
 
-    def notes(self, published_backbones: str) -> list[str]:
+    def remarks(self) -> list[str]:
         """What the settings change, in sentences."""
         texts = []
         if self.backbone is not None:
-            texts.append(f"Another backbone: {self.backbone} instead of {published_backbones or 'the paper’s'}.")
+            texts.append(f"Another backbone than the paper's: {self.backbone}.")
         if self.weights == NO_WEIGHTS:
             texts.append("From scratch: no pretrained weights (--weights none).")
         if self.stand_in is not None:
@@ -56,80 +54,55 @@ class Settings:
         return texts + [f"Changed in every row: {', '.join(self.overrides)}."] * bool(self.overrides)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row of a table on one data set."""
+def rows_of(
+    table: PaperTable, data: Iterable[str], settings: Settings, *, wanted: Sequence[str] | None = None, say: Say = print
+) -> list[Row]:
+    """The rows of a table on every data set that they have a line for, as a study runs them.
 
-    table: PaperTable
-    row: PaperRow
-    data: str
-    recipe: Recipe | None
-    """None where nearkin does not have the method."""
-    published: tuple[Published, ...]
-    problem: str | None
-    """Why it cannot be run here: data, weights or the method itself are missing."""
-    wanted: bool = True
-    """Whether it was asked for; other rows of the table are shown once they have finished."""
-
-    @property
-    def study_row(self) -> Row:
-        """As a study runs it. Tables that share a row share its runs, as its name is made of the recipe."""
-        assert self.recipe is not None, f"{self.row.name} cannot be run: {self.problem}"
-        decides = short_hash([fingerprint(self.recipe, besides=("training.seed",)), self.table.mlrc])
-        name = f"{Path(self.data).stem}/{self.row.recipe.rpartition('/')[2]}-{decides}"
-        observer = MomentRecorder if self.table.drawing == "digits" else None
-        title = f"{self.row.title} on {self.data}"
-        return Row(name, title, self.recipe, mlrc=self.table.mlrc, observer=observer)
-
-    @property
-    def command(self) -> str | None:
-        """The command that trains this row alone, or for the reality check all its models."""
-        if self.recipe is None:
-            return None
-        words = command_words(self.row.recipe, self.recipe)
-        return " ".join(["nearkin", "mlrc" if self.table.mlrc else "train", *words])
-
-    def as_record(self) -> dict[str, Any]:
-        return {
-            "name": self.row.name,
-            "title": self.row.title,
-            "data": self.data,
-            "command": self.command,
-            "recipe": self.recipe and self.recipe.as_mapping(),
-            "published": {f"{each.dim}-d {each.protocol} {each.metric}": each.value for each in self.published},
-            "problem": self.problem,
-        }
-
-
-def planned_lines(
-    table: PaperTable, rows: Sequence[str] | None, data: Iterable[str], settings: Settings, *, say: Say = print
-) -> list[Line]:
-    """The rows of a table on every data set that they have a line for; those not named in ``rows`` are not wanted.
-
-    On data that are not the table's, the rows' losses and methods are trained with a recipe that suits the data, as
-    ``nearkin compare`` does, and no published value applies; ``say`` is called with the name of that recipe.
+    A row that cannot be run here has the reason as its ``problem``. On data that are not the table's, the rows' losses
+    and methods are trained with a recipe that suits the data, as ``nearkin compare`` does, and no published value
+    applies; ``say`` is called with the name of that recipe.
 
     >>> from nearkin.studies.papers import find_item
     >>> (table,) = tables_of(find_item("mpa/table-8"))
-    >>> line = planned_lines(table, None, ["cars"], Settings())[1]
-    >>> line.command
+    >>> row = rows_of(table, ["cars"], Settings())[1]
+    >>> row.command
     'nearkin train mpa/mpa data.source=cars objective.proxies_per_class=4 training.batch_size=64'
-    >>> line.published[0].value
+    >>> row.published[0].value
     86.1
     """
-    wanted, lines = table.chosen_rows(rows), []
+    rows = []
     for source in data:
         absent = missing_data(settings.stand_in or source, settings.root)
-        for row in table.rows_on(source):
+        for row in (row for row in table.rows_on(source) if row in table.chosen_rows(wanted)):
             published = () if settings.stand_in else tuple(table.published_values(row, source))
-            recipe, problem = None, row.missing
+            recipe, problem, command, folder = Recipe(), row.missing, None, f"{source}/{row.name}"
             if row.missing is None:
                 with mistakes_in(f"row {row.name!r}"):
-                    recipe = recipe_of(table, row, source, settings, say=say if row in wanted else lambda text: None)
+                    recipe = recipe_of(table, row, source, settings, say=say)
                 recipe, problem = _with_weights(recipe, settings)
                 problem = absent or problem
-            lines.append(Line(table, row, source, recipe, published, problem, row in wanted))
-    return lines
+                words = command_words(row.recipe, recipe)
+                command = " ".join(["nearkin", "mlrc" if table.mlrc else "train", *words])
+                # Tables that share a row share its runs, as the folder is named after the recipe.
+                decides = short_hash([fingerprint(recipe, besides=("training.seed",)), table.mlrc])
+                folder = f"{Path(source).stem}/{row.recipe.rpartition('/')[2]}-{decides}"
+            rows.append(
+                Row(
+                    row.name,
+                    row.title,
+                    recipe,
+                    mlrc=table.mlrc,
+                    data=source,
+                    published=published,
+                    problem=problem,
+                    command=command,
+                    at=row.at,
+                    series=row.series,
+                    folder=folder,
+                )
+            )
+    return rows
 
 
 def recipe_of(table: PaperTable, row: PaperRow, data: str, settings: Settings, *, say: Say = print) -> Recipe:
@@ -255,8 +228,7 @@ def availability(item: Item, settings: Settings) -> dict[str, Any]:
     absent = [name for name in data if missing_data(name, settings.root) is not None]
     without = [name for name in sorted(backbones) if not settings.weights and missing_weights(name, settings.root)]
     unknown = sum(row.missing is not None for _, row, _ in lines)
-    digits = f" ({DIGITS})" if any(table.drawing == "digits" for table in tables) else ""
-    parts = [f"data: {', '.join(absent)}{digits}"] * bool(absent) + [f"weights: {', '.join(without)}"] * bool(without)
+    parts = [f"data: {', '.join(absent)}"] * bool(absent) + [f"weights: {', '.join(without)}"] * bool(without)
     parts += [f"{unknown} rows not in nearkin"] * bool(unknown)
     return {
         "table": item.id,

@@ -21,7 +21,6 @@ from nearkin.studies.study import chosen_names
 from nearkin.training.recipes import load_recipe
 
 SECTIONS = ("data", "encoder", "objective", "method", "training", "protocol")
-DRAWINGS = ("scores", "lines", "plane", "bars", "steps", "curves", "digits")
 
 Changes = Mapping[str, Any]
 """Sections of a recipe that are put on top of another."""
@@ -87,12 +86,10 @@ class PaperTable:
     """Changes to every row."""
     changes_on: Mapping[str, Changes] = field(default_factory=dict)
     draw: Mapping[str, Any] = field(default_factory=dict)
-    """``kind`` of figure, ``metric``, symbols on the axes (``x``, ``y``), a symbol with a line for each value
-    (``series``), and symbols whose values are drawn at equal distances (``even``)."""
-
-    @property
-    def drawing(self) -> str:
-        return str(self.draw.get("kind", "scores"))
+    """The ``metric`` of its figure; where something is varied the symbols on the horizontal axes (``x``), a symbol with
+    a line for each value (``series``), and symbols whose values are drawn at equal distances (``even``)."""
+    plots: str | None = None
+    """Figures of ``nearkin plot`` that show what the paper's figure does."""
 
     @property
     def heading(self) -> str:
@@ -192,11 +189,10 @@ def read_table(item: Item, file: Path) -> PaperTable:
     """The rows and settings that a file gives for a table."""
     content = _load(file)
     with mistakes_in(file.name):
-        check_keys(content, {"published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "rows"})
-        draw = content.get("draw", {})
-        check_keys(draw, {"kind", "x", "y", "series", "metric", "even"})
-        if draw.get("kind", "scores") not in DRAWINGS:
-            raise RecipeError(f"unknown kind of figure {draw['kind']!r}: {did_you_mean(str(draw['kind']), DRAWINGS)}")
+        check_keys(
+            content, {"published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "plots", "rows"}
+        )
+        check_keys(content.get("draw", {}), {"x", "series", "metric", "even"})
         rows: list[PaperRow] = []
         for name, row in content["rows"].items():
             with mistakes_in(f"row {name!r}"):
@@ -210,7 +206,8 @@ def read_table(item: Item, file: Path) -> PaperTable:
             metrics=tuple(content.get("metrics", ())),
             changes=_sections(content.get("all", {})),
             changes_on={name: _sections(given) for name, given in content.get("all_by_data", {}).items()},
-            draw=draw,
+            draw=content.get("draw", {}),
+            plots=content.get("plots"),
         )
 
 

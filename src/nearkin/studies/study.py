@@ -10,8 +10,8 @@ import dataclasses
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from nearkin.recipe import Recipe
 from nearkin.report import formats
 from nearkin.report.differences import COMPARED
 from nearkin.report.formats import counted
+from nearkin.report.published import Published
 from nearkin.report.table import Table
 from nearkin.runs.data import Announce, open_data, report_on, say_if_images_differ
 from nearkin.runs.folder import RunFolder
@@ -46,7 +47,6 @@ from nearkin.studies.pool import LOG, Job, run_in_parallel
 from nearkin.training.build import data_of
 from nearkin.training.observers import ConsoleObserver, in_words
 from nearkin.training.recipes import validate_all
-from nearkin.training.state import Observer
 
 OUT_OF_MEMORY = (OutOfMemoryError.exit_code, -9)
 """Exit codes of a run that found memory full: its own, or the system's when it kills the process."""
@@ -57,15 +57,31 @@ class Row:
     """A recipe that is run once per seed."""
 
     name: str
-    """Also the name of its folder."""
+    """Also the name of its folder, unless that is given."""
     title: str
     recipe: Recipe
     base: str | None = None
     """The row it is compared with, as C2-CCP is with C2."""
     mlrc: bool = False
     """Whether it is a reality check: with every seed there is one run per class fold."""
-    observer: Callable[[RunFolder, Observer], Observer] | None = None
-    """Makes an observer that records more than usual; such a run is trained in this process."""
+    data: str = ""
+    """The data set that it is shown under, where a table has several."""
+    published: tuple[Published, ...] = ()
+    """What a paper reports for it."""
+    problem: str | None = None
+    """Why it cannot be run here: data, weights or the method itself are missing."""
+    command: str | None = None
+    """The command that trains it alone."""
+    at: Mapping[str, Any] = field(default_factory=dict)
+    """Values of what a figure varies, by symbol."""
+    series: str = ""
+    """What a figure calls the line that it is a point of."""
+    folder: str = ""
+
+    @property
+    def path(self) -> str:
+        """Where its runs are, below the folder of the study."""
+        return self.folder or self.name
 
 
 @dataclass(frozen=True)
@@ -192,7 +208,7 @@ def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) 
     The models of a reality check lie in ``folder/<row>/fold-<fold>/seed-<seed>`` and each has its own seed: with one
     seed they would start from the same projection, and concatenated say little more than one of them.
     """
-    names = [row.name for row in rows]
+    names = [row.path for row in rows]
     if not rows or len(set(names)) < len(names):
         raise RecipeError(f"a study needs rows with different names, got {', '.join(names) or 'none'}")
     if not seeds or len(set(seeds)) < len(seeds):
@@ -200,7 +216,7 @@ def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) 
     runs = []
     for repeat, seed in enumerate(seeds):
         for row in rows:
-            path = Path(folder) / row.name
+            path = Path(folder) / row.path
             if not row.mlrc:
                 runs.append(PlannedRun(row, seed, RunFolder(path / f"seed-{seed}")))
                 continue
@@ -254,11 +270,11 @@ def run_all(
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already", highlight=False)
     runner = _Runner(console, changed, len(waiting), jobs)
-    local = [planned for planned in waiting if jobs == 1 or planned.row.observer is not None]
     try:
-        runner.run_here(local)
-        if len(local) < len(waiting):
-            runner.run_in_processes([planned for planned in waiting if planned not in local], jobs)
+        if jobs == 1:
+            runner.run_here(waiting)
+        else:
+            runner.run_in_processes(waiting, jobs)
     except (InterruptedRunError, KeyboardInterrupt) as stop:
         done = sum(planned.folder.is_finished for planned in runs)
         raise InterruptedRunError(
@@ -347,11 +363,7 @@ class _Runner:
 
     def _train(self, planned: PlannedRun) -> None:
         with ConsoleObserver(self.console) as bar:
-            special, begun = planned.row.observer, planned.folder.is_begun
-            observer = bar if special is None else special(planned.folder, bar)
-            # What a special observer has recorded is not in a checkpoint, so such a run starts again.
-            resume, overwrite = begun and special is None, begun and special is not None
-            run(planned.recipe, planned.folder, observer, resume=resume, overwrite=overwrite, progress=bar.decoding)
+            run(planned.recipe, planned.folder, bar, resume=planned.folder.is_begun, progress=bar.decoding)
 
     def _leave(self, planned: PlannedRun, reason: str) -> None:
         """Another process is at this run; the others of the study continue."""

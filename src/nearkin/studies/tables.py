@@ -1,0 +1,322 @@
+"""The table of a study: scores with last epochs and published values, what chose the epoch, and differences."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from nearkin.data.benchmarks import benchmarks
+from nearkin.evaluation.statistics import Statistic, rank_correlation
+from nearkin.recipe import Recipe
+from nearkin.report.differences import COMPARED, Comparison, differences_part, how_to_read
+from nearkin.report.formats import counted, signed
+from nearkin.report.score_tables import score_text
+from nearkin.report.table import NOTHING, Line, Part, Table
+from nearkin.studies.results import Column, RowResult
+
+SHOWN = ("R@1", "MAP@R", "nDCG@8", "covering_radius")
+STEP = Column("ms/step")
+CONDITIONS = ("data", "protocol", "selection", "hardware")
+BACKBONES = {"bninception": "BN-Inception", "resnet50": "ResNet-50", "googlenet": "GoogLeNet"}
+RUNS_TO_CORRELATE, GOOD_CORRELATION = 8, 0.5
+
+Results = Sequence[RowResult]
+Columns = Mapping[str, Sequence[Column]]
+
+
+def study_table(title: str, results: Results, columns: Columns | None = None, remarks: Iterable[str] = ()) -> Table:
+    """A part for each data set, in which a method stands below its base, indented.
+
+    Args:
+        title: of the table.
+        results: its rows.
+        columns: by data set; default: the usual scores that some run has.
+        remarks: further conditions, in sentences.
+    """
+    parts: list[Part] = []
+    for data, rows in by_data(results).items():
+        shown = columns[data] if columns else usual_columns(rows)
+        parts += [_scores(rows, shown, data), _chosen(rows), _differences(rows)]
+    return Table(
+        title,
+        tuple(part for part in parts if part.lines),
+        (*conditions_of(results), *remarks),
+        tuple(warnings_of(results)),
+        tuple(score_records(results, columns)),
+    )
+
+
+def study_record(table: Table, results: Results) -> dict[str, Any]:
+    """Everything that is known, for programs."""
+    rows = []
+    for result in results:
+        recipe = result.row.recipe
+        record: dict[str, Any] = {
+            "name": result.row.name,
+            "title": result.row.title,
+            "base": result.row.base,
+            "data": result.row.data or recipe.data.source,
+            "recipe": recipe.as_mapping(),
+            "budget": budget_text(recipe),
+            "status": result.status,
+            "problem": result.row.problem,
+            "problems": [dataclasses.asdict(problem) for problem in result.problems],
+            "seeds": result.seeds,
+            "folders": [str(planned.folder.path) for planned in result.runs],
+            "chosen_epochs": result.chosen_epochs,
+            "runs_at_once": result.at_once,
+            "recipes": [scores.conditions.recipe for scores in result.scores],
+        }
+        if pair := result.validated(result.select_by):
+            validation, test = (score.as_record() for score in pair)
+            record["chosen"] = {"score": result.select_by, "validation": validation, "test": test}
+        rows.append(record)
+    texts = {"title": table.title, "conditions": list(table.conditions), "warnings": list(table.notes)}
+    return {**texts, "rows": rows, "scores": list(table.records)}
+
+
+def score_records(results: Results, columns: Columns | None = None) -> list[dict[str, Any]]:
+    """One for every row and score, with all digits: the published unit for those that are published, else fractions."""
+    records = []
+    for data, rows in by_data(results).items():
+        shown = columns[data] if columns else [*usual_columns(rows), STEP]
+        for result, _ in families(rows):
+            compared = compared_with_base(result, rows)
+            for column in shown:
+                ours, last = result.value(column), result.last(column.score)
+                published = result.published.get(column)
+                apart = compared.differences.get(column.score) if compared and column.is_score else None
+                low, high = (apart and apart.interval) or (None, None)
+                records.append(
+                    {
+                        "row": result.row.name,
+                        "title": result.row.title,
+                        "data": data or result.row.recipe.data.source,
+                        **{f"at {symbol}": value for symbol, value in result.row.at.items()},
+                        "metric": column.metric,
+                        "part": column.part or None,
+                        "dim": column.dim,
+                        "mean": ours and ours.mean,
+                        "spread": ours and ours.spread,
+                        "interval": ours and ours.interval and [f"{end:g}" for end in ours.interval],
+                        "values": ours and [f"{value:g}" for value in ours.values],
+                        "last epoch": last and last.mean,
+                        "published": published and published.value,
+                        "published spread": published and published.spread,
+                        "minus published": result.difference(column),
+                        "compared with": apart and compared and compared.base,
+                        "difference": apart and apart.value,
+                        "interval low": low,
+                        "interval high": high,
+                        "verdict": apart and apart.verdict,
+                        "more seeds": apart and apart.more_seeds,
+                        "status": result.status,
+                        "seeds": [str(seed) for seed in result.seeds],
+                        "budget": budget_text(result.row.recipe),
+                        **{key: result.condition(key) for key in (*CONDITIONS[1:], "recipe")},
+                    }
+                )
+    return records
+
+
+def by_data(results: Results) -> dict[str, list[RowResult]]:
+    """Rows by the data set that they are shown under."""
+    groups: dict[str, list[RowResult]] = {}
+    for result in results:
+        groups.setdefault(result.row.data, []).append(result)
+    return groups
+
+
+def usual_columns(results: Results) -> list[Column]:
+    return [Column(name) for name in SHOWN if any(result.test(name) for result in results)]
+
+
+def families(results: Results) -> list[tuple[RowResult, int]]:
+    """Every row with its base above it, and how many bases it has among those that are shown."""
+    known = {result.row.name for result in results}
+
+    def below(base: str | None, depth: int) -> list[tuple[RowResult, int]]:
+        members = []
+        for result in results:
+            if (result.row.base if result.row.base in known else None) == base:
+                members += [(result, depth), *below(result.row.name, depth + 1)]
+        return members
+
+    return below(None, 0)
+
+
+def compared_with_base(result: RowResult, results: Results) -> Comparison | None:
+    """How far a row is from its base or, where it names none, from the first of those without; None for that one."""
+    first = next((other for other, _ in families(results) if other.row.base is None), None)
+    named = result.row.base
+    base = first if named is None else next((other for other in results if other.row.name == named), None)
+    if base is None or base is result:
+        return None
+    return Comparison.of(result.row.title, result.test_by_seed, base.row.title, base.test_by_seed)
+
+
+def conditions_of(results: Results) -> list[str]:
+    """What every score holds for: protocol, selection, seeds, budget, hardware; and how to read it."""
+    done = [result for result in results if result.seeds]
+    published = [value for result in results for value in result.row.published]
+    theirs = []
+    if published:
+        backbones = sorted({BACKBONES.get(value.backbone, value.backbone) for value in published})
+        protocols = sorted({value.protocol for value in published})
+        theirs = [f"Published: {' and '.join(backbones)}, {' and '.join(protocols)} protocol."]
+    if not done:
+        return ["No run has finished.", *theirs]
+    seeds = sorted({seed for result in done for seed in result.seeds})
+    sharing = max((number for result in done for number in result.at_once), default=1)
+    parts = [
+        f"{' and '.join(_values(done, 'protocol'))} protocol, {' or '.join(_values(done, 'selection'))}",
+        *_values_by_row(done, lambda result: result.condition("training_conditions")),
+        *_values_by_row(done, lambda result: result.condition("weights")),
+        f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}",
+        *_values_by_row(done, lambda result: [budget_text(result.row.recipe)]),
+        " and ".join(_values(done, "hardware")) + (f", up to {sharing} runs at a time" if sharing > 1 else ""),
+    ]
+    repeats = {result.repeats for result in done}
+    reading = "One run of each row, so no spread."
+    if repeats != {1}:
+        reading = f"Mean ± sample standard deviation over n runs{', none with one' if 1 in repeats else ''}."
+    compared = [each for rows in by_data(results).values() for each in _compared(rows)]
+    return ["; ".join(parts) + ".", *theirs, f"{reading} {how_to_read(compared)}".strip()]
+
+
+def warnings_of(results: Results) -> list[str]:
+    """What makes rows of one table hard to compare, and which runs are missing from it and why."""
+    done = [result for result in results if result.seeds]
+    lines = []
+    for rows in by_data(done).values():
+        for what, values_of in {
+            "protocols": lambda result: result.condition("protocol"),
+            "ways of choosing the epoch": lambda result: result.condition("selection"),
+            "hardware": lambda result: result.condition("hardware"),
+            "data": lambda result: result.condition("data"),
+            "budgets": lambda result: [budget_text(result.row.recipe)],
+        }.items():
+            if len(values := _values_by_row(rows, values_of)) > 1:
+                lines.append(f"Mixed {what}: {'; '.join(values)}.")
+    if len({number for result in done for number in result.at_once}) > 1:
+        lines.append("Mixed load: some runs had the machine to themselves and some did not; do not compare ms/step.")
+    if len({tuple(result.seeds) for result in done}) > 1:
+        lines.append("Not every row has the same seeds.")
+    lines += _doubts_about_validation(done)
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        on_data = f" on {result.row.data}" if result.row.data else ""
+        if result.row.problem:
+            reasons.setdefault(("skipped", result.row.problem), []).append(f"{result.row.title}{on_data}")
+        for problem in result.problems:
+            run = f"{result.row.title}{on_data} seed {problem.seed}"
+            reasons.setdefault((problem.status, problem.reason or "no reason given"), []).append(run)
+    for (status, reason), runs in reasons.items():
+        more = f" and {len(runs) - 6} more" if len(runs) > 6 else ""
+        lines.append(f"{status}: {', '.join(runs[:6])}{more}: {reason}")
+    return lines
+
+
+def budget_text(recipe: Recipe) -> str:
+    training = recipe.training
+    limit = "" if training.max_steps is None else f", at most {training.max_steps} steps"
+    return f"{counted(training.epochs, 'epoch')}{limit}, batch {training.batch_size}, {training.optimiser}"
+
+
+def value_text(value: Statistic | None, column: Column) -> str:
+    """Of a long step the tenth of a millisecond shows nothing and takes room."""
+    if value is None or column.is_score:
+        return score_text(value, column.score)
+    return value.text(int(value.mean < 100))
+
+
+def _values(results: Results, condition: str) -> list[str]:
+    return sorted({value for result in results for value in result.condition(condition)})
+
+
+def _values_by_row(results: Results, values_of: Callable[[RowResult], list[str]]) -> list[str]:
+    """Values with the rows that have them, where others do not."""
+    rows: dict[str, list[str]] = {}
+    for result in results:
+        for value in values_of(result):
+            rows.setdefault(value, []).append(result.row.title)
+    return [value if len(of) == len(results) else f"{value} ({', '.join(of)})" for value, of in sorted(rows.items())]
+
+
+def _scores(results: Results, columns: Sequence[Column], data: str) -> Part:
+    """Ours, below it the last epoch's where the test classes chose the epoch, the published value, the difference."""
+    budgets = {budget_text(result.row.recipe) for result in results}
+    timed = [STEP] if STEP not in columns and any(result.value(STEP) for result in results) else []
+    shown, lines = [*columns, *timed], []
+    for result, depth in families(results):
+        values = {column: value_text(result.value(column), column) for column in shown}
+        repeats = str(result.repeats) if result.seeds else result.status
+        entries = [(f"{'· ' * depth}{result.row.title}", repeats, "", values)]
+        last = {column: score_text(result.last(column.score), column.score) for column in columns if column.is_score}
+        if result.seeds and set(last.values()) - {NOTHING}:
+            entries.append(("", "last epoch", "last", last))
+        if result.published:
+            published = {column: value.text for column, value in result.published.items()}
+            entries.append(("", "published", "published", published))
+        if apart := {key: signed(away) for key in columns if (away := result.difference(key)) is not None}:
+            entries.append(("", "difference", "difference", apart))
+        for title, what, kind, texts in entries:
+            budget = [budget_text(result.row.recipe) if title else ""] * (len(budgets) > 1)
+            cells = (title, what, *(texts.get(column, NOTHING) for column in shown), *budget)
+            lines.append(Line(cells, kind, begins_group=len(entries) > 1 and bool(title)))
+    headings = ("", "n", *(column.heading for column in shown), *["budget"] * (len(budgets) > 1))
+    title = benchmarks()[data].title if data in benchmarks() else data
+    worded = any(result.published or not result.seeds for result in results)
+    return Part(headings, tuple(lines), title=title, texts=1 + worded, numbers=len(shown) + (not worded))
+
+
+def _chosen(results: Results) -> Part:
+    """Validation scores at the epochs that were chosen, first the one that chose them, and those epochs."""
+    rows = [(result, depth) for result, depth in families(results) if result.validated(result.select_by)]
+    chose = dict.fromkeys(result.select_by for result, _ in rows)
+    names = [*chose, *(name for name in COMPARED if name not in chose and any(row.validated(name) for row, _ in rows))]
+    cells = []
+    for result, depth in rows:
+        pairs = [result.validated(name) if name in (result.select_by, *COMPARED) else None for name in names]
+        scores = [score_text(pair and pair[0], name) for pair, name in zip(pairs, names, strict=True)]
+        epochs = ", ".join(f"{epoch:.3g}" for epoch in result.chosen_epochs)
+        cells.append([f"{'· ' * depth}{result.row.title}", *scores, epochs])
+    headings = ["", *(f"validation {name}" for name in names), "epochs"]
+    return Part.of(headings, cells, title="How the epoch was chosen")
+
+
+def _compared(results: Results) -> list[Comparison]:
+    """Rows compared with their bases; rows of a paper, which name none, only where that gives intervals."""
+    compared = [compared_with_base(result, results) for result, _ in families(results)]
+    known = [each for each in compared if each is not None]
+    if any(result.row.published for result in results):
+        known = [each for each in known if any(apart.interval for apart in each.differences.values())]
+    return known
+
+
+def _differences(results: Results) -> Part:
+    return differences_part(_compared(results))
+
+
+def _doubts_about_validation(results: Results) -> list[str]:
+    """A line where validation classes put the runs in another order than the test classes do."""
+    names = {result.select_by for result in results if result.validated(result.select_by)}
+    if len(names) != 1:
+        return []
+    rhos, number = {}, 0
+    for name in dict.fromkeys([*names, *COMPARED]):
+        both = [pair for result in results if (pair := result.validated(name))]
+        validation, test = ([value for pair in both for value in pair[which].values] for which in (0, 1))
+        if len(validation) >= RUNS_TO_CORRELATE:
+            rhos[name], number = rank_correlation(validation, test), max(number, len(validation))
+    (chose,) = names
+    if not rhos.get(chose, math.nan) < GOOD_CORRELATION:
+        return []
+    correlations = ", of ".join(f"{name} {rho:.2f}" for name, rho in rhos.items())
+    return [
+        f"The validation classes put these {number} runs in another order than the test classes (rank correlation of "
+        f"{correlations}): what they choose, an epoch or a setting, may be far from the best. More of them help "
+        f"(protocol.validation_share), or another score (protocol.select_by)."
+    ]

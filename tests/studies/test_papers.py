@@ -1,0 +1,305 @@
+"""The files of the papers: complete, agreeing with each other and with what is published; and how their rows run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import statistics
+from pathlib import Path
+
+import pytest
+
+from nearkin.errors import DataError, RecipeError
+from nearkin.recipe import recipes_folder, shipped_recipes
+from nearkin.recipe.identity import fingerprint
+from nearkin.report.published import look_up
+from nearkin.studies.expected_scores import listed_recipes
+from nearkin.studies.paper_rows import Settings, availability, missing_data, missing_weights, rows_of
+from nearkin.studies.papers import find_item, items, paper_folder, papers, read_table, tables_of
+from nearkin.training import methods
+from nearkin.training.build import build_objective
+from nearkin.training.recipes import load_recipe
+
+TABLES = [item.id for item in items() if item.instead is None and not item.same_as]
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+FROM_SCRATCH = Settings(weights="none")
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """Every row of every table on every data set of its paper."""
+    tables = {name: tables_of(find_item(name))[0] for name in TABLES}
+    return {name: (table, rows_of(table, table.data, FROM_SCRATCH)) for name, table in tables.items()}
+
+
+def row_of(table, name, data, settings=FROM_SCRATCH):
+    (paper,) = tables_of(find_item(table))
+    (row,) = rows_of(paper, [data], settings, wanted=[name])
+    return row
+
+
+def test_every_table_and_figure_of_the_papers_is_listed():
+    counted = {
+        paper: (
+            sum(item.key.startswith("table") for item in items(paper)),
+            len({re.match(r"figure-\d+", item.key)[0] for item in items(paper) if item.key.startswith("figure")}),
+        )
+        for paper in papers()
+    }
+    assert counted == {"ccp": (6, 10), "isa": (4, 11), "profs": (1, 1), "vcpa": (4, 18), "mpa": (8, 3)}
+    assert len({item.id for item in items()}) == len(items())
+    files = {
+        str(file.relative_to(recipes_folder() / "papers")) for file in recipes_folder().glob("papers/*/*.table.yml")
+    }
+    assert files == {f"{name}.table.yml" for name in TABLES}
+    assert [table.item.id for table in tables_of(find_item("ccp/table-2"))] == ["ccp/table-5", "ccp/table-6"]
+    assert tables_of(find_item("ccp/figure-1")) == []
+
+
+def test_every_published_value_has_a_row_and_every_recipe_is_one(planned):
+    shown = {value for _, rows in planned.values() for row in rows for value in row.published}
+    assert shown == set(look_up())
+    used = {shlex.split(row.command)[2] for _, rows in planned.values() for row in rows if row.command}
+    assert used == {name for name in shipped_recipes() if name.partition("/")[0] in papers()}
+    for name, (table, rows) in planned.items():
+        published = {row.name: row.published for row in table.rows}
+        assert all(row.published for row in rows if published[row.name] is not None), name
+
+
+def test_backbones_dimensions_protocols_and_scores_are_the_published_ones(planned):
+    backbones = {"bninception": "bn_inception", "resnetv2-20": "resnetv2_20"}
+    for name, (table, rows) in planned.items():
+        for row in (row for row in rows if row.command):
+            protocol, where = row.recipe.protocol, f"{name}: {row.name} on {row.data}"
+            measured = {"P@1", "P@R", "MAP@R", "ksteps", "ms/batch", "ms/batch of 180"}
+            measured |= {f"R@{k}" for k in protocol.recall_at} | {f"nDCG@{k}" for k in protocol.ndcg_at}
+            measured |= {"NMI", "F1"} if protocol.clustering else set()
+            metrics = {value.metric for value in row.published}
+            assert metrics & (set(table.metrics) or metrics) <= measured, where
+            for value in row.published:
+                assert row.recipe.encoder.backbone == backbones.get(value.backbone, value.backbone), where
+                folds = protocol.folds if value.protocol in ("mlrc", "mlrc-ensemble") else 1
+                if row.name != "features":
+                    assert row.recipe.encoder.dim * folds == value.dim, where
+                usual = "query-gallery" if row.data == "inshop" else "conventional"
+                kind = {"conventional": usual, "in-distribution": "in-distribution"}.get(value.protocol, "mlrc")
+                assert protocol.name == kind, where
+                assert table.mlrc == (kind == "mlrc" and value.metric not in ("ksteps", "ms/batch")), where
+
+
+def test_every_row_can_be_trained_and_its_command_gives_the_same_recipe(planned):
+    checked = set()
+    for name, (table, rows) in planned.items():
+        folders = [row.path for row in rows]
+        assert len(set(folders)) == len(folders), f"{name} runs something twice"
+        for row in (row for row in rows if row.command and fingerprint(row.recipe) not in checked):
+            checked.add(fingerprint(row.recipe))
+            methods.catalogue()[row.recipe.method.name].check(row.recipe)
+            normalisation = row.recipe.encoder.normalisation
+            build_objective(row.recipe.objective, num_classes=2, dim=4, num_images=8, normalisation=normalisation)
+            _, command, recipe, *changes = shlex.split(row.command)
+            assert command == ("mlrc" if table.mlrc else "train")
+            assert load_recipe(recipe, changes) == row.recipe
+    assert len(checked) > 400
+    shared = [{row.path for row in planned[name][1]} for name in ("vcpa/table-1", "vcpa/figure-6")]
+    assert len(shared[0] & shared[1]) == 4, "Proxy-Anchor and VCPA on CUB and Cars196 are run once for both"
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "data", "changes"),
+    [
+        (
+            *("ccp/table-6", "c2_ccp", "cub"),
+            "objective.neg_margin=0.3841 method.proxies_per_class=8 method.pool_size=12 method.proximal_weight=2e-4 "
+            "training.batch_size=32 training.images_per_class=4 training.learning_rate=1e-5 training.optimiser=adam "
+            "training.evaluate_every_steps=25 encoder.dim=128 encoder.normalisation=ball data.transform=ccp "
+            "training.beta2=0.99 method.pool=augmented method.patience=3",
+        ),
+        ("ccp/table-6", "ms_ccp", "cars", "objective.alpha=14.35 objective.beta=75.83 objective.base=0.66"),
+        ("ccp/table-5", "triplet_ccp", "sop", "objective.margin=0.0451 method.proxies_per_class=4 method.pool_size=7"),
+        ("ccp/table-5", "c1_xbm", "sop", "objective.size=44800"),
+        ("ccp/table-4", "c2_ccp", "cub", "encoder.backbone=resnet50 training.batch_size=96"),
+        (
+            *("ccp/table-3", "ms_ccp", "inshop"),
+            "method.steps_per_problem=1500 protocol.name=query-gallery encoder.dim=512 objective.beta=57.38",
+        ),
+        (
+            *("isa/table-1", "proxy_isa", "cub"),
+            "objective.volume=100 objective.hardness=0.15 objective.sensitivity=0.9 training.batch_size=128 "
+            "training.optimiser=adam training.epochs=100 encoder.pooling=avg",
+        ),
+        ("isa/table-1", "proxy_anchor", "sop", "training.learning_rate=6e-4 training.optimiser=adamw"),
+        ("isa/table-4", "proxy_isa", "cars", "encoder.pooling=avg+max training.optimiser=adamw"),
+        ("vcpa/table-1", "vcpa", "sop", "objective.newton_steps=0 objective.tau=0.001 training.epochs=100"),
+        ("vcpa/table-1", "vcpa", "inshop", "training.epochs=60 training.lr_decay_factor=0.25"),
+        ("vcpa/table-1", "proxy_anchor", "cub", "training.batch_size=180 training.lr_decay_every=10"),
+        ("vcpa/figure-8", "moco_pa-momentum-0.999", "cub", "objective.queue_size=900 method.name=momentum"),
+        ("mpa/table-6", "mpa_ap", "sop", "objective.proxies_per_class=2 training.batch_size=32 encoder.pooling=gem3"),
+        ("mpa/table-5", "mpa", "cars", "training.batch_size=64 objective.tau=0.2 objective.gamma=0.1"),
+        (
+            *("profs/table-1", "m_profs_hncm", "sop"),
+            "training.learning_rate=1e-4 method.hard_negative_classes=true method.occurrences=6 "
+            "method.proximal_weight=1e-3 encoder.backbone=googlenet data.transform=profs",
+        ),
+        ("profs/table-1", "contrastive_hard", "cub", "objective.power=2 method.name=plain"),
+    ],
+    ids=lambda given: given if len(given) < 30 else "",
+)
+def test_hyper_parameters_as_the_papers_give_them(table, row, data, changes):
+    recipe = row_of(table, row, data).recipe
+    assert recipe.data.source == data
+    assert load_recipe(recipe.as_mapping(), changes.split()) == recipe
+
+
+def test_another_backbone_weights_and_changes_reach_every_row(tmp_path, monkeypatch):
+    monkeypatch.delenv("NEARKIN_DATA", raising=False)
+    settings = Settings(backbone="small", overrides=("training.epochs=3",))
+    row = row_of("mpa/table-4", "mpa", "cub", settings)
+    assert (row.recipe.encoder.backbone, row.recipe.encoder.weights, row.recipe.training.epochs) == ("small", None, 3)
+    assert row.published[0].value == 69.2
+    with pytest.raises(RecipeError, match="row 'mpa'"):
+        row_of("mpa/table-4", "mpa", "cub", Settings(overrides=("training.epocs=3",)))
+    stored = tmp_path / "weights" / "bn_inception.pth"
+    assert "bn_inception" in missing_weights("bn_inception", tmp_path)
+    stored.parent.mkdir()
+    stored.write_bytes(b"")
+    for settings in (Settings(root=str(tmp_path)), Settings(weights=str(stored))):
+        assert row_of("mpa/table-4", "mpa", "cub", settings).recipe.encoder.weights == str(stored)
+    assert "CUB" in row_of("mpa/table-4", "mpa", "cub", Settings(root=str(tmp_path))).problem
+    with pytest.raises(DataError, match=r"'nowhere\.pth'"):
+        row_of("mpa/table-4", "mpa", "cub", Settings(weights="nowhere.pth"))
+    lite = row_of("mpa/table-4", "mpa", "cub", Settings(backbone="efficientnet_lite0"))
+    assert lite.recipe.encoder.weights == "imagenet"
+    assert missing_weights("resnetv2_20", None) is missing_weights("hf:facebook/dinov2-small", None) is None
+    (tmp_path / "CUB_200_2011").mkdir()
+    assert "not whole" in missing_data("cub", tmp_path)
+    assert "no/such/folder" in missing_data("no/such/folder", None)
+    same = row_of("mpa/table-4", "mpa", "cub", Settings(weights="none", overrides=("training.device=cpu",)))
+    assert same.path == row_of("mpa/table-4", "mpa", "cub").path
+
+
+def test_a_method_that_nearkin_lacks_keeps_its_published_value():
+    row = row_of("ccp/table-4", "libc", "cub")
+    assert (row.command, row.problem, row.published[0].value) == (None, "nearkin has no LIBC", 70.3)
+    (table,) = tables_of(find_item("ccp/table-4"))
+    rows = rows_of(table, ["cub", "sop"], FROM_SCRATCH, wanted=["c1_xbm"])
+    assert [(row.data, row.published[0].dim) for row in rows] == [("sop", 128)], "no line where the table has none"
+
+
+def test_other_data_get_the_loss_and_the_method_on_a_recipe_that_suits_them(photos):
+    (table,) = tables_of(find_item("ccp/table-3"))
+    settings = Settings(backbone="small")
+    rows = rows_of(table, ["glyphs", str(photos)], settings, wanted=["c2_ccp"], say=lambda text: None)
+    glyphs, own = (row.recipe for row in rows)
+    assert (glyphs.method.name, glyphs.objective.options["neg_margin"]) == ("ccp", 0.3841)
+    assert glyphs.training.learning_rate == load_recipe("glyphs/demo").training.learning_rate
+    assert (glyphs.training.sampler, glyphs.encoder.normalisation) == ("balanced", "ball")
+    assert glyphs.protocol.name == own.protocol.name == "validation"
+    assert all(row.published == () and row.problem is None for row in rows)
+    assert (own.data.source, own.encoder.weights) == (str(photos), None)
+    digits = row_of("ccp/figure-2", "proxies", "mnist", Settings(stand_in=str(photos)))
+    assert (digits.recipe.data.source, digits.published, digits.problem) == (str(photos), (), None)
+
+
+def test_what_is_missing_for_a_table(tmp_path):
+    settings = Settings(root=str(tmp_path))
+    known = availability(find_item("ccp/table-4"), settings)
+    assert (known["rows"], known["missing_data"]) == (35, ["cub", "cars", "sop", "inshop"])
+    assert known["missing"] == "data: cub, cars, sop, inshop; weights: resnet50; 13 rows not in nearkin"
+    assert availability(find_item("ccp/figure-1"), settings)["missing"] == "an illustration"
+    assert availability(find_item("mpa/table-4"), Settings(backbone="small"))["missing_weights"] == []
+
+
+def test_varied_rows_are_all_combinations(tmp_path):
+    file = tmp_path / "x.table.yml"
+    file.write_text(
+        "data: [cub]\nsymbols: {K: objective.proxies_per_class, τ: objective.tau}\nrows:\n"
+        "  mpa: {title: MPA, published: 'K={K}', vary: {K: [1, 4], τ: [1e-1, 0.2]}}\n"
+        "  few: {recipe: mpa, points: [{K: 1, τ: 0.5}, {K: [2, 3], τ: 0.1}]}\n"
+    )
+    rows = read_table(find_item("mpa/table-4"), file).rows
+    assert [tuple(row.at.values()) for row in rows] == [
+        *((1, 0.1), (1, 0.2), (4, 0.1), (4, 0.2)),
+        *((1, 0.5), (2, 0.1), (3, 0.1)),
+    ]
+    assert rows[2].name == "mpa-proxies_per_class-4-tau-0.1"
+    assert rows[2].changes == {"objective": {"proxies_per_class": 4, "tau": 0.1}}
+    assert (rows[2].published, rows[2].title, rows[2].series) == ("K=4", "MPA, K=4, τ=0.1", "MPA")
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("data: [cub]\nrows: {mpa: {titel: x}}", "row 'mpa': unknown key 'titel'"),
+        ("data: [cub]\nrow: {}", "'row'"),
+        ("data: [cub]\nrows: {mpa: {vary: {K: [1]}}}", "'K'"),
+        ("data: [cub]\nrows: {mpa: {}}\ndraw: {kind: pie}", "'kind'"),
+        ("data: [cub]\nrows: {mpa: {}}\nall: {trainign: {}}", "'trainign'"),
+        ("- a list", "mine.table.yml"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(tmp_path, content, named):
+    file = tmp_path / "mine.table.yml"
+    file.write_text(content)
+    with pytest.raises(RecipeError) as error:
+        read_table(find_item("mpa/table-4"), file)
+    assert named in str(error.value)
+
+
+def test_unknown_names_get_a_suggestion():
+    with pytest.raises(RecipeError, match="did you mean 'ccp/table-6'"):
+        find_item("ccp/tabel-6")
+    with pytest.raises(RecipeError, match="'ccpp'"):
+        items("ccpp")
+    (table,) = tables_of(find_item("mpa/table-4"))
+    with pytest.raises(RecipeError, match="did you mean 'mpa_ap'"):
+        table.chosen_rows(["mpa_pa"])
+    assert paper_folder("mpa").is_dir()
+
+
+def lines_of(file):
+    return list(csv.DictReader((recipes_folder() / file).read_text().splitlines()))
+
+
+def test_listed_recipes_have_the_scores_of_their_row():
+    listed = {recipe["name"]: recipe for recipe in listed_recipes()}
+    assert list(listed) == list(shipped_recipes())
+    for file in ("run_times.csv", "measured.csv"):
+        assert {line["recipe"] for line in lines_of(file)} <= set(listed)
+    for name, recipe in listed.items():
+        if name.partition("/")[0] in papers():
+            assert recipe["row"] is not None, name
+            assert {time["device"] for time in recipe["run_times"]} == {"NVIDIA H200", "2 CPU cores"}, name
+            assert (recipe["source"] == "published") == bool(recipe["scores"]) == (name != "vcpa/moco_pa"), name
+    for name, table, method in (
+        ("ccp/c2_ccp", "VI", "C2-CCP-L"),
+        ("mpa/mpa", "4", "MPA"),
+        ("isa/ms_miner", "2", "MS+Miner"),
+    ):
+        values = look_up(paper=name[:3].upper(), table=table, method=method, dataset="cub")
+        assert [(score["metric"], score["value"]) for score in listed[name]["scores"]] == [
+            (value.metric, value.value) for value in values
+        ]
+    assert listed["mpa/mpa"]["row"] == "nearkin reproduce mpa/table-4 --rows mpa --data cub"
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="a source distribution has no result files")
+def test_measured_scores_are_in_the_result_files():
+    for line in lines_of("measured.csv"):
+        recipe = load_recipe(line["recipe"])
+        contents = [json.loads(file.read_text()) for file in sorted(RESULTS.glob(line["results"]))]
+        every = [run for content in contents for run in (content if isinstance(content, list) else [content])]
+        runs = [run for run in every if line["row"] in ("", run.get("row")) and line["group"] in ("", run.get("group"))]
+        number, of = line["runs"].split()
+        assert (len(runs), len({run["seed"] if "seed" in of else run["group"] for run in runs})) == (int(number),) * 2
+        for run in runs:
+            assert (run["objective"], run["method"]) == (recipe.objective.name, recipe.method.name)
+            assert run["protocol"] == recipe.protocol.name
+            as_long = run["steps"] == recipe.training.max_steps or run["epochs"] == recipe.training.epochs
+            ended_by_itself = recipe.training.early_stop_patience is not None
+            assert as_long or ended_by_itself or line["note"], "runs shorter than the recipe's need a note"
+        values = [100 * run["test"][line["metric"]] for run in runs]
+        assert round(statistics.mean(values), 1) == float(line["value"])
+        assert line["spread"] == (f"{statistics.stdev(values):.1f}" if len(values) > 2 else "")
