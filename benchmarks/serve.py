@@ -67,8 +67,8 @@ def run_server(folder, threads):
     import torch
 
     from nearkin.index import Index
-    from nearkin.serving.logs import log_to_stderr
-    from nearkin.serving.run import serve
+    from nearkin.serving.app import serve
+    from nearkin.serving.middleware import log_to_stderr
     from nearkin.serving.settings import Settings
 
     torch.set_num_threads(threads)

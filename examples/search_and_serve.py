@@ -17,7 +17,7 @@ from queue import Queue
 from drawn_photos import draw_photos
 
 import nearkin
-from nearkin.serving.run import serve
+from nearkin.serving.app import serve
 from nearkin.serving.settings import Settings
 
 

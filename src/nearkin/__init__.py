@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from nearkin import losses as losses
     from nearkin import proxies as proxies
     from nearkin import samplers as samplers
-    from nearkin.client import Client as Client
     from nearkin.data.folder import read_folder as read_folder
     from nearkin.data.manifest import read_manifest as read_manifest
     from nearkin.data.source import read_source as read_source
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from nearkin.runs.model import load as load
     from nearkin.runs.run import run as run
     from nearkin.runs.trained_run import load_run as load_run
+    from nearkin.serving.client import Client as Client
     from nearkin.studies.compare import compare as compare
     from nearkin.studies.mlrc import mlrc as mlrc
     from nearkin.studies.reproduce import reproduce as reproduce
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "Client": "client",
+    "Client": "serving.client",
     "Encoder": "encoders",
     "ImageTable": "data.table",
     "Index": "index",

@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from nearkin.client import Client
 from nearkin.index import Index
 from nearkin.runs.model import Model, load
-from nearkin.serving import run as running
+from nearkin.serving import app as running
+from nearkin.serving.client import Client
 
 
 @pytest.fixture
@@ -46,20 +46,19 @@ def test_by_default_only_this_machine_is_served(nearkin, served, index):
     assert code == 0, err
     assert "with 6 images is at http://127.0.0.1:8000" in out
     (settings,) = served
-    assert (settings.host, settings.key, settings.rate, settings.read_only) == ("127.0.0.1", None, None, False)
+    assert (settings.host, settings.key, settings.read_only) == ("127.0.0.1", None, False)
 
 
 def test_options_arrive(nearkin, served, index, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     words = ["--port", 8123, "--read-only", "--hide-paths", "--allow-host", "a.example", "--allow-host", "b.example"]
-    words += ["--rate", 3, "--concurrency", 4, "--timeout", 5, "--max-megabytes", 2, "--max-megapixels", 1, "--open"]
+    words += ["--max-megabytes", 2, "--max-megapixels", 1, "--open"]
     code, _, err = nearkin("serve", index, *words)
     assert code == 0, err
     (settings,) = served
-    assert (settings.port, settings.read_only, settings.hide_paths, settings.rate) == (8123, True, True, 3.0)
+    assert (settings.port, settings.read_only, settings.hide_paths) == (8123, True, True)
     assert settings.allow_hosts == ("a.example", "b.example")
-    assert (settings.concurrency, settings.timeout) == (4, 5.0)
     assert (settings.max_bytes, settings.max_pixels) == (2 << 20, 1_000_000)
     assert opened == ["http://127.0.0.1:8123"]
 
@@ -70,7 +69,6 @@ def test_beyond_this_machine_there_is_a_key(nearkin, served, index, monkeypatch)
     made_up = served[0].key
     assert len(made_up) >= 32
     assert f"/#key={made_up}" in out
-    assert served[0].rate == 50.0
     monkeypatch.setenv("NEARKIN_API_KEY", "a key from the environment")
     code, out, _ = nearkin("serve", index, "--host", "0.0.0.0")
     assert served[1].key == "a key from the environment"

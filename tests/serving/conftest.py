@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,12 +70,20 @@ def drawn(tmp_path_factory):
     return draw(tmp_path_factory.mktemp("drawn") / "images")
 
 
-@pytest.fixture
-def index(drawn, tmp_path):
-    made = Index.create(tmp_path / "birds.index", stand_in())
+@pytest.fixture(scope="session")
+def made_index(drawn, tmp_path_factory):
+    made = Index.create(tmp_path_factory.mktemp("made") / "birds.index", stand_in())
     made.add(drawn / "list.csv")
-    yield made
     made.close()
+    return made.path
+
+
+@pytest.fixture
+def index(made_index, tmp_path):
+    shutil.copytree(made_index, tmp_path / "birds.index")
+    opened = Index.open(tmp_path / "birds.index", stand_in())
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -134,8 +143,8 @@ def server(index, tmp_path):
         def start(before=""):
             after = """
 from nearkin.index import Index
-from nearkin.serving.logs import log_to_stderr
-from nearkin.serving.run import serve
+from nearkin.serving.middleware import log_to_stderr
+from nearkin.serving.app import serve
 from nearkin.serving.settings import Settings
 log_to_stderr("info")
 settings = Settings(**{"port": 0, "decoders": 1, **settings})

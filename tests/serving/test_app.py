@@ -1,8 +1,4 @@
-"""Every route, with what it answers and how it refuses.
-
-nearkin.serving.about, nearkin.serving.search, nearkin.serving.items, nearkin.serving.corrected,
-nearkin.serving.service, nearkin.serving.schemas, nearkin.serving.problems
-"""
+"""Every route, with what it answers and how it refuses."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from nearkin.data.images import decode_bytes
 from nearkin.serving import decoding
 from nearkin.serving.decode_worker import FORMATS, part_of
 from nearkin.serving.decoding import Decoder
-from nearkin.serving.problems import RequestError
+from nearkin.serving.errors import RequestError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP")
-SOME, ALL = 240, 2000
+SOME, ALL = 160, 2000
 
 
 def originals():

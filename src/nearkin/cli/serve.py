@@ -15,8 +15,6 @@ from nearkin.errors import require
 
 __all__ = ["serve"]
 
-_RATE_BEYOND_LOOPBACK = 50.0
-
 
 @app.command(rich_help_panel=SEARCH)
 def serve(
@@ -42,12 +40,6 @@ def serve(
         bool, typer.Option("--read-only", help="Search only: nothing is added, removed or corrected.")
     ] = False,
     hide_paths: Annotated[bool, typer.Option("--hide-paths", help="Do not show where the images lie.")] = False,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", help="Requests a second of one client. Default: no limit on loopback, else 50."),
-    ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", help="Requests at once; more are sent away.")] = 256,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a request may take.")] = 30.0,
     max_megabytes: Annotated[float, typer.Option("--max-megabytes", help="Of a request.")] = 32.0,
     max_megapixels: Annotated[float, typer.Option("--max-megapixels", help="Of an uploaded image.")] = 64.0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
@@ -67,12 +59,12 @@ def serve(
 
     Ctrl-C finishes what was asked and ends. docs/serving.md has the interface, the limits and what is checked.
     """
-    for module in ("fastapi", "uvicorn", "python_multipart"):
+    for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, "serve")
     from nearkin.index import Index
     from nearkin.runs.model import load_again
-    from nearkin.serving.logs import log_to_stderr
-    from nearkin.serving.run import serve as run_server
+    from nearkin.serving.app import serve as run_server
+    from nearkin.serving.middleware import log_to_stderr
     from nearkin.serving.settings import Settings, is_loopback
 
     made_up = None if key is not None or is_loopback(host) else secrets.token_urlsafe(24)
@@ -83,9 +75,6 @@ def serve(
         allow_hosts=tuple(allow_host or ()),
         read_only=read_only,
         hide_paths=hide_paths,
-        rate=rate if rate is not None or is_loopback(host) else _RATE_BEYOND_LOOPBACK,
-        concurrency=concurrency,
-        timeout=timeout,
         max_bytes=int(max_megabytes * (1 << 20)),
         max_pixels=int(max_megapixels * 1e6),
     )

@@ -1,1 +1,1 @@
-"""An index over HTTP: search, items, corrections and the gallery (extra ``serve``)."""
+"""An index over HTTP: search, items, corrections, the map and the gallery (extra ``serve``)."""

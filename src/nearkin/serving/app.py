@@ -1,35 +1,38 @@
-"""The application: an index's routes, behind its limits."""
+"""The application, an index's routes behind its middleware, and the server that runs it until it is told to stop."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 
+import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
+from prometheus_client import CollectorRegistry, generate_latest
 
 import nearkin
+from nearkin.errors import OutputError
 from nearkin.index.index import Index
-from nearkin.serving import about, corrected, gallery, items, search
 from nearkin.serving import map as map_
-from nearkin.serving.limits import Limits
-from nearkin.serving.metrics import Metrics
-from nearkin.serving.observing import Observing
-from nearkin.serving.problems import answer_problems
+from nearkin.serving import routes
+from nearkin.serving.errors import handle_errors
+from nearkin.serving.middleware import BodyLimit, Observer, Security
 from nearkin.serving.schemas import Error
-from nearkin.serving.security import Security
 from nearkin.serving.service import Service
 from nearkin.serving.settings import Settings
 
-_ALWAYS = {
-    400: "Not to be read",
-    401: "No key, or not the right one",
-    403: "Not from here",
+_SHUTDOWN_SECONDS = 35
+_ERRORS = {
+    400: "The request cannot be read",
+    401: "The key is missing or wrong",
+    403: "The host name or the origin is refused",
     413: "Too large",
     422: "Not valid",
-    429: "Too many requests",
-    503: "Too busy, or too slow",
+    503: "The index cannot answer",
 }
 
 
@@ -42,39 +45,91 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
         yield
         service.close()
 
+    has_key = service.settings.key is not None
     app = FastAPI(
         title="nearkin",
         version=nearkin.__version__,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        dependencies=[]
-        if service.settings.key is None
-        else [Depends(HTTPBearer(auto_error=False))],  # for the document
-        responses={status: {"model": Error, "description": text} for status, text in _ALWAYS.items()},
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if has_key else [],  # for the OpenAPI document
+        responses={status: {"model": Error, "description": text} for status, text in _ERRORS.items()},
     )
     app.state.service = service
-    metrics = Metrics(
-        {
-            "nearkin_items": ("gauge", "Items of the index.", lambda: len(index)),
-            "nearkin_images_embedded_total": ("counter", "Uploads embedded.", lambda: service.embedder.images),
-            "nearkin_batches_embedded_total": ("counter", "Batches of them.", lambda: service.embedder.batches),
-            "nearkin_images_decoded_total": ("counter", "Uploads decoded.", lambda: service.decoder.decoded),
-            "nearkin_images_refused_total": ("counter", "Uploads not to be decoded.", lambda: service.decoder.refused),
-            "nearkin_decoders_lost_total": ("counter", "Decoders that hung or died.", lambda: service.decoder.lost),
-        }
-    )
-    # The last that is added is the first that is asked; keys are not to be tried out faster than the limits allow.
+    registry = CollectorRegistry()
+    registry.register(service)
+    # The middleware that is added last is called first.
     app.add_middleware(Security, settings=service.settings)
-    app.add_middleware(Limits, settings=service.settings)
-    app.add_middleware(Observing, metrics=metrics)
-    answer_problems(app, index.path)
-    for routes in (about, search, items, corrected, gallery, map_):
-        app.include_router(routes.router(service))
+    app.add_middleware(BodyLimit, settings=service.settings)
+    app.add_middleware(Observer, registry=registry)
+    handle_errors(app, index.path)
+    app.include_router(routes.router(service))
+    app.include_router(map_.router(service))
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def show_metrics() -> str:
+    async def metrics() -> str:
         """Counts and times, for Prometheus."""
-        return await service.read(metrics.text)
+        return (await service.read(generate_latest, registry)).decode()
 
     return app
+
+
+def serve(index: Index, settings: Settings, *, ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve ``index`` until SIGINT or SIGTERM; ``ready`` is called with the address once requests are answered."""
+    _ = index.model  # loaded now, so that an encoder that has moved is an error here and not of the first search
+    with contextlib.closing(_bound_socket(settings)) as listening:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host}:{listening.getsockname()[1]}"
+        config = uvicorn.Config(
+            create_app(index, settings),
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        with _ignored_signals():
+            _Server(config, lambda: ready(url)).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Calls ``ready`` once it can be reached."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def _bound_socket(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # With the protocol named, asyncio sets TCP_NODELAY; without it the second part of an answer waits 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        raise OutputError(
+            f"cannot listen at {settings.host}:{settings.port} ({error.strerror or error}): give another --port, or "
+            f"--port 0 for one that is free"
+        ) from error
+    return listening
+
+
+@contextlib.contextmanager
+def _ignored_signals() -> Iterator[None]:
+    """After its shutdown uvicorn raises the signal that ended it once more, which is ignored here."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""A process that decodes uploads, with little memory and time and no file to write to: a decoder may be led astray.
+"""A process that decodes uploads, limited in memory and time and unable to write files: a crafted file may exploit it.
 
 :mod:`nearkin.serving.decoding` starts it. Jobs come in through standard input, raw pixels go out through standard
 output, and it ends with its input.
@@ -28,13 +28,13 @@ except ImportError:  # Windows
 JOB = struct.Struct("<QQQB4d")
 """Bytes of the file, most pixels, shorter side (0: as it is), whether there is a crop, and the crop."""
 ANSWER = struct.Struct("<HII")
-"""A status as in HTTP with height and width of the pixels that follow, or the length of the sentence that does."""
+"""A status as in HTTP, with the height and width of the pixels that follow or the length of the error text."""
 FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "TIFF", "BMP", "AVIF", "HEIF", "JPEG2000", "PPM")
 _NAME = Path("the image")
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer
-    """A status as in HTTP, and why."""
+    """A status as in HTTP, and the reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(status, reason)
@@ -42,10 +42,10 @@ class Refused(Exception):  # noqa: N818 - it is an answer
 
 
 def main() -> None:
-    """Decode until there is nothing more to decode; ``memory`` and ``seconds`` are the command's two words."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server finishes what it took, and closes the input
+    """Decode until the input ends; the command's arguments are ``memory`` and ``seconds``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server finishes its requests, then closes the input
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    sys.stdout = sys.stderr  # output of libraries is no answer
     memory, seconds = (int(word) for word in sys.argv[1:3])
     register_heic()
     Image.init()
@@ -69,17 +69,17 @@ def main() -> None:
 def decoded(
     content: bytes, most_pixels: int, shorter_side: int | None, crop: tuple[float, ...] | None
 ) -> NDArray[np.uint8]:
-    """Pixels ``[H, W, 3]``, or :class:`Refused`; how many there are is read off the header before any is decoded."""
+    """Pixels ``[H, W, 3]``, or :class:`Refused`; their number is read from the header before any is decoded."""
     try:
         try:
-            with Image.open(io.BytesIO(content), formats=[each for each in FORMATS if each in Image.OPEN]) as opened:
+            with Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN]) as opened:
                 width, height = opened.size
         except MemoryError:
             raise
         except Image.DecompressionBombError as error:  # Pillow has a limit, too
             raise Refused(413, f"the image has too many pixels, at most {most_pixels:,} are taken") from error
         except Exception as error:  # a malformed file can make a decoder raise nearly anything
-            raise Refused(415, "this is no image, or none of a kind that is read here: send JPEG or PNG") from error
+            raise Refused(415, "this is no image, or of a format that is not read here: send JPEG or PNG") from error
         if width * height > most_pixels:
             raise Refused(413, f"the image has {width:,} x {height:,} pixels, at most {most_pixels:,} are taken")
         if crop is None:
@@ -93,7 +93,7 @@ def decoded(
 
 
 def part_of(pixels: NDArray[np.uint8], crop: tuple[float, ...]) -> NDArray[np.uint8]:
-    """The part of an image from x and y on, so wide and high, all as shares of it; at least one pixel.
+    """The part ``x, y, width, height`` of an image, as shares of it; at least one pixel.
 
     >>> part_of(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), (0.5, 0.0, 0.5, 0.25))[..., 0].tolist()
     [[6, 9]]
@@ -106,12 +106,12 @@ def part_of(pixels: NDArray[np.uint8], crop: tuple[float, ...]) -> NDArray[np.ui
 
 
 def _limit(name: str, value: int) -> None:
-    """Lower a limit of this process; where a system has none, the server's time-out is what there is."""
+    """Lower a limit of this process; on systems without limits only the server's time-out protects it."""
     if resource is not None:
         with contextlib.suppress(ValueError, OSError, AttributeError):
-            kind = getattr(resource, name)
-            hard = resource.getrlimit(kind)[1]
-            resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+            number = getattr(resource, name)
+            hard = resource.getrlimit(number)[1]
+            resource.setrlimit(number, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Uploads are decoded in processes of their own, which can be killed: a file may be made to crash or hang a decoder."""
+"""Uploads are decoded in separate processes, which can be killed: a crafted file may crash or hang a decoder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.serving.decode_worker import ANSWER, JOB
-from nearkin.serving.problems import RequestError
+from nearkin.serving.errors import RequestError
 
 MEMORY = 2 << 30
-"""Address space of a process: an image of 64 million pixels that is cropped needs about half of it."""
+"""Address space of a process; cropping an image of 64 million pixels needs about half of it."""
 SECONDS = 10
 WORKER = ["-m", "nearkin.serving.decode_worker"]
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR")
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR")
 
 
 class Decoder:
-    """So many processes, each with one upload at a time; one that hangs or dies is replaced."""
+    """Processes that each decode one upload at a time; one that hangs or dies is replaced."""
 
     def __init__(self, processes: int, *, max_pixels: int, memory: int = MEMORY, seconds: int = SECONDS) -> None:
         self._max_pixels, self._memory, self._seconds = max_pixels, memory, seconds
@@ -35,24 +35,24 @@ class Decoder:
         for _ in range(processes):
             self._idle.put(None)
         self.decoded = self.refused = self.lost = 0
-        """Images that were, images that were not, and processes that hung or died over one."""
+        """Images decoded, images refused, and processes that hung or died."""
 
     async def decode(
         self, content: bytes, *, shorter_side: int | None, crop: Sequence[float] | None = None
     ) -> NDArray[np.uint8]:
-        """Pixels ``[H, W, 3]``, upright, of the part that ``crop`` names, shrunk to ``shorter_side``."""
+        """Pixels ``[H, W, 3]`` of an upright image or its part ``crop``, shrunk to ``shorter_side``."""
         head = JOB.pack(len(content), self._max_pixels, shorter_side or 0, crop is not None, *(crop or (0, 0, 0, 0)))
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, head, content)
 
     def close(self) -> None:
-        """Finish what was begun and end the processes."""
+        """Finish the uploads that were begun, and end the processes."""
         self._threads.shutdown()
         while not self._idle.empty():
             if (process := self._idle.get()) is not None:
                 process.end()
 
     def _decode(self, head: bytes, content: bytes) -> NDArray[np.uint8]:
-        # There are as many threads as places in the queue, so that nobody waits here.
+        # There are as many threads as processes in the queue, so this never waits.
         process = self._idle.get()
         try:
             if process is None or not process.is_alive():
@@ -71,7 +71,7 @@ class Decoder:
 
 
 class _LostError(Exception):
-    """A process that did not answer, and why."""
+    """The reason why a process did not answer."""
 
 
 class _Process:
@@ -80,8 +80,8 @@ class _Process:
     CPU_SECONDS = SECONDS
 
     def __init__(self, memory: int) -> None:
-        # It is told nothing that it need not know, such as the key of the server.
-        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        # It does not see the server's environment, such as its key.
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, *WORKER, str(memory), str(self.CPU_SECONDS)],
@@ -95,7 +95,7 @@ class _Process:
         return self._process.poll() is None
 
     def ask(self, head: bytes, content: bytes, seconds: float) -> NDArray[np.uint8]:
-        """What the process answers within so many seconds; it is dead if it does not."""
+        """The answer of the process; it is killed if there is none within ``seconds``."""
         late = threading.Event()
 
         def give_up() -> None:
@@ -106,7 +106,7 @@ class _Process:
         timer.start()
         try:
             return self._exchange(head, content)
-        except OSError as error:  # a pipe that nobody reads from any more
+        except OSError as error:  # the process has ended
             self.end()
             raise _LostError("decoding it took too long" if late.is_set() else "its decoder crashed") from error
         finally:
@@ -128,10 +128,10 @@ class _Process:
 
     def _read(self, size: int) -> bytes:
         assert self._process.stdout is not None
-        found = self._process.stdout.read(size)
-        if len(found) < size:
+        content = self._process.stdout.read(size)
+        if len(content) < size:
             raise BrokenPipeError
-        return found
+        return content
 
     def end(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

@@ -1,4 +1,4 @@
-"""Routes for the map of an index: its points, the labels they have, and the making of it in a thread."""
+"""Routes of the map of an index: its points, their labels, and making it in a thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nearkin.errors import NearkinError
 from nearkin.index.index import Index
 from nearkin.index.layout import NAME, Layout, make_layout, read_layout
 from nearkin.serving import schemas
-from nearkin.serving.problems import RequestError
+from nearkin.serving.errors import RequestError
 from nearkin.serving.service import Service
 
 _ERROR: dict[str, Any] = {"model": schemas.Error}
 
 
 class MapStatus(BaseModel):
-    """How far the map is; of "working" ``done`` and ``of`` say how much."""
+    """Whether there is a map; while it is made, ``done`` of ``of`` steps are done."""
 
     state: Literal["none", "working", "ready"]
     done: int = 0
@@ -46,7 +46,7 @@ class Maps:
         return MapStatus(state="ready" if self._file() else "none", error=self._failed)
 
     def begin(self) -> MapStatus:
-        """Make it, unless it is being made."""
+        """Begin to make it, unless it is being made."""
         with self._lock:
             if self._progress is None:
                 self._progress, self._failed = MapStatus(state="working"), None
@@ -64,17 +64,17 @@ class Maps:
 
     def _file(self) -> object:
         try:
-            found = (self._index.path / NAME).stat()
+            stat = (self._index.path / NAME).stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino
+        return stat.st_mtime_ns, stat.st_ino
 
     def _make(self) -> None:
-        def tell(done: int, of: int) -> None:
+        def update(done: int, of: int) -> None:
             self._progress = MapStatus(state="working", done=done, of=of)
 
         try:
-            make_layout(self._index, progress=tell)
+            make_layout(self._index, progress=update)
         except NearkinError as error:
             self._failed = str(error)
         finally:
@@ -94,29 +94,29 @@ def router(service: Service) -> APIRouter:
     )
     async def rows() -> Response:
         """Little-endian float32 [N, 4]: id, x, y, number of the label; id −1 for a proxy, label −1 for none."""
-        content, _ = _there(await service.read(maps.packed))
+        content, _ = _existing(await service.read(maps.packed))
         headers = {"X-Map-Rows": str(len(content) // 16), "Cache-Control": "no-cache"}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     @routes.get("/map/labels", responses={404: _ERROR})
     async def labels() -> list[str]:
-        """What the label numbers of the map mean."""
-        return _there(await service.read(maps.packed))[1]
+        """The labels by their numbers in the map."""
+        return _existing(await service.read(maps.packed))[1]
 
     @routes.get("/map/status")
     async def status() -> MapStatus:
-        """Whether there is a map, and how far it is."""
+        """Whether there is a map, and the progress of making it."""
         return maps.status()
 
     @routes.post("/map", status_code=202, responses={409: _ERROR})
     async def make() -> MapStatus:
-        """Make the map, in place of the one that may be there."""
+        """Make the map, replacing the old one."""
         return await service.write(maps.begin)
 
     return routes
 
 
-def _there(packed: tuple[bytes, list[str]] | None) -> tuple[bytes, list[str]]:
+def _existing(packed: tuple[bytes, list[str]] | None) -> tuple[bytes, list[str]]:
     if packed is None:
         raise RequestError(404, "this index has no map yet: POST /map makes one")
     return packed
@@ -127,10 +127,10 @@ def _packed(layout: Layout, index: Index) -> tuple[bytes, list[str]]:
     counts = Counter(names.tolist())
     labels = sorted(counts, key=lambda label: (-counts[label], label))
     labels += sorted(set(layout.classes) - set(labels))
-    number = {label: place for place, label in enumerate(labels)}
+    number = {label: i for i, label in enumerate(labels)}
     label_of = dict(zip(ids.tolist(), names.tolist(), strict=True))
     items = [number[label_of[id]] if id in label_of else -1 for id in layout.ids.tolist()]
-    proxies = [number[each] for each in layout.classes]
+    proxies = [number[name] for name in layout.classes]
     rows = np.concatenate(
         [
             np.column_stack([layout.ids, layout.points, np.array(items)]),

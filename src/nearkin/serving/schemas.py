@@ -1,4 +1,4 @@
-"""What goes in and out over HTTP, as the OpenAPI document shows it."""
+"""Requests and answers, as the OpenAPI document shows them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, StringConstraints
 
 LARGEST = 2**53 - 1
-"""The largest number that every JSON reader has exactly; ids and whole numbers in filters are smaller."""
+"""The largest whole number that every JSON reader represents exactly."""
 
 
 def _whole(value: Any) -> Any:
@@ -32,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class Error(BaseModel):
-    """One sentence that says what to do."""
+    """One sentence with the reason and the remedy."""
 
     error: str
 
@@ -46,7 +46,7 @@ class Range(_Strict):
 
 
 class Options(_Strict):
-    """How to search."""
+    """The options of a search."""
 
     k: Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)] = 20
     offset: Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)] = 0
@@ -62,7 +62,7 @@ class Options(_Strict):
 
 
 class Query(Options):
-    """An id or a vector with how to search, or only items in ``like``."""
+    """An id or a vector with the options of a search, or only examples in ``like``."""
 
     id: Id | None = None
     vector: list[Annotated[float, Field(ge=-1e6, le=1e6)]] | None = None
@@ -79,7 +79,7 @@ class Hit(BaseModel):
 
 
 class LabelGuess(BaseModel):
-    """What the neighbours of an image say it is; null for none of these."""
+    """The label of an image by its neighbours; null for none of these."""
 
     label: str | None
     confidence: float | None
@@ -106,19 +106,28 @@ class Items(BaseModel):
     items: list[Item]
 
 
+class Sample(BaseModel):
+    id: int
+    label: str | None
+
+
+class Samples(BaseModel):
+    items: list[Sample]
+
+
 class Ids(_Strict):
     ids: list[Id]
 
 
 class Stored(BaseModel):
-    """Where an image is now, and whether it is new."""
+    """The id of an image, and whether it is new."""
 
     id: int
     added: bool
 
 
 class Correction(_Strict):
-    """These are what ``label`` says; null for "not what it says, and I do not know what"."""
+    """The right label of items; null where it is only known that theirs is wrong."""
 
     ids: Annotated[list[Id], Field(min_length=1)]
     label: Label | None

@@ -1,18 +1,20 @@
-"""What the routes share: the index, who decodes and embeds for it, and how its answers look."""
+"""What the routes share: the index, the threads that work on it, and the form of its answers."""
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.index import ColumnRange, Index
@@ -20,16 +22,73 @@ from nearkin.index.items import Item
 from nearkin.index.search import Classified, Hit, classified
 from nearkin.serving import schemas
 from nearkin.serving.decoding import Decoder
-from nearkin.serving.embedding import Embedder
-from nearkin.serving.problems import RequestError
+from nearkin.serving.errors import RequestError
 from nearkin.serving.settings import Settings
 
+Pixels = NDArray[np.uint8]
+Vector = NDArray[np.float32]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Job = tuple[Pixels, "Future[Vector]"]
 _NEIGHBOURS = 10
 _THREADS = 8
 _ROUNDING = 1e-3
 _MOST_LABELS = 2000
+
+
+class Embedder:
+    """One thread that embeds the images of concurrent requests in batches: those that wait form the next batch."""
+
+    def __init__(
+        self, embed: Callable[[Sequence[Pixels], int | None], NDArray[np.float32]], *, batch_size: int = 32
+    ) -> None:
+        self._embed, self._batch_size = embed, batch_size
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.images = self.batches = 0
+        self._thread = threading.Thread(target=self._work, name="nearkin-embed", daemon=True)
+        self._thread.start()
+
+    async def embed(self, pixels: Pixels) -> Vector:
+        """The vector of one decoded image."""
+        future: Future[Vector] = Future()
+        self._jobs.put((pixels, future))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Embed the images that wait, and end."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            batch, is_last = [job], False
+            while len(batch) < self._batch_size and not is_last and not self._jobs.empty():
+                job = self._jobs.get()
+                if job is None:
+                    is_last = True
+                else:
+                    batch.append(job)
+            # Requests that were given up meanwhile need no vector.
+            self._embed_batch([job for job in batch if job[1].set_running_or_notify_cancel()])
+            if is_last:
+                return
+
+    def _embed_batch(self, batch: list[_Job]) -> None:
+        if not batch:
+            return
+        try:
+            vectors = self._embed([pixels for pixels, _ in batch], self._batch_size)
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+                return
+            for job in batch:  # the others shall not fail with the image that the encoder cannot take
+                self._embed_batch([job])
+            return
+        self.images += len(batch)
+        self.batches += 1
+        for (_, future), vector in zip(batch, vectors, strict=True):
+            future.set_result(vector)
 
 
 @dataclass(frozen=True)
@@ -56,11 +115,23 @@ class Service:
         self._overview: tuple[tuple[int, int], Overview] | None = None
 
     def close(self) -> None:
-        """What was begun is finished."""
+        """Finish the work that was begun."""
         self.decoder.close()
         self.embedder.close()
         self._writer.shutdown()
         self._threads.shutdown()
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of the index and of uploads, for Prometheus."""
+        yield GaugeMetricFamily("nearkin_items", "Items of the index.", value=len(self.index))
+        for name, text, value in (
+            ("nearkin_images_embedded", "Uploads embedded.", self.embedder.images),
+            ("nearkin_batches_embedded", "Batches of them.", self.embedder.batches),
+            ("nearkin_images_decoded", "Uploads decoded.", self.decoder.decoded),
+            ("nearkin_images_refused", "Uploads that could not be decoded.", self.decoder.refused),
+            ("nearkin_decoders_lost", "Decoders that hung or died.", self.decoder.lost),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
 
     async def read(self, work: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **options))
@@ -71,14 +142,14 @@ class Service:
             raise RequestError(409, "this index is served read-only: start the server without --read-only to change it")
         return await asyncio.get_running_loop().run_in_executor(self._writer, partial(work, *args, **options))
 
-    async def decoded(self, content: bytes, crop: list[float] | None = None) -> NDArray[np.uint8]:
+    async def decoded(self, content: bytes, crop: list[float] | None = None) -> Pixels:
         """Pixels of an upload as the encoder wants them."""
         if crop is not None and (min(crop[2:]) <= 0 or max(crop[0] + crop[2], crop[1] + crop[3]) > 1 + _ROUNDING):
             raise RequestError(422, f"crop: x, y, width and height are shares of the picture from 0 to 1, got {crop}")
         return await self.decoder.decode(content, shorter_side=self.index.model.shorter_side, crop=crop)
 
-    def check_there(self, ids: list[int]) -> list[Item]:
-        """The items, or an answer that one is not there."""
+    def existing(self, ids: list[int]) -> list[Item]:
+        """The items of these ids, or an answer that one is not there."""
         if len(ids) > self.settings.max_ids:
             raise RequestError(422, f"at most {self.settings.max_ids:,} ids at once, got {len(ids):,}")
         try:
@@ -100,19 +171,18 @@ class Service:
     def search(
         self, options: schemas.Options, query: int | NDArray[np.floating] | None, *, is_image: bool
     ) -> schemas.Hits:
-        """What a request asks for; an image is also told what it seems to be."""
+        """The hits of a request, and for an image its label by its neighbours."""
         begin = time.perf_counter()
-        if named := [*options.like, *options.unlike, *([query] if isinstance(query, int) else [])]:
-            self.check_there(named)
-        where = {name: _asked(value) for name, value in options.where.items()}
-        if self.settings.hide_paths and "path" in (options.group_by, *where):
-            raise RecipeError("paths are hidden on this server: filter and group by something else")
-        for name, value in where.items():
+        if ids := [*options.like, *options.unlike, *([query] if isinstance(query, int) else [])]:
+            self.existing(ids)
+        where: dict[str, object] = {}
+        for name, value in options.where.items():
+            where[name] = (value.from_, value.to) if isinstance(value, schemas.Range) else value
             if isinstance(value, list) and len(value) > self.settings.max_ids:
                 raise RequestError(422, f"where: {name}: at most {self.settings.max_ids:,} values, got {len(value):,}")
-        plain = not (where or options.like or options.unlike or options.offset)
-        plain = plain and options.group_by is None and options.min_confidence is None
-        found: list[Hit] = self.index.search(
+        if self.settings.hide_paths and "path" in (options.group_by, *where):
+            raise RecipeError("paths are hidden on this server: filter and group by something else")
+        hits: list[Hit] = self.index.search(
             query,
             options.k + 1,
             where=where or None,
@@ -124,49 +194,47 @@ class Service:
         )
         guess = None
         if is_image and query is not None:
-            guess = self._guess(query, found if plain and options.k + 1 >= _NEIGHBOURS else None)
+            is_plain = not (where or options.like or options.unlike or options.offset)
+            is_plain = is_plain and options.group_by is None and options.min_confidence is None
+            guess = self._guess(query, hits if is_plain and options.k + 1 >= _NEIGHBOURS else None)
         return schemas.Hits(
-            hits=[self.shown_hit(hit) for hit in found[: options.k]],
+            hits=[
+                schemas.Hit(
+                    id=hit.id,
+                    score=hit.score,
+                    confidence=hit.confidence,
+                    label=hit.label,
+                    path=self.visible_path(hit.path),
+                    columns=dict(hit.columns),
+                    thumbnail=f"/items/{hit.id}/thumbnail",
+                )
+                for hit in hits[: options.k]
+            ],
             offset=options.offset,
             k=options.k,
-            more=len(found) > options.k,
+            more=len(hits) > options.k,
             seconds=time.perf_counter() - begin,
             label=None if guess is None else schemas.LabelGuess(label=guess.label, confidence=guess.confidence),
         )
 
     def _guess(self, query: int | NDArray[np.floating], hits: list[Hit] | None) -> Classified | None:
         """The label by the nearest neighbours; ``hits`` are these if they are known already."""
-        counts = self.overview()
-        if not counts.labelled:
+        overview = self.overview()
+        if not overview.labelled:
             return None
-        if counts.labelled < counts.items:
+        if overview.labelled < overview.items:
             return self.index.classify(query, _NEIGHBOURS)
         hits = (hits or self.index.search(query, _NEIGHBOURS))[:_NEIGHBOURS]
         return classified(hits, 0.5, self.index.calibration)
 
-    def shown_hit(self, hit: Hit) -> schemas.Hit:
-        return schemas.Hit(
-            id=hit.id,
-            score=hit.score,
-            confidence=hit.confidence,
-            label=hit.label,
-            path=self.shown_path(hit.path),
-            columns=dict(hit.columns),
-            thumbnail=f"/items/{hit.id}/thumbnail",
-        )
-
-    def shown_item(self, item: Item) -> schemas.Item:
+    def item_schema(self, item: Item) -> schemas.Item:
         return schemas.Item(
             id=item.id,
-            path=self.shown_path(item.path),
+            path=self.visible_path(item.path),
             label=item.label,
             columns=dict(item.columns),
             thumbnail=f"/items/{item.id}/thumbnail",
         )
 
-    def shown_path(self, path: str | None) -> str | None:
+    def visible_path(self, path: str | None) -> str | None:
         return None if self.settings.hide_paths else path
-
-
-def _asked(value: object) -> object:
-    return (value.from_, value.to) if isinstance(value, schemas.Range) else value

@@ -1,4 +1,4 @@
-"""What a server is told when it starts: where it listens, who may ask, and how much."""
+"""The settings of a server: its address, its key, and the limits of a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """Defaults are those of a server for the person who started it, on their own machine.
+    """The defaults are for a server on one's own machine.
 
     >>> Settings().is_loopback, Settings(host="0.0.0.0", key="a long secret key").is_loopback
     (True, False)
@@ -20,39 +20,31 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 for any that is free."""
+    """0 for any free port."""
     key: str | None = None
     """What requests must carry as ``Authorization: Bearer KEY``; None only on loopback."""
     allow_hosts: tuple[str, ...] = ()
-    """Further names that the server is called by, such as behind a proxy."""
+    """Further names of the server, such as the name of a proxy."""
     read_only: bool = False
     hide_paths: bool = False
-    """Whether the paths of images are kept from clients."""
+    """Whether clients do not see the paths of images."""
     max_bytes: int = 32 << 20
     """Of a request."""
     max_pixels: int = 64_000_000
-    """Of an upload, by what its header says."""
+    """Of an upload, by its header."""
     max_k: int = 1000
     max_offset: int = 100_000
     max_ids: int = 1000
     """Items in a list of ids."""
-    rate: float | None = None
-    """Requests a second of one client, ten seconds' worth at once; None for no limit."""
-    concurrency: int = 256
-    """Requests that are worked on or wait; what comes beyond them is sent away for a moment."""
-    timeout: float = 30.0
-    """Seconds for a request, from its first byte to its answer."""
     decoders: int = 2
     """Processes that decode uploads."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise RecipeError(f"port must be between 0 and 65535, got {self.port}")
-        for name in ("max_bytes", "max_pixels", "max_k", "max_ids", "concurrency", "timeout", "decoders"):
+        for name in ("max_bytes", "max_pixels", "max_k", "max_ids", "decoders"):
             if getattr(self, name) <= 0:
                 raise RecipeError(f"{name} must be more than 0, got {getattr(self, name)}")
-        if self.rate is not None and self.rate <= 0:
-            raise RecipeError(f"rate must be more than 0 requests a second, got {self.rate}; leave it out for no limit")
         if self.key is not None and (len(self.key) < 12 or not self.key.isascii() or not self.key.isprintable()):
             raise RecipeError("a key must have at least 12 characters, all of them plain ASCII")
         if not self.is_loopback and self.key is None:
@@ -60,7 +52,6 @@ class Settings:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only programs on this machine can reach it."""
         return is_loopback(self.host)
 
 

@@ -1,7 +1,4 @@
-"""A served index from another program: the same questions and answers as :class:`~nearkin.index.Index`, over HTTP.
-
-HTTP is spoken by the standard library alone.
-"""
+"""A client of a served index, with the methods of :class:`~nearkin.index.Index`, by the standard library alone."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ import numpy as np
 from PIL import Image
 
 from nearkin.errors import DataError, NearkinError
-from nearkin.index.calibration import Bin, Calibration
+from nearkin.index.calibration import Bin, Calibration, LabelCurve
 from nearkin.index.index import Stored
 from nearkin.index.items import Item
 from nearkin.index.search import Hit
 
 
 class ServerError(NearkinError):
-    """What a server said instead of an answer; ``status`` is that of HTTP, None where it could not be reached."""
+    """An error that a server answered with; ``status`` is that of HTTP, None where it could not be reached."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -37,13 +34,13 @@ class ServerError(NearkinError):
 
 @dataclass(frozen=True)
 class ServedStatus:
-    """What a served index holds, and what may be asked of it."""
+    """What a served index holds, and the limits of requests."""
 
     name: str
     items: int
     labelled: int
     labels: Mapping[str, int]
-    """By label how many items it has; of the most frequent."""
+    """The number of items by label, of the most frequent labels."""
     columns: tuple[str, ...]
     dim: int
     distance: str
@@ -57,7 +54,7 @@ class ServedStatus:
 
 
 class Client:
-    """An index that ``nearkin serve`` serves at ``url``; ``key`` is what the server asks for, if it does.
+    """An index that ``nearkin serve`` serves at ``url``, with its ``key`` if it needs one.
 
     >>> Client("127.0.0.1:8000")
     Traceback (most recent call last):
@@ -89,72 +86,68 @@ class Client:
 
         Args:
             query: a path of this machine, bytes, a Pillow image, a uint8 array; the id of an item; a vector.
-            k: how many at most.
-            where: by field a value, a list of which any will do, or a range ``(from, to)`` with None for no end.
-            like: ids of items that it should be like, too; with them there need be no query.
-            unlike: ids of items that it should not be like.
-            group_by: a field of which every value is shown once, by its nearest item.
-            min_confidence: leave out hits of which it is less likely that they are of the query's kind.
-            offset: how many hits to pass over, for the next page.
+            k, where, like, unlike, group_by, min_confidence, offset: as there.
             crop: search for a part of an image: x, y, width and height as shares of it from 0 to 1.
         """
         options: dict[str, Any] = {"k": k, "offset": offset, "like": list(map(int, like))}
         options |= {"unlike": list(map(int, unlike)), "group_by": group_by, "min_confidence": min_confidence}
-        options |= {"where": {name: _asked(value) for name, value in (where or {}).items()}}
+        options |= {"where": {name: _filter_json(value) for name, value in (where or {}).items()}}
         options |= {} if crop is None else {"crop": list(map(float, crop))}
         if query is None or _is_id(query) or _is_vector(query):
-            asked = {} if query is None else {"id": int(query)} if _is_id(query) else {"vector": _numbers(query)}
-            found = self._json("POST", "/search", options | asked)
+            by = {} if query is None else {"id": int(query)} if _is_id(query) else {"vector": _numbers(query)}
+            answer = self._json("POST", "/search", options | by)
         else:
-            found = self._upload("/search", query, {"options": json.dumps(options)})
-        return [Hit(**{name: each[name] for name in Hit.__dataclass_fields__}) for each in found["hits"]]
+            answer = self._upload("/search", query, {"options": json.dumps(options)})
+        return [Hit(**{name: hit[name] for name in Hit.__dataclass_fields__}) for hit in answer["hits"]]
 
     def add(self, image: Any, label: str | None = None, columns: Mapping[str, Any] | None = None) -> Stored:
-        """Add one image: the id that it has now, and whether it is new."""
+        """Add one image; returns its id, and whether it is new."""
         parts = {} if label is None else {"label": label}
         parts |= {} if columns is None else {"columns": json.dumps(dict(columns))}
         return Stored(**self._upload("/items", image, parts))
 
     def remove(self, ids: Sequence[int]) -> None:
-        """Take items out for good, one after the other; an error where one is not there."""
-        for each in ids:
-            self._ask("DELETE", f"/items/{int(each)}")
+        """Remove items for good, one after the other; an error where one is not there."""
+        for id in ids:
+            self._request("DELETE", f"/items/{int(id)}")
 
     def get(self, id: int) -> Item:
-        """What is known of an item."""
-        found = self._json("GET", f"/items/{int(id)}")
-        return Item(**{name: found[name] for name in Item.__dataclass_fields__})
+        """One item."""
+        item = self._json("GET", f"/items/{int(id)}")
+        return Item(**{name: item[name] for name in Item.__dataclass_fields__})
 
     def thumbnail(self, id: int) -> bytes:
         """A small JPEG of an item."""
-        return self._ask("GET", f"/items/{int(id)}/thumbnail")
+        return self._request("GET", f"/items/{int(id)}/thumbnail")
 
     def status(self) -> ServedStatus:
         """What the server's index holds."""
-        found = self._json("GET", "/index")
-        known = {name: found[name] for name in ServedStatus.__dataclass_fields__}
-        if (curve := found["calibration"]) is not None:
-            known["calibration"] = Calibration(
-                **curve | {"reliability": tuple(Bin(**each) for each in curve["reliability"])}
-            )
-        known["labels"] = {each["label"]: each["items"] for each in found["labels"]}
-        known["columns"] = tuple(each["name"] for each in found["columns"])
-        return ServedStatus(**known)
+        about = self._json("GET", "/index")
+        values = {name: about[name] for name in ServedStatus.__dataclass_fields__}
+        if (curve := about["calibration"]) is not None:
+            label = LabelCurve(**curve["label"]) if curve["label"] else None
+            bins = tuple(Bin(**bin) for bin in curve["reliability"])
+            values["calibration"] = Calibration(**curve | {"reliability": bins, "label": label})
+        values["labels"] = {count["label"]: count["items"] for count in about["labels"]}
+        values["columns"] = tuple(column["name"] for column in about["columns"])
+        return ServedStatus(**values)
 
     def _upload(self, path: str, image: Any, parts: Mapping[str, str]) -> Any:
-        mark = secrets.token_hex(16)
+        boundary = secrets.token_hex(16)
         lines = [
-            f'--{mark}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{parts[name]}\r\n' for name in parts
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{parts[name]}\r\n' for name in parts
         ]
-        lines.append(f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="image"\r\n\r\n')
-        body = "".join(lines).encode() + _bytes_of(image) + f"\r\n--{mark}--\r\n".encode()
-        return json.loads(self._ask("POST", path, body, f"multipart/form-data; boundary={mark}"))
+        lines.append(f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="image"\r\n\r\n')
+        body = "".join(lines).encode() + _bytes_of(image) + f"\r\n--{boundary}--\r\n".encode()
+        return json.loads(self._request("POST", path, body, f"multipart/form-data; boundary={boundary}"))
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return json.loads(self._ask(method, path, None if body is None else json.dumps(body).encode()))
+        return json.loads(self._request(method, path, None if body is None else json.dumps(body).encode()))
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
-        headers = {} if body is None else {"Content-Type": kind}
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, content_type: str = "application/json"
+    ) -> bytes:
+        headers = {} if body is None else {"Content-Type": content_type}
         headers |= {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         request = urllib.request.Request(self._url + path, body, headers, method=method)
         try:
@@ -162,32 +155,32 @@ class Client:
                 content: bytes = answer.read()
                 return content
         except urllib.error.HTTPError as error:
-            raise ServerError(_sentence(error.read(), error.code), error.code) from error
+            raise ServerError(_message(error.read(), error.code), error.code) from error
         except OSError as error:  # refused, reset, too late
             reason = getattr(error, "reason", error)
             raise ServerError(f"{self._url} cannot be reached ({reason}): is 'nearkin serve' running there?") from error
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A key is for one server, and not for whom it names."""
+    """The key goes to one server, and not to where it redirects."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
-def _sentence(content: bytes, status: int) -> str:
+def _message(content: bytes, status: int) -> str:
     try:
         return str(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
         return f"the server answered with status {status}: is it 'nearkin serve'?"
 
 
-def _asked(value: Any) -> Any:
+def _filter_json(value: Any) -> Any:
     if isinstance(value, tuple):
         if len(value) != 2:
             raise DataError(f"a range is a pair (from, to), got {value!r}; give a list for any of it")
         return {"from": _plain(value[0]), "to": _plain(value[1])}
-    return [_plain(each) for each in value] if isinstance(value, (list, set, frozenset)) else _plain(value)
+    return [_plain(one) for one in value] if isinstance(value, (list, set, frozenset)) else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -1,18 +1,70 @@
-"""A client has the same answers as the index that is served."""
+"""A server in a separate process and its client: the same answers as the index, and an orderly end."""
 
 from __future__ import annotations
 
 import io
+import json
+import signal
+import socket
+import threading
+import time
+import urllib.request
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import nearkin
-from nearkin.client import Client, ServerError
-from nearkin.errors import DataError
+from nearkin.errors import DataError, OutputError
+from nearkin.index import Index
 from nearkin.index.index import Stored
 from nearkin.index.items import Item
+from nearkin.serving.app import serve
+from nearkin.serving.client import Client, ServerError
+from nearkin.serving.settings import Settings
+
+
+def test_sigterm_finishes_the_request_that_was_taken(server, make_image, tmp_path):
+    slow = f"""
+import time
+def embed(images, batch_size):
+    Path({str(tmp_path / "begun")!r}).touch()
+    time.sleep(1.0)
+    return colours_of(images, batch_size)
+model = stand_in(embed)"""
+    started = server(slow)
+    found = []
+    asking = threading.Thread(target=lambda: found.append(Client(started.url).search(make_image(), k=3)))
+    asking.start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    assert started.stop() == 0
+    asking.join(30)
+    assert len(found[0]) == 3
+    assert "ended" in started.process.stdout.read()
+    with pytest.raises(ServerError, match="cannot be reached"):
+        Client(started.url).status()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["status"] for line in lines if line["event"] == "request"] == [200]
+
+
+def test_ctrl_c_ends_it_quietly(server):
+    started = server()
+    assert urllib.request.urlopen(f"{started.url}/health").status == 200
+    assert started.stop(signal.SIGINT) == 0
+
+
+def test_a_port_that_is_taken_is_said(index):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OutputError, match="--port 0"):
+            serve(index, Settings(port=taken.getsockname()[1]))
+
+
+def test_an_encoder_that_has_gone_is_said_at_once(index):
+    with pytest.raises(DataError, match="--run RUN"):
+        serve(Index.open(index.path), Settings(port=0))
 
 
 def near(found, expected):

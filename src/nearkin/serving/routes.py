@@ -1,0 +1,273 @@
+"""The routes: what is served, search, items, corrections of labels, and the gallery."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, File, Form, Header, Path, Query, Request, Response, UploadFile
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from starlette.datastructures import UploadFile as FormFile
+
+from nearkin.data.file_names import class_name
+from nearkin.errors import DataError, OutputError
+from nearkin.index import corrections
+from nearkin.index.layout import NAME as LAYOUT
+from nearkin.serving import schemas
+from nearkin.serving.errors import RequestError, invalid_json
+from nearkin.serving.service import Service
+
+WEB = FilePath(__file__).parent / "web"
+Id = Annotated[int, Path(ge=0, le=schemas.LARGEST)]
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_NAME = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^\S(.*\S)?$")]
+_COLUMNS = TypeAdapter(Annotated[dict[_NAME, schemas.Value | None], Field(max_length=20)])
+_MOST_COLUMNS = 100
+_ERROR: dict[str, Any] = {"model": schemas.Error}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+
+
+def router(service: Service) -> APIRouter:
+    """All routes but those of the map."""
+    routes = APIRouter()
+    for add in (_add_search, _add_items, _add_corrections, _add_gallery):
+        add(routes, service)
+
+    @routes.get("/health")
+    async def health() -> schemas.Health:
+        """Whether the server works, without a key."""
+        return schemas.Health(status="ok", items=await service.read(len, service.index))
+
+    @routes.get("/index")
+    async def index() -> schemas.About:
+        """The contents of the index and the limits of requests."""
+        return await service.read(_about, service)
+
+    return routes
+
+
+def _about(service: Service) -> schemas.About:
+    status, overview, settings = service.index.status(), service.overview(), service.settings
+    return schemas.About(
+        name=service.index.path.name,
+        items=overview.items,
+        labelled=overview.labelled,
+        labels=[schemas.LabelCount(label=label, items=count) for label, count in overview.labels],
+        columns=[
+            schemas.Column(
+                name=column.name, kind="number" if column.is_number else "text", min=column.least, max=column.most
+            )
+            for column in overview.columns
+        ],
+        distance=status.distance,
+        dim=status.dim,
+        calibrated=status.calibration is not None,
+        encoder=status.encoder,
+        engine=dict(status.engine),
+        calibration=None if status.calibration is None else asdict(status.calibration),
+        limits=schemas.Limits(bytes=settings.max_bytes, pixels=settings.max_pixels, k=settings.max_k),
+        read_only=settings.read_only,
+        failed=len(status.failed),
+        map=(service.index.path / LAYOUT).exists(),
+    )
+
+
+def _add_search(routes: APIRouter, service: Service) -> None:
+    # FastAPI cannot derive two content types from a signature.
+    options, query = (
+        model.model_json_schema(ref_template="#/components/schemas/{model}")
+        for model in (schemas.Options, schemas.Query)
+    )
+    for schema in (options, query):
+        schema.pop("$defs", None)
+    upload = {
+        "type": "object",
+        "required": ["image"],
+        "properties": {"image": {"type": "string", "format": "binary"}, "options": options},
+    }
+    content = {"application/json": {"schema": query}, "multipart/form-data": {"schema": upload}}
+    body = {"requestBody": {"required": True, "content": content}}
+
+    @routes.post("/search", openapi_extra=body, responses={404: _ERROR, 415: _ERROR})
+    async def search(request: Request) -> schemas.Hits:
+        """The nearest items of an uploaded image, an item, a vector, or the examples in ``like``."""
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type == "multipart/form-data":
+            return await _search_by_image(request, service)
+        if content_type == "application/json":
+            return await _search_by_json(request, service)
+        raise RequestError(
+            415, "send multipart/form-data with a file 'image', or application/json with 'id' or 'vector'"
+        )
+
+
+async def _search_by_image(request: Request, service: Service) -> schemas.Hits:
+    async with request.form(max_files=1, max_fields=1) as form:
+        image, text = form.get("image"), form.get("options", "{}")
+        if not isinstance(image, FormFile) or not isinstance(text, str) or set(form) - {"image", "options"}:
+            raise RequestError(422, "send one file 'image', and if wanted a text part 'options' with JSON")
+        options = _parsed(schemas.Options, text.encode(), service)
+        content = await image.read()
+    vector = await service.embedder.embed(await service.decoded(content, options.crop))
+    return await service.read(service.search, options, vector, is_image=True)
+
+
+async def _search_by_json(request: Request, service: Service) -> schemas.Hits:
+    query = _parsed(schemas.Query, await request.body(), service)
+    if query.crop is not None:
+        raise RequestError(422, "crop: only an uploaded image can be cropped")
+    if (query.id is not None) + (query.vector is not None) > 1:
+        raise RequestError(422, "give an id or a vector, not both")
+    vector = None if query.vector is None else np.array(query.vector, dtype=np.float64)
+    return await service.read(service.search, query, query.id if vector is None else vector, is_image=False)
+
+
+def _parsed(model: type[Any], content: bytes, service: Service) -> Any:
+    try:
+        options = model.model_validate_json(content)
+    except ValidationError as error:
+        raise invalid_json(error) from error
+    limits = service.settings
+    for name, value, most in (("k", options.k, limits.max_k), ("offset", options.offset, limits.max_offset)):
+        if value > most:
+            raise RequestError(422, f"{name}: at most {most:,}, got {value:,}")
+    return options
+
+
+def _add_items(routes: APIRouter, service: Service) -> None:
+    @routes.post("/items", status_code=201, responses={409: _ERROR, 415: _ERROR})
+    async def add(
+        image: Annotated[UploadFile, File()],
+        label: Annotated[schemas.Label | None, Form()] = None,
+        columns: Annotated[str | None, Form(description="JSON, by column a value")] = None,
+    ) -> schemas.Stored:
+        """Add an image. One whose pixels are there already is not added again; a new label replaces the old one."""
+        values: dict[str, str] = {}
+        if columns is not None:
+            try:
+                parsed = _COLUMNS.validate_json(columns)
+            except ValidationError as error:
+                raise invalid_json(error) from error
+            values = {name: "" if value is None else str(value) for name, value in parsed.items()}
+        overview = await service.read(service.overview)
+        if len({*values, *(column.name for column in overview.columns)}) > _MOST_COLUMNS:
+            raise RequestError(
+                422, f"columns: an index has at most {_MOST_COLUMNS} from uploads: use those that it has"
+            )
+        pixels = await service.decoded(await image.read())
+        try:
+            stored = await service.write(service.index.add_pixels, pixels, label and class_name(label), values)
+        except OutputError:
+            raise
+        except DataError as error:  # a value that does not fit its column
+            raise RequestError(422, str(error)) from error
+        return schemas.Stored(id=stored.id, added=stored.added)
+
+    @routes.post("/items/lookup", responses={404: _ERROR})
+    async def lookup(body: schemas.Ids) -> schemas.Items:
+        """Several items at once, in the order of their ids in the request."""
+        items = await service.read(service.existing, body.ids)
+        return schemas.Items(items=[service.item_schema(item) for item in items])
+
+    @routes.get("/items/{id}", responses={404: _ERROR})
+    async def get(id: Id) -> schemas.Item:
+        """One item."""
+        return service.item_schema((await service.read(service.existing, [id]))[0])
+
+    @routes.delete("/items/{id}", status_code=204, response_model=None, responses={404: _ERROR, 409: _ERROR})
+    async def remove(id: Id) -> None:
+        """Remove an item for good; its file stays where it is."""
+
+        def work() -> None:
+            service.existing([id])
+            service.index.remove([id])
+
+        await service.write(work)
+
+    @routes.get(
+        "/items/{id}/thumbnail",
+        response_class=Response,
+        responses={200: {"content": {"image/jpeg": _BINARY}}, 404: _ERROR},
+    )
+    async def thumbnail(id: Id) -> Response:
+        """A small JPEG without EXIF."""
+        try:
+            content = await service.read(service.index.thumbnail, id)
+        except DataError as error:
+            raise RequestError(404, f"there is no item {id} in this index") from error
+        return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"})
+
+
+def _add_corrections(routes: APIRouter, service: Service) -> None:
+    @routes.post("/corrections", responses={404: _ERROR, 409: _ERROR})
+    async def correct(body: schemas.Correction) -> schemas.Corrections:
+        """Correct the label of items; null: their label is wrong, and the right one is unknown."""
+
+        def work() -> int:
+            service.existing(body.ids)
+            return corrections.correct(service.index, body.ids, body.label and class_name(body.label))
+
+        return schemas.Corrections(corrections=await service.write(work))
+
+    @routes.get("/corrections")
+    async def every() -> list[schemas.Corrected]:
+        """All corrections."""
+        rows = await service.read(corrections.corrections, service.index)
+        return [schemas.Corrected(**asdict(row) | {"path": service.visible_path(row.path)}) for row in rows]
+
+    @routes.delete("/corrections/{id}", status_code=204, response_model=None, responses={404: _ERROR, 409: _ERROR})
+    async def withdraw(id: Id) -> None:
+        """Delete a correction."""
+        try:
+            await service.write(corrections.withdraw, service.index, id)
+        except DataError as error:
+            raise RequestError(404, f"there is no correction of item {id}") from error
+
+    @routes.get(
+        "/corrections.csv",
+        response_class=Response,
+        responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    )
+    async def manifest() -> Response:
+        """The images of the index with their corrected labels, for ``nearkin train --data``."""
+        if service.settings.hide_paths:
+            raise RequestError(403, "paths are hidden on this server, and a manifest is a list of them")
+        text = await service.read(corrections.manifest, service.index)
+        headers = {"Content-Disposition": 'attachment; filename="corrections.csv"'}
+        return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _add_gallery(routes: APIRouter, service: Service) -> None:
+    # A name in a request is looked up here and never becomes a path.
+    files = {file.name: file.read_bytes() for file in WEB.iterdir() if file.suffix in _TYPES}
+
+    def answer(name: str, cached: str | None) -> Response:
+        tag = f'"{hashlib.sha256(files[name]).hexdigest()[:16]}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if cached == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(files[name], media_type=_TYPES[FilePath(name).suffix], headers=headers)
+
+    @routes.get("/", include_in_schema=False)
+    async def page(if_none_match: Annotated[str | None, Header()] = None) -> Response:
+        return answer("index.html", if_none_match)
+
+    @routes.get("/static/{name}", include_in_schema=False)
+    async def static(name: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+        if name not in files or name == "index.html":
+            raise RequestError(404, "there is no such file")
+        return answer(name, if_none_match)
+
+    @routes.get("/samples")
+    async def samples(n: Annotated[int, Query(ge=1, le=100)] = 24) -> schemas.Samples:
+        """Some items at random, to begin a search with."""
+
+        def chosen() -> list[schemas.Sample]:
+            ids = service.index.ids()
+            some = np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)
+            return [schemas.Sample(id=item.id, label=item.label) for item in service.index.items(some)]
+
+        return schemas.Samples(items=await service.read(chosen))
