@@ -13,7 +13,7 @@ from nearkin.training.recipes import load_recipe
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1},
-    "encoder": {"backbone": "resnetv2_20", "dim": 16},
+    "encoder": {"backbone": "small", "dim": 16, "options": {"width": 8}},
     "objective": {"name": "proxy_anchor"},
     "training": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3, "device": "cpu", "schedule": "cosine"},
     "protocol": {"name": "conventional", "test_share": 0.34},

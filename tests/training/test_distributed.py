@@ -29,7 +29,6 @@ _spec = importlib.util.spec_from_file_location("together", HERE / "together.py")
 together = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(together)
 
-NAMES = [(world, name) for world in (2, 3) for name in together.cases(world, Path())]
 RESHAPED = ("adamw", "vcpa", "ccp", "updates")
 CONTINUED = ("plain", "updates")
 WORLDS = (2, 3)
@@ -72,21 +71,19 @@ def in_processes(tmp_path_factory, begun):
     return together.carried_out(work, continued), work
 
 
-@pytest.mark.parametrize("world, name", NAMES)
-def test_several_processes_come_to_what_one_comes_to(name, world, alone, in_processes):
-    expected, found = alone(name), in_processes[0][world]
-    tolerance = TOLERANCE.get(name[-2:] if name.startswith("loss") else name[:3], 1e-12)
-    assert len(found) == world
-    for of_rank in found:
-        assert set(of_rank[name]) == set(expected)
-        for key, value in expected.items():
-            assert_close(of_rank[name][key], value, tolerance, f"{name}: {key}")
-
-
-@pytest.mark.parametrize("world, name", [(world, name) for world, name in NAMES if name.startswith("run")])
-def test_what_ranks_keep_beside_their_own_classes_is_the_same_on_each(name, world, in_processes):
-    first, *others = (of_rank[name] for of_rank in in_processes[0][world])
-    assert all(torch.equal(value, other[key]) for other in others for key, value in first.items())
+@pytest.mark.parametrize("world", WORLDS)
+def test_several_processes_come_to_what_one_comes_to(world, alone, in_processes):
+    of_ranks = in_processes[0][world]
+    assert len(of_ranks) == world
+    for name in together.cases(world, Path()):
+        tolerance = TOLERANCE.get(name[-2:] if name.startswith("loss") else name[:3], 1e-12)
+        expected, first = alone(name), of_ranks[0][name]
+        for results in of_ranks:
+            assert set(results[name]) == set(expected)
+            for key, value in expected.items():
+                assert_close(results[name][key], value, tolerance, f"{name}: {key}")
+            if name.startswith("run"):
+                assert all(torch.equal(value, results[name][key]) for key, value in first.items()), name
 
 
 @pytest.mark.parametrize("course", RESHAPED)

@@ -351,10 +351,10 @@ def cases(world: int, folder: Path) -> dict[str, Callable[[], dict[str, Tensor]]
         "batch-norm of vectors": partial(batch_norm, 5, ()),
         "batch-norm of fewer images than ranks": partial(batch_norm, 2, (3, 2)),
     }
-    for name in LOSSES:
-        for dtype in (torch.float64, torch.float32) if world < 3 else (torch.float64,):
-            every[f"loss {name} {str(dtype)[6:]}"] = partial(course_of_a_loss, name, dtype)
-    for name in COURSES if world < 3 else ("plain", "isa", "vcpa", "frozen", "ccp-own", "profs"):
+    every["loss proxy_anchor float32"] = partial(course_of_a_loss, "proxy_anchor", torch.float32)
+    for name in LOSSES if world < 3 else ("proxy_anchor", "proxy_isa", "vcpa", "contrastive"):
+        every[f"loss {name} float64"] = partial(course_of_a_loss, name, torch.float64)
+    for name in COURSES if world < 3 else ("plain", "vcpa", "frozen", "ccp-own"):
         if name != "adamw":  # which makes much of a little
             every[f"run {name}"] = partial(course_of_a_run, name, folder / f"{name}-{world}")
     return every

@@ -60,7 +60,7 @@ def plots(as_json: Json = False, markdown: Markdown = False) -> None:
 
 @app.command(rich_help_panel=LOOK_UP)
 def recipes(as_json: Json = False, markdown: Markdown = False) -> None:
-    """List the recipes that come with nearkin; as Markdown or JSON with the scores to expect and the run times."""
+    """List the recipes that come with nearkin; as Markdown or JSON with the scores to expect."""
     from nearkin.report.listings import Listing
     from nearkin.studies.expected_scores import listed_recipes, recipes_page
 

@@ -1,4 +1,4 @@
-"""What to expect of the recipes that come with nearkin: scores as published or measured, and run times."""
+"""What to expect of the recipes that come with nearkin: scores as published or measured."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from nearkin.report.formats import markdown_table
 from nearkin.report.table import NOTHING
 from nearkin.studies.paper_rows import Settings, recipe_of
 from nearkin.studies.papers import PaperRow, PaperTable, items, paper_titles, papers, tables_of
-from nearkin.training.observers import in_words
 from nearkin.training.recipes import load_recipe
 
 
 def listed_recipes() -> list[dict[str, Any]]:
-    """Every recipe that comes with nearkin, with its summary, command, expected scores in per cent and run times.
+    """Every recipe that comes with nearkin, with its summary, command and expected scores in per cent.
 
     ``source`` says where the scores are from: ``published``, or ``measured`` with the number of runs and what they
     lack; ``row`` is the command that runs the recipe as a row of its paper's table.
@@ -26,7 +25,7 @@ def listed_recipes() -> list[dict[str, Any]]:
     >>> [(score["metric"], score["value"]) for score in recipe["scores"]][:2]
     [('R@1', 69.9), ('R@2', 79.0)]
     """
-    times, measured = _by_recipe("run_times.csv"), _by_recipe("measured.csv")
+    measured = _by_recipe("measured.csv")
     listed = []
     for name, file in shipped_recipes().items():
         summary, command = (line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines()[:2])
@@ -43,38 +42,27 @@ def listed_recipes() -> list[dict[str, Any]]:
             values = table.published_values(published, recipe.data.source)
             scores = [_score(each.metric, each.value, each.spread, each.dim) for each in values]
             source = "published" if scores else None
-        run_times = [
-            {"device": line["device"], "seconds": int(line["seconds"]), "how": line["how"]}
-            for line in times.get(name, ())
-        ]
         texts = {"name": name, "summary": summary, "command": command}
-        listed.append({**texts, "scores": scores, "source": source, "row": row, "run_times": run_times})
+        listed.append({**texts, "scores": scores, "source": source, "row": row})
     return listed
 
 
 def recipes_page(listed: Sequence[Mapping[str, Any]]) -> str:
     """The recipes as Markdown: what ``docs/recipes.md`` holds."""
-    devices = list(dict.fromkeys(time["device"] for recipe in listed for time in recipe["run_times"]))
-    head = ["name", "what it is", "expected (%)", *devices, "as a row"]
+    head = ["name", "what it is", "expected (%)", "as a row"]
     lines = [
         "# Recipes",
         "",
         "Read off the files in `recipes/` by `nearkin recipes --markdown > docs/recipes.md`. `nearkin train NAME`",
         "trains one; the second line of its file is the whole command. Expected is what the paper prints for the row",
-        "that is this recipe, or what we measured (`results/`). Run times are estimated from a few steps",
-        "(`benchmarks/run_times.py`) where they are not measured.",
+        "that is this recipe, or what we measured (`results/`). Training says how long it takes after its first steps.",
     ]
     titles = paper_titles()
     for folder, members in itertools.groupby(listed, key=lambda recipe: str(recipe["name"]).partition("/")[0]):
         rows = [head]
         for recipe in members:
-            times = {
-                time["device"]: in_words(time["seconds"]) + ("" if time["how"] == "estimated" else f" ({time['how']})")
-                for time in recipe["run_times"]
-            }
             row = f"`{recipe['row']}`" if recipe["row"] else NOTHING
-            shown = [times.get(device, NOTHING) for device in devices]
-            rows.append([f"`{recipe['name']}`", recipe["summary"], _scores_text(recipe), *shown, row])
+            rows.append([f"`{recipe['name']}`", recipe["summary"], _scores_text(recipe), row])
         title = f"{folder}: {titles[folder]}" if folder in titles else folder
         lines += ["", f"## {title}", "", markdown_table(rows)]
     return "\n".join(lines) + "\n"
