@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -81,12 +83,26 @@ TINY = {
 }
 
 
+@pytest.fixture(scope="session")
+def _trained_once(tmp_path_factory):
+    root = tmp_path_factory.mktemp("trained")
+    recipe = load_recipe(TINY, [f"data.source={json.dumps(str(write_photos(root / 'own photos')))}"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEARKIN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        run(recipe, RunFolder(root / "run"))
+    return root / "run"
+
+
 @pytest.fixture
-def trained(photos, tmp_path):
-    """The folder of a run on ``photos``."""
-    recipe = load_recipe(TINY, [f"data.source={json.dumps(str(photos))}"])
-    run(recipe, RunFolder(tmp_path / "run"), NullObserver())
-    return tmp_path / "run"
+def trained(photos, tmp_path, _trained_once):
+    """The folder of a run on ``photos``: a copy of one that is trained once, with its own path to the images."""
+    folder = RunFolder(shutil.copytree(_trained_once, tmp_path / "run"))
+    folder.write_recipe(folder.recipe().with_changes({"data.source": str(photos)}))
+    environment = folder.environment()
+    data = dataclasses.replace(environment.data, source=str(photos))
+    resolved = folder.recipe().as_mapping()
+    folder.write_environment(dataclasses.replace(environment, data=data, resolved_recipe=resolved))
+    return folder.path
 
 
 HOSTILE = (

@@ -1,4 +1,4 @@
-"""What tests of runs share: a run of one step, and classes that are added or looked up."""
+"""What tests of runs share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
 
 
 @pytest.fixture
@@ -32,3 +33,14 @@ def add_kinds():
                 Image.fromarray(pixels).save(photos / name / f"{index}.png")
 
     return add
+
+
+@pytest.fixture
+def train_like(trained, tmp_path):
+    """``train_like(name, changes)``: a run with the recipe of ``trained`` and changes to it."""
+
+    def train(name, changes):
+        run(RunFolder(trained).recipe().with_changes(changes), RunFolder(tmp_path / name))
+        return tmp_path / name
+
+    return train

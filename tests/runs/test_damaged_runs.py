@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
 import pytest
 import torch
+from tests.conftest import write_photos
 
 from nearkin.errors import DataError, Notice
 from nearkin.runs.evaluate import evaluate_run
@@ -30,10 +32,23 @@ def recipe(photos):
     return load_recipe(QUICK, [f"data.source={json.dumps(str(photos))}"])
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, trained once; its photos are those of every test."""
+    root = tmp_path_factory.mktemp("damaged")
+    recipe = load_recipe(QUICK, [f"data.source={json.dumps(str(write_photos(root / 'own photos')))}"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEARKIN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        run(recipe, RunFolder(root / "run"))
+    return RunFolder(root / "run")
+
+
 @pytest.fixture
-def folder(recipe, tmp_path):
-    run(recipe, RunFolder(tmp_path / "run"), NullObserver())
-    return RunFolder(tmp_path / "run")
+def folder(finished, recipe, tmp_path):
+    folder = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+    folder.write_recipe(recipe)
+    folder.write_environment(dataclasses.replace(folder.environment(), resolved_recipe=recipe.as_mapping()))
+    return folder
 
 
 def cut(path, share=0.5):
@@ -41,7 +56,7 @@ def cut(path, share=0.5):
     path.write_bytes(content[: int(share * len(content))])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.999])
 def test_a_broken_encoder_gives_way_to_the_checkpoint(folder, share):
     before = evaluate_run(folder.path)
     cut(folder.encoder_file, share)
@@ -52,7 +67,7 @@ def test_a_broken_encoder_gives_way_to_the_checkpoint(folder, share):
         evaluate_run(folder.path)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("share", [0.0, 0.9])
 def test_a_broken_checkpoint_leaves_the_encoder(folder, recipe, share):
     cut(folder.last_checkpoint, share)
     assert evaluate_run(folder.path)["images"] == 16
@@ -96,7 +111,6 @@ def test_another_runs_files_are_refused(folder, recipe, photos, tmp_path, differ
 
 def test_a_checkpoint_of_another_shape_is_one_line(folder, recipe):
     content = torch.load(folder.last_checkpoint, weights_only=True)
-    del content["run"]  # as earlier versions wrote it
     content["encoder"]["head.weight"] = torch.zeros(7, 3)
     torch.save(content, folder.last_checkpoint)
     folder.scores_file.unlink()

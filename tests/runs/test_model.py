@@ -1,9 +1,8 @@
-"""A trained encoder as other programs use it."""
+"""A trained encoder as other programs use it: loaded from a run, a file or several, and applied to images."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import shutil
 
 import numpy as np
 import pytest
@@ -11,63 +10,171 @@ import torch
 from PIL import Image
 
 import nearkin
-from nearkin.errors import DataError
+from nearkin.errors import DataError, RecipeError
+from nearkin.report.opened_run import OpenedRun
+from nearkin.runs.data import open_data
+from nearkin.runs.embed import embed_files
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.trained_run import load_run
+from nearkin.runs.model import load_again
+from nearkin.runs.trained_run import identity_of, load_run, proxies_of
 
 
-def test_every_form_of_an_image_is_encoded_in_the_order_given(trained, photos):
+def odd_images(folder):
+    """A turned, a 16-bit, a CMYK and a transparent image, and a JPEG large enough to be decoded at a fraction."""
+    folder.mkdir()
+    coarse = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((180, 120), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(folder / "1 turned.jpg", exif=exif)
+    Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257).save(folder / "2 sixteen bits.png")
+    image.convert("CMYK").save(folder / "3 cmyk.tif")
+    clear = image.convert("RGBA")
+    clear.putalpha(Image.linear_gradient("L").resize(image.size))
+    clear.save(folder / "4 transparent.png")
+    image.resize((1500, 1000)).save(folder / "5 large.jpg")
+    return sorted(folder.iterdir())
+
+
+def test_every_form_of_an_image_has_the_embedding_of_its_file(trained, tmp_path):
+    paths = odd_images(tmp_path / "odd")
+    embed_files(trained, tmp_path / "odd", tmp_path / "e.npz")
+    saved = np.load(tmp_path / "e.npz")
+    assert saved["ids"].tolist() == [path.name for path in paths]
+    expected = torch.from_numpy(saved["embeddings"])
+    run = load_run(trained, device="cpu")
+    forms = {
+        "paths": paths,
+        "texts": [str(path) for path in paths],
+        "bytes": [path.read_bytes() for path in paths],
+        "opened": [Image.open(path) for path in paths],
+        "saved paths": saved["paths"],
+    }
+    for name, images in forms.items():
+        embeddings = run.embed(images)
+        assert embeddings.dtype == torch.float32
+        torch.testing.assert_close(embeddings, expected, msg=name)
+    loaded = [Image.open(path) for path in paths]
+    for image in loaded:
+        image.load()
+    cosine = torch.nn.functional.cosine_similarity(run.embed(loaded), expected)
+    assert (cosine > 0.999).all(), "a large JPEG that was decoded whole is not quite the same"
+    torch.testing.assert_close(run.embed(paths[2]), expected[2:3])
+
+
+def test_arrays_and_tensors_are_embedded_like_the_pixels_they_are(trained, photos):
+    path = photos / "kiwi" / "Bild 0 ä.png"
+    run = load_run(trained, device="cpu")
+    array = np.array(Image.open(path))
+    expected = run.embed(path)
+    for image in (array, array[None], torch.from_numpy(array), torch.from_numpy(array).permute(2, 0, 1)):
+        torch.testing.assert_close(run.embed(image), expected)
+    assert run.embed(array[:, :, 0]).shape == (1, 8)
+    with pytest.raises(DataError, match="float32"):
+        run.embed(torch.rand(3, 8, 8))
+    images, rows = open_data(run.recipe.data).images, np.array([3, 0], dtype=np.int64)
+    torch.testing.assert_close(run.embed(images, rows), run.embed(images)[[3, 0]])
+
+
+def test_a_model_encodes_in_the_order_given(trained, photos):
     model = nearkin.load(trained, device="cpu")
     paths = sorted(photos.rglob("*.png"))[:5]
-    wanted = load_run(trained, device="cpu").embed(paths).numpy()
-    arrays = [np.asarray(Image.open(path)) for path in paths]
-    for given in (
-        paths,
-        [str(path) for path in paths],
-        list(map(Image.open, paths)),
-        arrays,
-        torch.from_numpy(np.stack(arrays)),
-    ):
-        found = model.encode(given)
-        assert isinstance(found, np.ndarray)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
-    np.testing.assert_allclose(model.encode(paths[::-1], batch_size=2), wanted[::-1], atol=1e-6)
-    assert model.encode(paths[0]).shape == (1, 8)
+    expected = load_run(trained, device="cpu").embed(paths).numpy()
+    vectors = model.encode(paths[::-1], batch_size=2)
+    assert isinstance(vectors, np.ndarray)
+    np.testing.assert_allclose(vectors, expected[::-1], atol=1e-6)
     assert model.encode([]).shape == (0, 8)
     assert (model.dim, model.distance) == (8, "cosine")
     with pytest.raises(DataError, match="batch_size"):
         model.encode(paths, batch_size=0)
 
 
+def test_a_run_is_loaded_ready_for_use(trained, tmp_path):
+    run = load_run(trained, device="cpu")
+    assert not run.encoder.training
+    assert run.recipe == RunFolder(trained).recipe()
+    with pytest.raises(RecipeError, match="'first'"):
+        load_run(trained, which="first")
+    with pytest.raises(DataError, match="next to it"):
+        load_run(tmp_path / "nowhere")
+    other = shutil.copytree(trained, tmp_path / "other")
+    recipe = (other / "recipe.yaml").read_text()
+    (other / "recipe.yaml").write_text(recipe.replace("  dim: 8\n", "  dim: 9\n"))
+    with pytest.raises(DataError, match=r"encoder\.dim was 8, is 9"):
+        load_run(other, device="cpu")
+
+
 def test_a_path_that_is_no_run_says_what_to_give(trained, tmp_path):
-    with pytest.raises(DataError, match=r"no run folder .*rum'; did you mean '.*run'"):
+    with pytest.raises(DataError, match=r"rum'; did you mean '.*run'"):
         nearkin.load(tmp_path / "rum")
-    with pytest.raises(DataError, match=r"no run folder .*'; 'nearkin train --data FOLDER -o RUN' makes one"):
-        nearkin.load(tmp_path / "nothing" / "like it")
-    with pytest.raises(DataError, match="is a file: give the folder of a run"):
-        nearkin.load(RunFolder(trained).path / "recipe.yaml")
-    with pytest.raises(DataError, match=r"there is no file .*write it with nearkin export"):
-        nearkin.load(tmp_path / "model.onnx")
+    for path in (tmp_path / "nothing" / "like it", trained / "recipe.yaml", tmp_path / "model.onnx"):
+        with pytest.raises(DataError, match=str(path)):
+            nearkin.load(path)
 
 
-CODE = """
-import sys
-import numpy as np
-import nearkin
-model = nearkin.load("model.onnx")
-np.save("found.npy", model.encode(sys.argv[1:]))
-assert "torch" not in sys.modules
-"""
+def test_the_identity_is_that_of_the_vectors(trained, tmp_path):
+    identity = nearkin.load(trained).identity
+    assert nearkin.load(shutil.copytree(trained, tmp_path / "copy")).identity == identity
+    changed = load_run(trained)
+    with torch.no_grad():
+        next(changed.encoder.head.parameters())[0, 0] += 1
+    others = [identity_of(run) for run in (changed, load_run(trained, flip=True), load_run(trained, eval_size=40))]
+    assert len({identity, *others}) == 4
 
 
-def test_an_exported_file_is_the_same_model_and_needs_no_torch(trained, photos, tmp_path):
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    nearkin.export(trained, output=tmp_path / "model.onnx")
-    run, file = nearkin.load(trained, device="cpu"), nearkin.load(tmp_path / "model.onnx")
-    assert (file.identity, file.dim, file.distance) == (run.identity, run.dim, run.distance)
-    paths = [str(path) for path in sorted(photos.rglob("*.png"))[:5]]
-    np.testing.assert_allclose(file.encode(paths), run.encode(paths), atol=1e-5)
-    subprocess.run([sys.executable, "-c", CODE, *paths], check=True, cwd=tmp_path)
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), run.encode(paths), atol=1e-5)
+def test_held_out_images_are_those_of_classes_never_trained_on(trained, photos, kinds):
+    held_out = nearkin.load(trained, device="cpu").held_out()
+    assert len(held_out.labels) == len(held_out.vectors) == 8 * len(kinds(trained, "test"))
+    stored = RunFolder(trained).split
+    assert set(held_out.labels.tolist()) == set(stored.labels[stored.splits == "test"].tolist())
+    shutil.rmtree(photos)
+    assert nearkin.load(trained, device="cpu").held_out() is None
+
+
+def test_several_models_are_one_whose_cosine_is_the_mean_of_theirs(trained, photos, train_like):
+    other = train_like("other", {"training.seed": 5})
+    both = nearkin.load([trained, other], device="cpu", flip=True)
+    images = sorted(photos.rglob("*.png"))[:6]
+    vectors = both.encode(images)
+    alone = [nearkin.load(path, device="cpu", flip=True).encode(images) for path in (trained, other)]
+    assert vectors.shape == (6, 16) == (6, both.dim)
+    np.testing.assert_allclose(vectors @ vectors.T, np.mean([each @ each.T for each in alone], axis=0), atol=1e-6)
+    assert np.abs(alone[0] @ alone[0].T - alone[1] @ alone[1].T).max() > 1e-3, "the two do differ"
+    paths = (trained, other, [trained, other], [other, trained])
+    assert len({both.identity} | {nearkin.load(path, device="cpu").identity for path in paths}) == 5
+    assert nearkin.load([trained]).identity == nearkin.load(trained).identity
+    again = load_again(both.path, both.options, device="cpu")
+    assert (again.identity, again.options) == (both.identity, {"flip": True, "also": [str(other)]})
+    np.testing.assert_array_equal(again.encode(images), vectors)
+    assert both.held_out().vectors.shape == (16, 16)
+    another_split = train_like("another split", {"protocol.split_seed": 3})
+    assert nearkin.load([trained, another_split], device="cpu").held_out() is None
+
+
+def test_models_that_do_not_go_together_are_refused(trained, train_like):
+    larger = train_like("larger", {"data.shorter_side": 60})
+    ball = train_like("ball", {"encoder.normalisation": "ball"})
+    for paths, part in (([trained, larger], "48, 60"), ([trained, ball], "by angle"), ([], "at least one")):
+        with pytest.raises(RecipeError, match=part):
+            nearkin.load(paths)
+
+
+def test_exported_files_go_together_too_and_keep_their_options(trained, tmp_path, photos):
+    nearkin.export(trained, "safetensors", tmp_path / "a.safetensors")
+    image = next(photos.rglob("*.png"))
+    alone = nearkin.load(tmp_path / "a.safetensors")
+    both = nearkin.load([tmp_path / "a.safetensors"] * 2)
+    np.testing.assert_allclose(both.encode(image), np.tile(alone.encode(image), 2) / 2**0.5, atol=1e-6)
+    with pytest.raises(RecipeError, match="flip"):
+        nearkin.load(tmp_path / "a.safetensors", flip=True)
+
+
+def test_class_proxies_are_those_of_the_loss_with_their_classes(four_runs, tmp_path):
+    proxies = proxies_of(four_runs[0], 5)
+    run = OpenedRun(four_runs[0])
+    assert list(proxies.names) == [run.data.table.class_names[label] for label in run.training_classes]
+    assert np.linalg.norm(proxies.vectors, axis=1) == pytest.approx(np.ones(7), abs=1e-5)
+    assert np.allclose(proxies.vectors, run.proxies.vectors.flatten(0, 1).numpy(), atol=1e-6)
+    assert proxies_of(four_runs[3], 5) is None, "a loss on pairs"
+    assert proxies_of(four_runs[0], 6) is None
+    assert proxies_of(tmp_path / "model.onnx", 5) is None

@@ -1,4 +1,4 @@
-"""``scores.json`` in types: files of other versions are read, and what is written has the keys it always had."""
+"""The files of a run in types: scores.json, mlrc.json, environment.json and study.json."""
 
 from __future__ import annotations
 
@@ -8,71 +8,64 @@ from pathlib import Path
 
 import pytest
 
+from nearkin.errors import DataError, MissingExtraError, TrainingError
+from nearkin.evaluation.statistics import Statistic
+from nearkin.recipe import EncoderSection, Recipe
+from nearkin.runs.environment import Environment, weights_hash
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import run
-from nearkin.runs.scores import Conditions, Cost, Evaluated, FinalOf, Scores
-from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.runs.outcome import FILE, Outcome
+from nearkin.runs.scores import ENSEMBLE_FILE, Conditions, Cost, EnsembleScores, Evaluated, FinalOf, Scores
 
-BEFORE = json.loads((Path(__file__).parents[1] / "assets" / "records" / "scores.json").read_text())
-"""Of a final model, with the scores of its run; written before scores had types."""
-
-
-@pytest.mark.parametrize("record", [BEFORE, BEFORE["final_of"]["scores"]], ids=["final model", "run"])
-def test_a_file_is_written_as_it_was_read(record):
-    scores = Scores.from_record(record)
-    assert scores.as_record() == dict(scores) == record
-    assert list(scores) == list(record), "in its order"
-    assert json.loads(json.dumps(dict(scores))) == record
-    assert Scores.from_record(scores) == scores
+ASSETS = Path(__file__).parents[1] / "assets" / "records"
+SCORES = json.loads((ASSETS / "scores.json").read_text())
+"""Of a final model, with the scores of its run."""
+ENVIRONMENT = json.loads((ASSETS / "environment.json").read_text())
 
 
-def test_parts_have_types():
-    scores = Scores.from_record(BEFORE)
+@pytest.mark.parametrize(
+    ("cls", "record"),
+    [
+        (Scores, SCORES),
+        (Scores, SCORES["final_of"]["scores"]),
+        (Environment, ENVIRONMENT),
+        (EnsembleScores, json.loads((ASSETS / ENSEMBLE_FILE).read_text())),
+    ],
+    ids=["final model", "run", "environment", "ensemble"],
+)
+def test_a_file_is_written_as_it_was_read(cls, record):
+    typed = cls.from_record(record)
+    assert json.loads(json.dumps(dict(typed))) == record
+    assert cls.from_record(typed.as_record()) == typed
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        typed.anything = 3
+
+
+def test_a_run_writes_the_same_keys(trained):
+    scores, environment = (json.loads((trained / name).read_text()) for name in ("scores.json", "environment.json"))
+    assert list(scores) == list(SCORES["final_of"]["scores"])
+    assert list(scores["cost"]) == list(SCORES["cost"])
+    assert list(environment) == list(ENVIRONMENT)
+    assert list(environment["data"]) == list(ENVIRONMENT["data"])
+    assert (environment["data"]["images"], environment["data"]["training_classes"]) == (48, 4)
+    assert RunFolder(trained).scores() == scores
+
+
+def test_parts_of_scores_have_types():
+    scores = Scores.from_record(SCORES)
     assert scores.conditions.protocol == "everything"
     assert scores.cost == Cost(step_ms=5.665, images_per_second=1412.1, peak_mib=368.8)
-    assert scores.test is None
-    final_of = scores.final_of
-    assert (final_of.run, final_of.scores.conditions.seed) == ("runs/photos", 0)
-    assert final_of.scores.test["R@1"] == BEFORE["final_of"]["scores"]["test"]["R@1"]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        scores.steps = 3
-
-
-def test_a_run_writes_the_keys_of_before(photos, tmp_path):
-    changes = ["encoder.backbone=small", "training.max_steps=1", "training.device=cpu", "data.image_size=8"]
-    recipe = load_recipe({}, [*changes, f"data.source={json.dumps(str(photos))}"])
-    scores = run(recipe, RunFolder(tmp_path), NullObserver())
-    written = json.loads((tmp_path / "scores.json").read_text())
-    assert list(written) == list(BEFORE["final_of"]["scores"])
-    assert list(written["cost"]) == list(BEFORE["cost"])
-    assert RunFolder(tmp_path).scores() == scores
-
-
-def test_what_came_rarely_is_only_there_when_it_is():
-    scores = Scores(Conditions(data="photos"), lost_images={"train": 2})
-    assert scores["lost_images"] == {"train": 2}
-    assert "final_of" not in scores
-    whole = dataclasses.replace(scores, lost_images={}, final_of=FinalOf("runs/a", "a note", scores))
-    assert "lost_images" not in whole
-    assert Scores.from_record(json.loads(json.dumps(whole.as_record()))) == whole
-
-
-def test_files_of_other_versions_are_read():
-    early = Scores.from_record({"data": "photos", "seed": 3, "test": {"R@1": 0.5}, "best": None, "cost": None})
-    assert (early.conditions.data, early.conditions.seed, early.conditions.method) == ("photos", 3, "plain")
-    assert (early.cost, early.chosen, early.last) == (Cost(), {}, {})
-    later = json.loads(json.dumps(BEFORE)) | {"carbon": {"grams": 3}}
-    later["cost"] |= {"watts": 300}
-    later["final_of"] |= {"since": "tomorrow"}
-    assert Scores.from_record(later) == Scores.from_record(BEFORE)
+    assert (scores.final_of.run, scores.final_of.scores.conditions.seed) == ("runs/photos", 0)
+    lost = Scores(Conditions(data="photos"), lost_images={"train": 2})
+    assert (lost["lost_images"], "final_of" in lost) == ({"train": 2}, False)
+    final = Scores(Conditions(data="photos"), final_of=FinalOf("runs/a", "a note", lost))
+    assert Scores.from_record(json.loads(json.dumps(final.as_record()))) == final
 
 
 @pytest.mark.parametrize(
     ("protocol", "selection", "chosen_on_test"),
     [
         ("conventional", "best R@1 on the test classes", True),
-        ("conventional", "last epoch", False),
+        ("conventional", "last epoch; test crops of 288 pixels", False),
         ("validation", "best MAP@R on the validation classes", False),
     ],
 )
@@ -88,7 +81,54 @@ def test_an_evaluation_is_of_a_run_or_of_a_backbone():
     assert dict(Evaluated(**shared, **of_backbone)) == of_backbone | shared
 
 
-def test_the_last_epoch_stays_the_last_epoch_with_mirror_images():
-    for selection, chosen in (("last epoch; test crops of 288 pixels", False), ("best R@1 on the test classes", True)):
-        record = {"protocol": "conventional", "selection": selection}
-        assert Scores.from_record(record).chosen_on_test == chosen
+def test_ensemble_scores(tmp_path):
+    result = EnsembleScores.read(ASSETS)
+    assert (result.conditions.objective, result.folds, result.combinations.scored) == ("proxy_anchor", 2, 4)
+    assert [(model.repeat, model.fold) for model in result.models] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    one_repeat = dataclasses.replace(result, separate={"R@1": Statistic(0.5, None, (0.5,))})
+    assert one_repeat["separate"]["R@1"] == {"mean": 0.5, "spread": None, "values": [0.5], "interval": None}
+    assert EnsembleScores.read(tmp_path) is None
+    for text in ("{", "[]", "{}"):
+        (tmp_path / ENSEMBLE_FILE).write_text(text)
+        with pytest.raises(DataError, match=r"mlrc\.json"):
+            EnsembleScores.read(tmp_path)
+
+
+def test_weights_are_known_by_their_content(tmp_path):
+    for name, content in (("a", b"weights"), ("moved", b"weights"), ("other", b"others")):
+        (tmp_path / name).write_bytes(content)
+    a, moved, other = (weights_hash(EncoderSection(weights=str(tmp_path / name))) for name in ("a", "moved", "other"))
+    assert a == moved != other
+    assert weights_hash(EncoderSection(weights="imagenet")) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code"),
+    [
+        (DataError.exit_code, "skipped", 3),
+        (MissingExtraError.exit_code, "skipped", 4),
+        (TrainingError.exit_code, "failed", 5),
+        (-9, "failed", 1),
+    ],
+)
+def test_an_outcome_is_read_as_it_was_written(tmp_path, code, status, exit_code):
+    folder = RunFolder(tmp_path)
+    outcome = Outcome.after("a", 7, folder, "for some reason", code, parallel_runs=3)
+    assert outcome == Outcome("a", 7, status, "for some reason", exit_code, 3)
+    outcome.write(folder)
+    assert Outcome.read("a", 7, folder) == outcome
+    assert Outcome.read("renamed", 7, folder) == dataclasses.replace(outcome, row="renamed")
+
+
+def test_the_folder_counts_for_more_than_the_outcome(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert Outcome.read("a", 0, folder) == Outcome("a", 0, "unfinished", "not run yet")
+    folder.begin(Recipe())
+    begun = Outcome("a", 0, "unfinished", "begun, not finished")
+    for text in ("", "{", "[]", "null", json.dumps(dataclasses.asdict(Outcome("a", 0, "finished")))):
+        (folder.path / FILE).write_text(text)
+        assert Outcome.read("a", 0, folder) == begun, "damaged, or its scores are gone"
+    folder.write_scores({})
+    assert Outcome.after("a", 0, folder, "killed", -9, parallel_runs=2) == Outcome("a", 0, "finished", parallel_runs=2)
+    Outcome("a", 0, "failed", "out of memory", 1, 4).write(folder)
+    assert Outcome.read("a", 0, folder) == Outcome("a", 0, "finished", parallel_runs=4)

@@ -1,4 +1,4 @@
-"""Whole runs under each protocol: what their scores and records say."""
+"""Whole runs: what their scores and records say under each protocol, and what is announced before they train."""
 
 from __future__ import annotations
 
