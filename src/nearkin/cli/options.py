@@ -1,0 +1,147 @@
+"""Options that several commands share, and the recipe that a command line gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from nearkin.errors import RecipeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nearkin.recipe import Recipe
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show progress also when the output is piped.")]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
+Format = Annotated[Literal["table", "md", "latex", "csv"], typer.Option("--format", help="How to print the result.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run folders, or folders of 'nearkin compare' for all their runs."),
+]
+OneRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+DataRoot = Annotated[
+    Path | None, typer.Option("--data-root", help="Folder that holds the benchmarks. Default: $NEARKIN_DATA.")
+]
+MovedData = Annotated[
+    str | None, typer.Option("--data", help="Where the runs' images are now, if they have moved since training.")
+]
+OtherData = Annotated[
+    str | None, typer.Option("--data", help="Images instead of the recipe's: a benchmark, a folder or a manifest.")
+]
+ClassFolders = Annotated[
+    Literal["deepest", "top"] | None,
+    typer.Option(
+        "--class-folders",
+        help="Which folders are the classes where folders are nested: those that hold images (deepest), or those at "
+        "the top.",
+    ),
+]
+
+Epochs = Annotated[int | None, typer.Option("--epochs", min=0, help="Epochs of every run.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, to fill a GPU.")]
+ListRows = Annotated[bool, typer.Option("--list", help="Show the rows and their settings, and run nothing.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Run again what the folder holds with another recipe.")]
+
+Flip = Annotated[
+    bool | None,
+    typer.Option("--flip/--no-flip", help="Average each embedding with the mirror image's. Default: as in the run."),
+]
+EvalSize = Annotated[
+    int | None, typer.Option("--eval-size", help="Side of the crops in pixels, such as 288. Default: as in the run.")
+]
+With = Annotated[
+    list[Path] | None,
+    typer.Option("--with", metavar="RUN", help="Concatenate the embeddings of this run, with equal weight. Repeat."),
+]
+Rerank = Annotated[
+    int | None,
+    typer.Option("--rerank", metavar="K", min=1, help="Re-rank hits by common k-reciprocal neighbours, such as 20."),
+]
+
+IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="An index that 'nearkin index' made.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="FIELD=VALUE", help="Only these: label=tit (twice: either), 'year>=2020'."),
+]
+MovedRun = Annotated[
+    Path | None, typer.Option("--run", help="The run or exported file that made the index, if it has moved since.")
+]
+Sheet = Annotated[Path | None, typer.Option("--sheet", metavar="PNG", help="Also draw a contact sheet into this file.")]
+
+MapClasses = Annotated[int, typer.Option("--classes", help="Classes in a map of embeddings.")]
+ViewSeed = Annotated[int, typer.Option("--seed", help="Selects the classes and images that are shown.")]
+
+
+def names_in(text: str | None) -> list[str] | None:
+    """Names separated by commas."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check_figure_file(file: Path | None, option: str) -> None:
+    if file is not None and file.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise RecipeError(f"{option} must end in .png, .pdf or .svg, got {str(file)!r}")
+
+
+def changes_from(
+    given: Sequence[str],
+    *,
+    data: str | None = None,
+    epochs: int | None = None,
+    root: Path | None = None,
+    device: str | None = None,
+    class_folders: str | None = None,
+    flip: bool | None = None,
+    eval_size: int | None = None,
+) -> list[str]:
+    """The changes ``key=value`` that were given, then those that options stand for."""
+    options = {
+        "data.source": data,
+        "data.root": None if root is None else str(root),
+        "data.class_folders": class_folders,
+        "training.epochs": epochs,
+        "training.device": device,
+        "protocol.flip": flip,
+        "protocol.eval_size": eval_size,
+    }
+    return [*given, *(f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None)]
+
+
+def split_arguments(arguments: Sequence[str] | None, *, what: str) -> tuple[str | None, list[str]]:
+    """The name, if one is given, and the changes ``key=value``."""
+    names = [text for text in arguments or () if "=" not in text]
+    if len(names) > 1:
+        raise RecipeError(f"one {what} at a time, got {', '.join(names)}; changes to it are written key=value")
+    return (names[0] if names else None), [text for text in arguments or () if "=" in text]
+
+
+def recipe_from(
+    arguments: Sequence[str] | None,
+    data: str | None,
+    console: Console,
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    class_folders: str | None = None,
+    epochs: int | None = None,
+) -> Recipe:
+    """The recipe of a command line: a name and changes to it, or what suits the images of --data."""
+    from nearkin.runs.own_photos import own_photos_recipe
+    from nearkin.training.recipes import load_recipe
+
+    name, changes = split_arguments(arguments, what="recipe")
+    changes = changes_from(changes, epochs=epochs, root=root, device=device, class_folders=class_folders)
+    if name is not None:
+        return load_recipe(name, changes_from(changes, data=data))
+    if data is None:
+        raise RecipeError("what to train? Name a recipe (nearkin list recipes shows them) or give images with --data FOLDER")
+    return own_photos_recipe(data, changes, say=console.print)
