@@ -64,8 +64,8 @@ test-portable: $(VENV)/.development
 # What a new loss, method, backbone, score or recipe needs beside its file: golden curve and row in the docs.
 added: $(VENV)/.development
 	$(BIN)/python -m pytest tests/contracts/test_golden_curves.py --add-golden
-	for page in losses methods backbones scores plots recipes; do $(BIN)/nearkin $$page --markdown > docs/$$page.md || exit 1; done
-	$(BIN)/nearkin keys --markdown > docs/recipe_keys.md
+	for page in losses methods backbones scores plots recipes; do $(BIN)/nearkin list $$page --markdown > docs/$$page.md || exit 1; done
+	$(BIN)/nearkin list keys --markdown > docs/recipe_keys.md
 	$(BIN)/python docs/write_commands.py > docs/commands.md
 
 docs: $(VENV)/.development

@@ -22,7 +22,7 @@ from nearkin.report.listings import values_of
 
 INTRO = """# Commands
 
-Read off the application by `python docs/write_commands.py > docs/commands.md`; `nearkin COMMAND --help` says the same.
+`nearkin COMMAND --help` shows the same. `make added` writes this page.
 What a command takes as `key=value` are the [keys of a recipe](recipe_keys.md)."""
 
 

@@ -86,7 +86,7 @@ def test_a_run_that_would_not_fit_is_refused_before_training(nearkin, photos, tm
 
 
 def test_a_disk_that_fills_up_in_the_midst_costs_nothing_but_time(nearkin, photos, tmp_path, fail, monkeypatch):
-    command = ["train", "--data", photos, "-o", tmp_path / "run", *QUICK, "training.epochs=2", "--no-picture"]
+    command = ["train", "--data", photos, "-o", tmp_path / "run", *QUICK, "training.epochs=2", "--no-figure"]
     with monkeypatch.context() as patch:
         written = []
         genuine = os.replace
@@ -137,12 +137,12 @@ def test_what_the_disk_says_anywhere_else_is_one_line_too(nearkin, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file.png")
 
     monkeypatch.setattr("nearkin.report.listings.list_losses", full)
-    code, _, err = nearkin("losses")
+    code, _, err = nearkin("list", "losses")
     assert code == 3
     assert "cannot write some/file.png: No space left on device" in err
     monkeypatch.setattr("nearkin.report.listings.list_losses", lambda: {}["a bug"])
     with pytest.raises(KeyError):
-        nearkin("losses")
+        nearkin("list", "losses")
 
 
 def test_windows_is_asked_in_its_own_way(monkeypatch):

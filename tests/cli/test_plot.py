@@ -199,7 +199,7 @@ CALLED = """
 import contextlib, os, sys
 from nearkin import cli
 from nearkin.runs.folder import RunFolder
-for arguments in ("plot --help", "plots --markdown", "plot vcpa --only recipe-length --format svg"):
+for arguments in ("plot --help", "list plots --markdown", "plot vcpa --only recipe-length --format svg"):
     sys.argv = ["nearkin", *arguments.split()]
     with contextlib.suppress(SystemExit):
         cli.main()

@@ -70,7 +70,7 @@ def test_nested_folders_are_asked_about(nearkin, photos, tmp_path):
     for number, kind in enumerate(sorted(path for path in photos.iterdir())):
         (nested / ("left", "right")[number % 2]).mkdir(parents=True, exist_ok=True)
         kind.rename(nested / ("left", "right")[number % 2] / kind.name)
-    command = ["train", "--data", nested, "-o", tmp_path / "run", "--no-picture", *QUICK, "training.max_steps=1"]
+    command = ["train", "--data", nested, "-o", tmp_path / "run", "--no-figure", *QUICK, "training.max_steps=1"]
     code, _, err = nearkin(*command)
     assert code == 3
     assert "left/" in err
@@ -240,7 +240,7 @@ def test_help_teaches(nearkin):
 def test_training_that_did_not_help_is_said(nearkin, photos, tmp_path, monkeypatch):
     falling = iter([0.9, 0.5, 0.4])
     monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": (value := next(falling)), "MAP@R": value})
-    changes = ["protocol.name=conventional", "training.epochs=1", "--no-picture"]
+    changes = ["protocol.name=conventional", "training.epochs=1", "--no-figure"]
     code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK, *changes)
     assert code == 0, err
     assert "Training did not help: R@1 90.0 → 40.0" in out
@@ -250,7 +250,7 @@ def test_training_that_did_not_help_is_said(nearkin, photos, tmp_path, monkeypat
 def test_training_that_helped_ends_with_the_way_to_the_final_model(nearkin, photos, tmp_path, monkeypatch):
     rising = iter([0.4, 0.5, 0.9])
     monkeypatch.setattr(Protocol, "score", lambda *_, **__: {"R@1": (value := next(rising)), "MAP@R": value})
-    changes = ["protocol.name=conventional", "training.epochs=1", "--no-picture"]
+    changes = ["protocol.name=conventional", "training.epochs=1", "--no-figure"]
     code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK, *changes)
     assert code == 0, err
     assert f"nearkin train --final {tmp_path / 'run'}" in out.splitlines()[-1]
@@ -280,3 +280,36 @@ def test_evaluate_and_embed_take_mirror_images_and_larger_crops(nearkin, trained
     )
     assert code == 0, err
     assert json.loads(out)["conditions"] == "embeddings averaged with those of mirror images"
+
+
+def test_evaluate_says_what_was_done_at_test_time(nearkin, trained, tmp_path):
+    code, out, err = nearkin("evaluate", trained, "--with", trained, "--flip", "--json")
+    assert code == 0, err
+    assert json.loads(out)["test_time"] == {"flip": True, "with": [str(trained)]}
+    code, out, err = nearkin("evaluate", trained, "--rerank", 5)
+    assert code == 0, err
+    assert "k1 5, k2 6, weight 0.3 (transductive)" in " ".join(out.split())
+    code, _, err = nearkin("evaluate", "--backbone", "small", "--data", tmp_path, "--rerank", 5)
+    assert (code, "--rerank" in err) == (2, True)
+
+
+def test_an_index_keeps_what_was_asked_of_its_encoder(nearkin, trained, photos, tmp_path):
+    index, query = tmp_path / "changed.index", photos / "kiwi" / "Bild 3 ä.png"
+    switches = ("--flip", "--eval-size", 40, "--with", trained)
+    code, _, err = nearkin("index", trained, photos, "-o", index, *switches)
+    assert code == 0, err
+    code, out, _ = nearkin("index", "status", index, "--json")
+    kept = {"flip": True, "eval_size": 40, "also": [str(trained)]}
+    assert json.loads(out)["model_options"] == kept
+    _, out, _ = nearkin("index", "status", index)
+    assert "flip True, eval_size 40" in " ".join(out.split())
+    code, _, err = nearkin("index", trained, photos, "-o", index)
+    assert (code, "another encoder" in err, "flip True" in " ".join(err.split())) == (3, True, True)
+    code, out, err = nearkin("index", trained, photos, "-o", index, *switches, "--json")
+    assert json.loads(out)["known"] == 48, err
+    for how in ((), ("--rerank", 5), ("--device", "cpu"), ("--run", trained)):
+        code, out, err = nearkin("search", index, query, "-k", 48, *how, "--json")
+        assert code == 0, err
+        (hits,) = [each["hits"] for each in json.loads(out)]
+        assert {hit["path"]: hit["score"] for hit in hits}[str(query)] == pytest.approx(1, abs=1e-5)
+        assert len(hits) == 48

@@ -64,7 +64,7 @@ def train(nearkin, photos, tmp_path):
 
     def run(*changes, data=photos):
         tiny = [f"data.source={json.dumps(str(data))}", "training.max_steps=3", "training.device=cpu", *changes]
-        code, out, err = nearkin("train", "own_photos/small", *tiny, "--no-picture", "-o", tmp_path / "run")
+        code, out, err = nearkin("train", "own_photos/small", *tiny, "--no-figure", "-o", tmp_path / "run")
         assert code == 0, err
         assert "R@1" in out
         return json.loads((tmp_path / "run" / "scores.json").read_text())
@@ -78,8 +78,8 @@ def test_a_loss(add, nearkin, train):
     add("nearkin.losses", "hinge", "class Hinge", losses.catalogue)
     assert losses.Hinge is losses.catalogue()["hinge"]
     run_the_tests_of("add_loss.md")
-    assert "hinge" in nearkin("losses")[1]
-    assert "| `hinge` | `Hinge` | proxy |" in nearkin("losses", "--markdown")[1]
+    assert "hinge" in nearkin("list", "losses")[1]
+    assert "| `hinge` | `Hinge` | proxy |" in nearkin("list", "losses", "--markdown")[1]
     assert train("objective.name=hinge", "objective.margin=0.1")["objective"] == "hinge"
 
 
@@ -89,8 +89,8 @@ def test_a_method(add, nearkin, train):
     add("nearkin.training.methods", "damped", "class Damped", methods.catalogue)
     assert methods.catalogue()["damped"].__name__ == "Damped"
     run_the_tests_of("add_method.md")
-    assert "damped" in nearkin("methods")[1]
-    assert "| `damped` | `Damped` | The network learns more slowly" in nearkin("methods", "--markdown")[1]
+    assert "damped" in nearkin("list", "methods")[1]
+    assert "| `damped` | `Damped` | The network learns more slowly" in nearkin("list", "methods", "--markdown")[1]
     assert train("method.name=damped", "method.factor=0.0")["method"] == "damped"
 
 
@@ -99,8 +99,11 @@ def test_a_backbone(add, nearkin, train):
 
     add("nearkin.encoders.architectures", "tiny", "class Tiny", architectures._found)
     assert "tiny" in architectures.backbones()
-    assert "tiny" in nearkin("backbones")[1]
-    assert "| `tiny` | One convolution, for images of any size. | `width=8` |" in nearkin("backbones", "--markdown")[1]
+    assert "tiny" in nearkin("list", "backbones")[1]
+    assert (
+        "| `tiny` | One convolution, for images of any size. | `width=8` |"
+        in nearkin("list", "backbones", "--markdown")[1]
+    )
     train("encoder.backbone=tiny", "encoder.options={width: 4}")
 
 
@@ -112,9 +115,9 @@ def test_a_data_set(add, nearkin, train, photos, tmp_path):
     add("nearkin.data.benchmarks", "shells", 'name="shells"', benchmarks.benchmarks)
     assert benchmarks.benchmarks()["shells"].title == "Shells of the seven seas"
     run_the_tests_of("add_data_set.md")
-    listed = json.loads(nearkin("datasets", "--json", "--data-root", tmp_path / "root")[1])
+    listed = json.loads(nearkin("list", "datasets", "--json", "--data-root", tmp_path / "root")[1])
     assert next(each["found"] for each in listed if each["name"] == "shells") == str(tmp_path / "root" / "shells")
-    assert "shells" in nearkin("datasets")[1]
+    assert "shells" in nearkin("list", "datasets")[1]
     scores = train(f"data.root={json.dumps(str(tmp_path / 'root'))}", data="shells")
     assert scores["data"] == "shells"
 

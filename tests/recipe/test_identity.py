@@ -72,7 +72,7 @@ def test_a_path_is_the_same_however_it_is_written(photos, monkeypatch):
 
 def test_resume_finds_the_run_of_another_device_and_says_when_there_is_none(nearkin, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ["train", "--data", "own photos", *QUICK, "--no-picture"]
+    command = ["train", "--data", "own photos", *QUICK, "--no-figure"]
     code, _, err = nearkin(*command, "--resume")
     assert code == 2
     assert "there is no run in runs/own photos-proxy_anchor-" in err

@@ -122,7 +122,7 @@ def test_a_finished_run_is_told_where_its_images_are_now(trained, photos, tmp_pa
         "-o",
         trained,
         "--resume",
-        "--no-picture",
+        "--no-figure",
         f"data.source={json.dumps(str(moved))}",
     )
     assert code == 0, err

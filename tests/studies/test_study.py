@@ -149,7 +149,7 @@ def test_each_seed_holds_out_its_own_validation_classes_and_each_fold_has_its_ow
 STAND_IN = """
 import os, pathlib, signal, sys, time
 assert sys.argv[1:4] == ["-m", "nearkin", "train"] and sys.argv[5] == "-o", sys.argv
-assert sys.argv[7:] == ["--resume", "--verbose", "--no-picture"], sys.argv
+assert sys.argv[7:] == ["--resume", "--verbose", "--no-figure"], sys.argv
 folder = pathlib.Path(sys.argv[6])
 name = folder.parent.name
 tries = folder / "tries"

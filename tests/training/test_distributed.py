@@ -231,7 +231,7 @@ def undisturbed(images, tmp_path_factory):
     """A run of two machines, which are this one twice, with a process on each."""
     folder, port = tmp_path_factory.mktemp("runs") / "undisturbed", together.free_port()
     meeting = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    train = ["train", "--data", images, *ARGUMENTS, "-o", folder, "--no-picture"]
+    train = ["train", "--data", images, *ARGUMENTS, "-o", folder, "--no-figure"]
     nodes = [torchrun([*meeting, f"--node-rank={number}"], *train) for number in range(2)]
     (said, errors), (other, other_errors) = ended(*nodes)
     assert [node.returncode for node in nodes] == [0, 0], errors + other_errors
@@ -242,7 +242,7 @@ def undisturbed(images, tmp_path_factory):
 
 def test_two_machines_train_what_one_process_trains(undisturbed, images, tmp_path, nearkin):
     folder = tmp_path / "alone"
-    assert nearkin("train", "--data", images, *ARGUMENTS, "-o", folder, "--no-picture")[0] == 0
+    assert nearkin("train", "--data", images, *ARGUMENTS, "-o", folder, "--no-figure")[0] == 0
     rows, expected = (each.evaluations() for each in (undisturbed, RunFolder(folder)))
     assert [row["step"] for row in rows] == [row["step"] for row in expected]
     assert rows[1]["loss"] == pytest.approx(expected[1]["loss"], rel=1e-3)
@@ -256,7 +256,7 @@ def test_two_machines_train_what_one_process_trains(undisturbed, images, tmp_pat
 def test_a_process_that_is_killed_comes_again_and_the_run_ends_as_if_nothing_had_been(undisturbed, images, tmp_path):
     script, folder = tmp_path / "killing.py", tmp_path / "run"
     script.write_text(KILLING)
-    train = ["train", "--data", images, *ARGUMENTS, "-o", folder, "--no-picture"]
+    train = ["train", "--data", images, *ARGUMENTS, "-o", folder, "--no-figure"]
     process = torchrun(["--nproc-per-node=2", "--max-restarts=1"], *train, script=[script])
     _, errors = ended(process)[0]
     assert process.returncode == 0, errors
@@ -277,7 +277,7 @@ def test_processes_embed_evaluate_and_fail_together(undisturbed, images, tmp_pat
         "embed": ["embed", undisturbed.path, images, "-o", tmp_path / "together.npz"],
         "evaluate": ["evaluate", undisturbed.path, "--json"],
         "misspelt": ["train", "--data", images, "training.epoch=1", "-o", tmp_path / "none"],
-        "not together": ["recipes"],
+        "not together": ["list", "recipes"],
     }
     said = {name: ended(torchrun(["--nproc-per-node=2"], *arguments))[0] for name, arguments in runs.items()}
     assert nearkin("embed", undisturbed.path, images, "-o", tmp_path / "alone.npz")[0] == 0
@@ -287,7 +287,7 @@ def test_processes_embed_evaluate_and_fail_together(undisturbed, images, tmp_pat
     found, expected = (json.loads(text) for text in (said["evaluate"][0], nearkin(*runs["evaluate"])[1]))
     assert found["scores"] == pytest.approx(expected["scores"])
     assert said["misspelt"][1].count("unknown key 'training.epoch'") == 1
-    assert said["not together"][1].count("start nearkin recipes without it") == 1
+    assert said["not together"][1].count("start nearkin list without it") == 1
 
 
 @pytest.mark.gpu
@@ -295,7 +295,7 @@ def test_two_processes_train_on_a_gpu_what_one_trains(images, tmp_path, nearkin)
     """Where there is one GPU they share it, through gloo; of several each has its own, through NCCL."""
     device = "cuda" if torch.cuda.device_count() > 1 else "cuda:0"
     settings = [*ARGUMENTS, f"training.device={device}", "training.precision=float32", "training.max_steps=8"]
-    train = ["train", "--data", images, *settings, "--no-picture"]
+    train = ["train", "--data", images, *settings, "--no-figure"]
     process = torchrun(["--nproc-per-node=2"], *train, "-o", tmp_path / "together")
     _, errors = ended(process)[0]
     assert process.returncode == 0, errors

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 from typer.core import TyperGroup
 
 import nearkin
@@ -44,10 +44,11 @@ app = typer.Typer(
     "Start with [bold]nearkin train glyphs/demo[/bold] (nothing to download), or with your own photos, one folder per "
     "class: [bold]nearkin train --data PHOTOS -o RUN[/bold]. Then [bold]nearkin index RUN PHOTOS -o INDEX[/bold] makes "
     "them searchable: [bold]nearkin search INDEX IMAGE[/bold], or [bold]nearkin serve INDEX[/bold] in the browser.",
-    epilog="Exit codes: 0 done, 2 mistake on the command line or in a recipe, 3 data missing or unreadable, or output not "
-    "writable, 4 an extra is not installed, 5 training diverged, 6 another process writes to the folder, 7 "
+    epilog="Exit codes: 0 done, 2 mistake on the command line or in a recipe, 3 data missing or unreadable, or output "
+    "not writable, 4 an extra is not installed, 5 training diverged, 6 another process writes to the folder, 7 "
     "one process of several was lost, 8 memory is full, 130 interrupted (continue with --resume).",
 )
+
 
 def _version(asked: bool) -> None:
     if asked:
@@ -67,10 +68,15 @@ def options(
     ] = False,
 ) -> None:
     """Options of every command."""
-    if (os.environ.get("WORLD_SIZE") or "1") != "1" and context.invoked_subcommand not in DISTRIBUTED:
+    if is_distributed() and context.invoked_subcommand not in DISTRIBUTED:
         raise RecipeError(
             f"torchrun is for nearkin {', '.join(DISTRIBUTED)}: start nearkin {context.invoked_subcommand} without it"
         )
+
+
+def is_distributed() -> bool:
+    """Whether torchrun started this process; nearkin.ranks, which checks the value, is slow to import."""
+    return (os.environ.get("WORLD_SIZE") or "1") != "1"
 
 
 def announcer(progress: Console, *, as_json: bool = False) -> Announce:
@@ -97,8 +103,9 @@ def print_table(table: Table, format_: str = "table") -> None:
         print(FORMATS[format_](table), end="")
 
 
-def error_line(text: str) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(text)}", highlight=False, soft_wrap=True)
+def label_line(label: str, style: str, text: str) -> None:
+    """Print ``label: text`` on the error stream."""
+    Console(stderr=True).print(Text.assemble((f"{label}: ", style), text), soft_wrap=True)
 
 
 def progress_console(verbose: bool) -> Console:
@@ -107,9 +114,9 @@ def progress_console(verbose: bool) -> Console:
     return console if console.is_terminal or verbose else Console(quiet=True)
 
 
-def say(text: str) -> None:
+def say(text: str, *, style: str = "", stderr: bool = False) -> None:
     """Print a line as it is, without markup."""
-    Console().print(escape(text), highlight=False, soft_wrap=True)
+    Console(stderr=stderr).print(Text(text, style=style), soft_wrap=True)
 
 
 @contextmanager

@@ -8,12 +8,24 @@ from typing import Annotated
 
 import typer
 
-from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Epochs, Json, Verbose, app, print_table
-from nearkin.cli._recipe import changes_from
-from nearkin.cli._study import Format, Jobs, Listed, Overwrite, Seeds, names_in, run_study
+from nearkin.cli._app import COMPARE, app, print_table
+from nearkin.cli._study import run_study
+from nearkin.cli.options import (
+    ClassFolders,
+    DataRoot,
+    Device,
+    Epochs,
+    Format,
+    Jobs,
+    Json,
+    ListRows,
+    Overwrite,
+    Seeds,
+    Verbose,
+    changes_from,
+    names_in,
+)
 from nearkin.errors import RecipeError
-
-__all__ = ["compare"]
 
 
 @app.command(rich_help_panel=COMPARE)
@@ -64,7 +76,7 @@ def compare(
     ] = None,
     overwrite: Overwrite = False,
     class_folders: ClassFolders = None,
-    listing: Listed = False,
+    listing: ListRows = False,
     format_: Format = "table",
     data_root: DataRoot = None,
     device: Device = None,

@@ -1,42 +1,40 @@
-"""Commands for an index: make it and add to it, say what it holds, upgrade, export and take away."""
+"""The command index: make an index and add to it, show its status, upgrade, compact, export, remove items."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from typer.core import TyperGroup
 
-from nearkin.cli._app import SEARCH, Device, Json, Verbose, app, escape, progress_console
-from nearkin.cli._test_time import Flip, TestSize, With
+from nearkin.cli._app import SEARCH, app, confirm, print_table, progress_bar, say
+from nearkin.cli.options import (
+    Device,
+    EvalSize,
+    Flip,
+    IndexFolder,
+    Json,
+    Verbose,
+    Where,
+    With,
+    Yes,
+    check_figure_file,
+)
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
     from nearkin.index import Status
 
-__all__ = ["Folder", "Where", "index", "say", "told_progress"]
-
 _SHOWN = 10
-Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="An index that 'nearkin index' made.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option("--where", metavar="FIELD=VALUE", help="Only these: label=tit (twice: either), 'year>=2020'."),
-]
 
 
 class _AddingUnlessNamed(TyperGroup):
-    """``nearkin index RUN FOLDER -o INDEX`` is ``nearkin index add …``; a word that is nearly a command's is not."""
+    """``nearkin index RUN FOLDER -o INDEX`` means ``nearkin index add …``, unless a command's name is misspelt."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] != "--help":
@@ -52,25 +50,11 @@ commands = typer.Typer(
     subcommand_metavar="RUN FOLDER... -o INDEX | COMMAND ...",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Make a folder of images searchable, and look after the index.\n\n"
-    "[bold]nearkin index runs/photos photos -o birds.index[/bold]  embed every image, once; again for what is new\n\n"
-    "Without one of the words below it is 'add'; each has a --help of its own.",
+    help="Make a folder of images searchable, and maintain the index.\n\n"
+    "[bold]nearkin index runs/photos photos -o birds.index[/bold]  embed every image; again for new ones\n\n"
+    "Without one of the commands below it is 'add'; each has its own --help.",
 )
 app.add_typer(commands, name="index", rich_help_panel=SEARCH)
-
-
-@contextmanager
-def told_progress(what: str, verbose: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar for what takes a while, told how much is done and of how much."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console(verbose), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def say(text: str) -> None:
-    """A line for people, as it is."""
-    Console().print(escape(text), highlight=False, soft_wrap=True)
 
 
 @commands.command("add")
@@ -90,55 +74,50 @@ def index(
         bool, typer.Option("--labels/--no-labels", help="Label images by their folder or manifest.")
     ] = True,
     test_images: Annotated[
-        bool, typer.Option("--test-images", help="Add the run's own test images, in place of a folder.")
+        bool, typer.Option("--test-images", help="Add the run's test images instead of a folder.")
     ] = False,
     flip: Flip = None,
-    eval_size: TestSize = None,
+    eval_size: EvalSize = None,
     also: With = None,
     engine: Annotated[
         str | None,
         typer.Option(
             "--engine",
             metavar="NAME|ADDRESS",
-            help="What searches: exact, faiss, postgresql://HOST/DATABASE (pgvector), http://HOST:19530 "
-            "(Milvus). An index that is there changes to it. Else its own, and exact for a new one.",
+            help="The search engine: exact, faiss, postgresql://HOST/DATABASE (pgvector) or http://HOST:19530 "
+            "(Milvus). Changes that of an existing index. Default: exact.",
         ),
     ] = None,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Embed images and add them to an index, which is made where there is none. The word 'add' may be left out.
+    """Embed images and add them to an index, which is created if needed. The word 'add' may be left out.
 
-    [bold]nearkin index runs/photos photos -o birds.index[/bold]  embed every image, once
+    [bold]nearkin index runs/photos photos -o birds.index[/bold]  embed every image
 
-    [bold]nearkin index runs/photos --test-images -o test.index[/bold]  what the run was tested on
+    [bold]nearkin index runs/photos --test-images -o test.index[/bold]  the run's test images
 
-    The same command again goes on after an interruption, and adds what is new.
+    The same command resumes after an interruption, and adds new images.
     """
     from nearkin.index import Index
     from nearkin.index.engine import check_engine
     from nearkin.runs.model import load
 
     if test_images and len(words) > 1:
-        raise RecipeError("give images to add, or --test-images for the run's own, not both")
+        raise RecipeError("give images to add or --test-images, not both")
     if len(words) < 2 and not test_images:
         raise RecipeError(f"give a run and the images to add: nearkin index {words[0]} FOLDER -o INDEX")
     if output is None:
-        raise RecipeError("say where the index is to be: -o INDEX")
+        raise RecipeError("name the folder of the index: -o INDEX")
     if engine is not None:
         check_engine(engine)
-    model = load(
-        [words[0], *(also or [])],
-        device=device,
-        flip=flip,
-        eval_size=eval_size,
-    )
-    there = (output / "items.sqlite").is_file()
-    opened = Index.open(output, model) if there else Index.create(output, model, engine=engine or "exact")
-    if there and engine is not None:
+    model = load([words[0], *(also or [])], device=device, flip=flip, eval_size=eval_size)
+    exists = (output / "items.sqlite").is_file()
+    opened = Index.open(output, model) if exists else Index.create(output, model, engine=engine or "exact")
+    if exists and engine is not None:
         opened.use_engine(engine)
-    with told_progress("indexing", verbose) as progress:
+    with progress_bar("indexing", verbose) as progress:
         if test_images:
             added = opened.add_test_images(words[0], progress=progress)
         else:
@@ -147,90 +126,88 @@ def index(
     if as_json:
         print(json.dumps({"index": str(output), "items": len(opened), **asdict(added)}))
         return
-    console = Console()
     known = f", {added.known:,} were there already" if added.known else ""
-    console.print(f"{added.added:,} images added{known}; {escape(str(output))} holds {len(opened):,}.", soft_wrap=True)
-    _print_failed(console, added.failed)
+    say(f"{added.added:,} images added{known}; {output} holds {len(opened):,}.")
+    _print_failed(added.failed)
     for line in added.left_out:
-        console.print(f"Left out: {escape(line)}", highlight=False, soft_wrap=True)
+        say(f"Left out: {line}")
     say(f"Next: nearkin search {output} IMAGE")
     say(f"      nearkin serve {output} --open  (the gallery, in a browser)")
 
 
 @commands.command("status")
-def status(
-    folder: Folder,
-    picture: Annotated[
+def show_status(
+    folder: IndexFolder,
+    figure: Annotated[
         Path | None,
-        typer.Option("--picture", metavar="PNG", help="Also draw how far confidences can be believed into this file."),
+        typer.Option("--figure", metavar="PNG", help="Also draw the reliability of the confidences into this file."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what an index holds, what could not be read and why, and how sure hits are."""
+    """Show what an index holds, which files could not be read, and how reliable the confidences are."""
     from nearkin.index import Index
 
-    if picture is not None and picture.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise RecipeError(f"--picture must end in .png, .pdf or .svg, got {str(picture)!r}")
-    told = Index.open(folder).status()
-    if picture is not None:
-        if told.calibration is None:
-            raise RecipeError(f"{folder} has too few labels to learn confidences from: there is nothing to draw")
+    check_figure_file(figure, "--figure")
+    status = Index.open(folder).status()
+    if figure is not None:
+        if status.calibration is None:
+            raise RecipeError(f"{folder} has too few labels to fit confidences to: there is nothing to draw")
         from nearkin.report.figures.reliability import draw_reliability
 
-        draw_reliability(picture, told.calibration)
-    _print_status(told, as_json=as_json)
+        draw_reliability(figure, status.calibration)
+    _print_status(status, as_json=as_json)
 
 
 @commands.command("upgrade")
 def upgrade(
-    folder: Folder,
+    folder: IndexFolder,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, or exported file, with the new encoder.")],
     drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Let go of items whose file is gone or has changed.")
+        bool, typer.Option("--drop-missing", help="Remove items whose file is missing or has changed.")
     ] = False,
-    keep_old: Annotated[bool, typer.Option("--keep-old", help="Leave the index as it was in INDEX.old.")] = False,
+    keep_old: Annotated[bool, typer.Option("--keep-old", help="Keep the old index in INDEX.old.")] = False,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Embed all images of an index again with another encoder, which takes the place of the old one at the end.
+    """Embed all images of an index again with another encoder, which replaces the old one at the end.
 
     [bold]nearkin index upgrade birds.index runs/better[/bold]
 
-    Images are read from their files again. Ids, labels, columns and thumbnails stay. Until all is done the old vectors
-    are searched; the same command goes on after an interruption. It says how far the two agree.
+    Images are read from their files again. Ids, labels, columns and thumbnails stay. Searches use the old vectors until
+    all is done. The same command resumes after an interruption. At the end it compares the two encoders.
     """
     from nearkin.index.upgrade import upgrade as upgraded
     from nearkin.runs.model import load
 
     model = load(run, device=device)
-    with told_progress("embedding", verbose) as progress:
+    with progress_bar("embedding", verbose) as progress:
         done = upgraded(folder, model, drop_missing=drop_missing, keep_old=keep_old, progress=progress)
     if as_json:
         print(json.dumps({**asdict(done), "old": None if done.old is None else str(done.old)}))
         return
     say(f"{folder}: {done.items:,} images embedded with {run}")
     for id, reason in done.dropped[:_SHOWN]:
-        say(f"  let go of item {id}: {reason}")
+        say(f"  removed item {id}: {reason}")
     if len(done.dropped) > _SHOWN:
-        say(f"  … and of {len(done.dropped) - _SHOWN:,} more")
+        say(f"  … and {len(done.dropped) - _SHOWN:,} more")
     if done.overlap is not None:
-        say(f"Of the ten nearest of {done.compared:,} images {done.overlap:.0%} are the same as before")
+        say(f"Of the ten nearest neighbours of {done.compared:,} images, {done.overlap:.0%} are the same as before")
     if done.accuracy is not None and done.accuracy_before is not None:
         say(
-            f"The label that most of the ten nearest have was right for {done.accuracy_before:.1%} of labelled images, "
+            f"The majority label of the ten nearest was right for {done.accuracy_before:.1%} of the labelled images, "
             f"and is for {done.accuracy:.1%} now"
         )
     if done.old is not None:
-        say(f"The index as it was: {done.old}")
+        say(f"The old index: {done.old}")
 
 
 @commands.command("compact")
-def compact(folder: Folder, as_json: Json = False, verbose: Verbose = False) -> None:
-    """Take the vectors of removed images off the disk for good. Ids and all else of the others stay."""
+def compact(folder: IndexFolder, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Delete the vectors of removed images from the disk. Ids and everything else stay."""
     from nearkin.index.upgrade import compact as compacted
 
-    with told_progress("writing", verbose) as progress:
+    with progress_bar("writing", verbose) as progress:
         done = compacted(folder, progress=progress)
     if as_json:
         print(json.dumps(asdict(done)))
@@ -243,7 +220,7 @@ def compact(folder: Folder, as_json: Json = False, verbose: Verbose = False) -> 
 
 @commands.command("export")
 def export(
-    folder: Folder,
+    folder: IndexFolder,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .parquet.")],
     where: Where = None,
     as_json: Json = False,
@@ -267,13 +244,13 @@ def export(
 
 @commands.command("remove")
 def remove(
-    folder: Folder,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Items to take away.")] = None,
+    folder: IndexFolder,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Items to remove.")] = None,
     where: Where = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Take items out of an index, by id or by what they are. Their files stay.
+    """Remove items from an index, by id or by a condition. Their files stay.
 
     [bold]nearkin index remove birds.index 3 17[/bold]
 
@@ -283,14 +260,12 @@ def remove(
     from nearkin.index.where import parse_where
 
     if bool(ids) == bool(where):
-        raise RecipeError("say which items to remove: give ids, or --where, not both")
+        raise RecipeError("name the items to remove: give ids or --where, not both")
     opened = Index.open(folder)
     gone = sorted(set(ids)) if ids else opened.ids(parse_where(where or [])).tolist()
-    opened.items(gone)  # an id that is not there is an error before anybody is asked
-    if gone and not yes:
-        if not sys.stdin.isatty():
-            raise RecipeError(f"nobody can be asked here: give --yes as well to remove {len(gone):,} items")
-        typer.confirm(f"Remove {len(gone):,} of {len(opened):,} items from {folder}?", abort=True, err=True)
+    opened.items(gone)  # an unknown id is an error before anything is asked
+    if gone:
+        confirm(f"Remove {len(gone):,} of {len(opened):,} items from {folder}?", yes=yes)
     opened.remove(gone)
     if as_json:
         print(json.dumps({"removed": gone, "items": len(opened)}))
@@ -299,14 +274,15 @@ def remove(
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:
+    from nearkin.report.table import Part, Table
+
     if as_json:
         print(json.dumps({**asdict(status), "path": str(status.path)}))
         return
-    console = Console()
     say(f"{status.path}: {status.items:,} images, {status.labelled:,} of them with one of {status.labels:,} labels")
     twice = f", {status.duplicates:,} of these the same as another" if status.duplicates else ""
     say(f"Files: {status.found:,} found, {status.embedded:,} embedded{twice}, {len(status.failed):,} failed")
-    _print_failed(console, status.failed)
+    _print_failed(status.failed)
     for source, lines in status.left_out.items():
         for line in lines:
             say(f"Left out of {source}: {line}")
@@ -316,11 +292,11 @@ def _print_status(status: Status, *, as_json: bool) -> None:
     say(f"Encoder: {status.model}{asked}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
     say(f"Engine: {', '.join(f'{key} {value}' for key, value in status.engine.items())}")
     if (curve := status.calibration) is None:
-        say("Confidence: none, as there are too few labels to learn it from")
+        say("Confidence: none, as there are too few labels to fit it to")
         return
     say(
-        f"Confidence: learned from {curve.source}; Brier score {curve.brier:.3f} on classes not fitted to "
-        f"({curve.brier_of_share:.3f} if all hits were given the same)"
+        f"Confidence: fitted to {curve.source}; Brier score {curve.brier:.3f} on classes not fitted to "
+        f"({curve.brier_of_share:.3f} for a constant confidence)"
     )
     if curve.shift:
         here = 1 / (1 + math.exp(-curve.shift))
@@ -329,19 +305,15 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         )
     if curve.label is not None:
         say(
-            f"Labels by classify: Brier score {curve.label.brier:.3f} ({curve.label.brier_of_share:.3f} if all were "
-            f"given the same), one in five of a kind that is not there"
+            f"Labels by classify: Brier score {curve.label.brier:.3f} ({curve.label.brier_of_share:.3f} for a constant "
+            f"confidence), with one query in five of a class that the index lacks"
         )
-    table = Table()
-    for name in ("said", "right", "hits"):
-        table.add_column(name, justify="right")
-    for each in curve.reliability:
-        table.add_row(f"{each.confidence:.0%}", f"{each.right:.0%}", f"{each.hits:,}")
-    console.print(table)
+    cells = [(f"{point.confidence:.0%}", f"{point.right:.0%}", f"{point.hits:,}") for point in curve.reliability]
+    print_table(Table("", (Part.of(("confidence", "right", "hits"), cells, texts=0),)))
 
 
-def _print_failed(console: Console, failed: tuple[tuple[str, str], ...]) -> None:
+def _print_failed(failed: tuple[tuple[str, str], ...]) -> None:
     for path, reason in failed[:_SHOWN]:
-        console.print(f"  could not read {escape(path)}: {escape(reason)}", highlight=False, soft_wrap=True)
+        say(f"  could not read {path}: {reason}")
     if len(failed) > _SHOWN:
-        console.print(f"  … and {len(failed) - _SHOWN:,} more", highlight=False)
+        say(f"  … and {len(failed) - _SHOWN:,} more")

@@ -7,11 +7,9 @@ from typing import Annotated
 
 import typer
 
-from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Json, Verbose, app, progress_console
-from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, OtherData, run_study
-
-__all__ = ["mlrc"]
+from nearkin.cli._app import COMPARE, app, progress_console
+from nearkin.cli._study import run_study
+from nearkin.cli.options import ClassFolders, DataRoot, Device, Format, Jobs, Json, OtherData, Verbose, recipe_from
 
 
 @app.command(rich_help_panel=COMPARE)

@@ -135,7 +135,7 @@ def recipe_from(
     epochs: int | None = None,
 ) -> Recipe:
     """The recipe of a command line: a name and changes to it, or what suits the images of --data."""
-    from nearkin.runs.own_photos import own_photos_recipe
+    from nearkin.runs.defaults import own_photos_recipe
     from nearkin.training.recipes import load_recipe
 
     name, changes = split_arguments(arguments, what="recipe")
@@ -143,5 +143,7 @@ def recipe_from(
     if name is not None:
         return load_recipe(name, changes_from(changes, data=data))
     if data is None:
-        raise RecipeError("what to train? Name a recipe (nearkin list recipes shows them) or give images with --data FOLDER")
+        raise RecipeError(
+            "what to train? Name a recipe (nearkin list recipes shows them) or give images with --data FOLDER"
+        )
     return own_photos_recipe(data, changes, say=console.print)

@@ -1,4 +1,4 @@
-"""Commands that show what runs came to: report and table."""
+"""Commands that show the results of runs: plot, report, table."""
 
 from __future__ import annotations
 
@@ -8,31 +8,112 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from nearkin.cli._app import COMPARE, Data, DataRoot, Device, Json, Verbose, app, escape, print_table, progress_console
-from nearkin.cli._study import Format, names_in
+from nearkin.catalogue import plot_names
+from nearkin.cli._app import COMPARE, app, print_table, progress_console, say
+from nearkin.cli.options import (
+    Checkpoint,
+    DataRoot,
+    Device,
+    Format,
+    Json,
+    MapClasses,
+    MovedData,
+    RunFolders,
+    Verbose,
+    ViewSeed,
+    names_in,
+)
+from nearkin.errors import DataError
 
-__all__ = ["report", "table"]
 
-Runs = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN...", help="Run folders, or folders of 'nearkin compare' for all their runs."),
-]
+@app.command(rich_help_panel=COMPARE)
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders that share their data.")],
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            help=f"Figures to draw, separated by commas: {', '.join(plot_names())}. Default: all.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the figures. Default for one run: RUN/plots.")
+    ] = None,
+    file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
+    classes: MapClasses = 12,
+    seed: ViewSeed = 0,
+    by: Annotated[
+        str, typer.Option("--by", help="Compare classes (pairs) by their mean embeddings (means) or proxies (proxies).")
+    ] = "means",
+    checkpoint: Checkpoint = "best",
+    data: MovedData = None,
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Draw figures of one run, or of several on the same axes.
+
+    [bold]nearkin plot runs/a[/bold]  all figures, into runs/a/plots
+
+    [bold]nearkin plot runs/a runs/b runs/c -o compared --only curves,neighbours[/bold]  three runs compared
+
+    [bold]nearkin plot runs/a --only pairs --by proxies[/bold]  closest and farthest classes by their proxies
+
+    'nearkin list plots' describes the figures. Those that cannot be drawn are named with the reason.
+    """
+    from nearkin.report.figures import save_figures
+    from nearkin.report.opened_run import ViewOptions
+    from nearkin.training.observers import ConsoleObserver
+
+    view = ViewOptions(
+        checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root, data=data, classes_by=by
+    )
+    written: list[str] = []
+    missing: dict[tuple[str | None, str], list[str]] = {}
+    with ConsoleObserver(progress_console(verbose)) as observer:
+        for drawn in save_figures(
+            runs,
+            only=names_in(only) or (),
+            output=output,
+            file_format=file_format,
+            view=view,
+            progress=observer.decoding,
+        ):
+            if drawn.file is not None:
+                written.append(str(drawn.file))
+                if not as_json:
+                    say(str(drawn.file))
+                continue
+            of_run = str(drawn.run.folder.path) if drawn.run is not None and len(runs) > 1 else None
+            missing.setdefault((of_run, drawn.reason), []).append(drawn.name)
+    if as_json:
+        listed = [
+            {"figure": name, "run": of_run, "reason": reason}
+            for (of_run, reason), names in missing.items()
+            for name in names
+        ]
+        print(json.dumps({"written": written, "not_drawn": listed}))
+    else:
+        for (of_run, reason), names in missing.items():
+            say(f"not drawn: {', '.join(names)}{f' of {of_run}' if of_run else ''}: {reason}", stderr=True)
+    if not written:
+        raise DataError("nothing was drawn: each figure's reason is above")
 
 
 @app.command(rich_help_panel=COMPARE)
 def report(
-    runs: Runs,
+    runs: RunFolders,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="File to write. Default: report.html, in RUN when there is only one."),
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="Heading of the page.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    classes: Annotated[int, typer.Option("--classes", min=2, help="Classes in a map of embeddings.")] = 12,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides which classes and images are shown.")] = 0,
-    data: Data = None,
+    classes: MapClasses = 12,
+    seed: ViewSeed = 0,
+    data: MovedData = None,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -40,15 +121,14 @@ def report(
 ) -> None:
     """Write a report on runs as one HTML file that needs no network.
 
-    [bold]nearkin report runs/a[/bold]  everything there is to see of one run, into runs/a/report.html
+    [bold]nearkin report runs/a[/bold]  one run, into runs/a/report.html
 
     [bold]nearkin report runs/a runs/b -o compared.html --open[/bold]  two runs, opened in a browser
 
     [bold]nearkin report runs/compare-glyphs-1a2b3c4d[/bold]  a whole comparison
 
-    Scores beside published ones, curves, maps of the embeddings with the images, nearest neighbours, scores by class,
-    worst queries, what the method did, cost, and the recipe, environment and command of every run. Runs that differ
-    only in their seed are put together.
+    It has the scores with published ones, scores by class, all figures of 'nearkin plot', cost, and the recipe,
+    environment and command of every run. Runs that differ only in their seed are grouped.
     """
     from nearkin.report.opened_run import ViewOptions
     from nearkin.report.page import write_report
@@ -58,35 +138,25 @@ def report(
     with ConsoleObserver(progress_console(verbose)) as observer:
         written = write_report(runs, output, title=title, view=view, progress=observer.decoding)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "file": str(written.file),
-                    "bytes": written.size,
-                    "images": written.images,
-                    "not_shown": list(written.missing),
-                }
-            )
-        )
+        record = {"file": str(written.file), "bytes": written.size, "images": written.images}
+        print(json.dumps({**record, "not_shown": list(written.missing)}))
     else:
-        errors = Console(stderr=True)
         for line in written.missing:
-            errors.print(escape(f"not shown: {line}"), highlight=False, soft_wrap=True)
-        size = f"{written.size / 1e6:.1f} MB, {written.images:,} images"
-        Console().print(escape(f"{written.file} ({size})"), highlight=False, soft_wrap=True)
+            say(f"not shown: {line}", stderr=True)
+        say(f"{written.file} ({written.size / 1e6:.1f} MB, {written.images:,} images)")
     if open_:
         webbrowser.open(written.file.resolve().as_uri())
 
 
 @app.command(rich_help_panel=COMPARE)
 def table(
-    runs: Runs,
+    runs: RunFolders,
     format_: Format = "md",
     metrics: Annotated[
-        str | None, typer.Option("--metrics", help="Scores to show, with commas between, such as R@1,MAP@R.")
+        str | None, typer.Option("--metrics", help="Scores to show, separated by commas, such as R@1,MAP@R.")
     ] = None,
     published: Annotated[
-        bool, typer.Option("--published/--no-published", help="Put published figures below ours where they match.")
+        bool, typer.Option("--published/--no-published", help="Add published values below ours where they match.")
     ] = True,
 ) -> None:
     """Print the scores of runs as a table for a paper, a page or a program.
@@ -94,14 +164,13 @@ def table(
     [bold]nearkin table runs/a-0 runs/a-1 runs/b-0 --format latex --metrics R@1,MAP@R[/bold]
 
     Runs that differ only in their seed are one line, with mean and spread. Protocol, selection rule, seeds and hardware
-    stand in the caption or, where lines differ, in columns.
+    are in the caption or, where lines differ, in columns.
     """
     from nearkin.report.run_groups import gather_runs
     from nearkin.report.score_tables import score_table
 
     gathered = gather_runs(runs)
-    found = score_table(gathered.groups, metrics=names_in(metrics), published=published)
-    errors = Console(stderr=True)
+    scores = score_table(gathered.groups, metrics=names_in(metrics), published=published)
     for line in gathered.left_out:
-        errors.print(escape(f"left out: {line}"), highlight=False, soft_wrap=True)
-    print_table(found, format_)
+        say(f"left out: {line}", stderr=True)
+    print_table(scores, format_)

@@ -9,26 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import (
-    COMPARE,
+from nearkin.cli._app import COMPARE, app, print_table, progress_console
+from nearkin.cli._study import run_study
+from nearkin.cli.options import (
     DataRoot,
     Device,
     Epochs,
+    Format,
+    Jobs,
     Json,
     Verbose,
-    app,
-    print_table,
-    progress_console,
+    changes_from,
+    names_in,
+    split_arguments,
 )
-from nearkin.cli._recipe import changes_from, split_arguments
-from nearkin.cli._study import Format, Jobs, names_in, run_study
 
 if TYPE_CHECKING:
     from nearkin.studies.paper_rows import Settings
     from nearkin.studies.reproduce import Reproduction
     from nearkin.studies.study import Row
-
-__all__ = ["reproduce"]
 
 
 @app.command(rich_help_panel=COMPARE)

@@ -1,4 +1,4 @@
-"""Commands that ask an index: search, classify."""
+"""Commands that query an index: search, classify, duplicates, cluster."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from nearkin.cli._app import SEARCH, Device, Json, app, escape
-from nearkin.cli._test_time import Rerank
-from nearkin.cli.index import Folder, Where, say
+from nearkin.cli._app import SEARCH, app, print_table, progress_bar, say
+from nearkin.cli.options import (
+    Device,
+    IndexFolder,
+    Json,
+    MovedRun,
+    Rerank,
+    Sheet,
+    Verbose,
+    Where,
+    check_figure_file,
+)
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
     from nearkin.index import Hit, Index
     from nearkin.index.search import SearchOptions
 
-__all__ = ["classify", "search"]
-
-Run = Annotated[Path | None, typer.Option("--run", help="The run whose encoder made the index, if it has moved since.")]
+_SHOWN = 20
 
 
 @app.command(rich_help_panel=SEARCH)
 def search(
-    folder: Folder,
+    folder: IndexFolder,
     images: Annotated[
         list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Images to look for. None with --like alone.")
     ] = None,
@@ -35,32 +40,31 @@ def search(
     where: Where = None,
     crop: Annotated[
         str | None,
-        typer.Option("--crop", metavar="X,Y,W,H", help="Search for a part of the image: pixels, or shares up to 1."),
+        typer.Option("--crop", metavar="X,Y,W,H", help="Search with a part of the image: pixels or fractions."),
     ] = None,
     like: Annotated[list[int] | None, typer.Option("--like", metavar="ID", help="Also like this item.")] = None,
     unlike: Annotated[list[int] | None, typer.Option("--unlike", metavar="ID", help="Not like this item.")] = None,
     group_by: Annotated[
-        str | None, typer.Option("--group-by", metavar="FIELD", help="The nearest of each, such as of each label.")
+        str | None,
+        typer.Option("--group-by", metavar="FIELD", help="Only the nearest of each value, such as of each label."),
     ] = None,
     min_confidence: Annotated[
-        float | None, typer.Option("--min-confidence", help="Only hits that are of the kind at least so probably.")
+        float | None, typer.Option("--min-confidence", help="Only hits with at least this confidence.")
     ] = None,
-    offset: Annotated[int, typer.Option("--offset", help="Pass over so many: the next page.")] = 0,
-    sheet: Annotated[
-        Path | None, typer.Option("--sheet", metavar="PNG", help="Also draw what was found into this file.")
-    ] = None,
+    offset: Annotated[int, typer.Option("--offset", help="Skip this many: the next page.")] = 0,
+    sheet: Sheet = None,
     rerank: Rerank = None,
-    run: Run = None,
+    run: MovedRun = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Find the images that look most like one.
 
-    [bold]nearkin search birds.index query.jpg[/bold]  the ten nearest, with how likely they are of the same kind
+    [bold]nearkin search birds.index query.jpg[/bold]  the ten nearest, with confidences
 
-    [bold]nearkin search birds.index query.jpg --where label=tit --where 'year>=2020'[/bold]  only among some
+    [bold]nearkin search birds.index query.jpg --where label=tit --where 'year>=2020'[/bold]  only among these
 
-    [bold]nearkin search birds.index query.jpg --crop 120,80,200,200[/bold]  for a part of the image
+    [bold]nearkin search birds.index query.jpg --crop 120,80,200,200[/bold]  with a part of the image
 
     [bold]nearkin search birds.index --like 3 --like 7 --unlike 9[/bold]  more of this, less of that
     """
@@ -68,35 +72,34 @@ def search(
 
     if not images and not like:
         raise RecipeError(f"give an image to look for: nearkin search {folder} IMAGE, or ids with --like")
-    if sheet is not None and sheet.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise RecipeError(f"--sheet must end in .png, .pdf or .svg, got {str(sheet)!r}")
+    check_figure_file(sheet, "--sheet")
     if crop is not None and len(images or []) != 1:
-        raise RecipeError("--crop is a part of one image: give that image, and no other")
-    asked = parse_where(where or [])
-    shares = None if crop is None or not images else _shares(crop, images[0])
+        raise RecipeError("--crop is a part of one image: give exactly one")
+    condition = parse_where(where or [])
+    box = None if crop is None or not images else _fractions(crop, images[0])
     opened = _opened(folder, run, device)
     options: SearchOptions = {
-        "where": asked,
+        "where": condition,
         "like": like or [],
         "unlike": unlike or [],
         "group_by": group_by,
         "min_confidence": min_confidence,
         "offset": offset,
-        "crop": shares,
+        "crop": box,
         "rerank": rerank,
     }
     if images:
-        found = list(zip(images, opened.search(images, k, **options), strict=True))
+        results = list(zip(images, opened.search(images, k, **options), strict=True))
     else:
-        found = [("", opened.search(None, k, **options))]
+        results = [("", opened.search(None, k, **options))]
     if sheet is not None:
         from nearkin.report.contact_sheet import draw_sheet
 
-        draw_sheet(sheet, opened, found)
+        draw_sheet(sheet, opened, results)
     if as_json:
-        print(json.dumps([{"query": query or None, "hits": [asdict(hit) for hit in hits]} for query, hits in found]))
+        print(json.dumps([{"query": query or None, "hits": [asdict(hit) for hit in hits]} for query, hits in results]))
         return
-    for query, hits in found:
+    for query, hits in results:
         _print_hits(query, hits)
     if sheet is not None:
         say(f"Contact sheet: {sheet}")
@@ -104,41 +107,172 @@ def search(
 
 @app.command(rich_help_panel=SEARCH)
 def classify(
-    folder: Folder,
+    folder: IndexFolder,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images to name.")],
-    k: Annotated[int, typer.Option("-k", help="How many of the nearest have a say.")] = 10,
+    k: Annotated[int, typer.Option("-k", help="How many of the nearest vote.")] = 10,
     min_confidence: Annotated[
-        float, typer.Option("--min-confidence", help="Less sure than this is 'none of these'.")
+        float, typer.Option("--min-confidence", help="Below this confidence the answer is 'none of these'.")
     ] = 0.5,
     where: Where = None,
-    run: Run = None,
+    run: MovedRun = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Say what is on an image, by the labels of the most similar ones, or that it is none of these.
+    """Label images by the labels of their nearest neighbours, or as none of these.
 
     [bold]nearkin classify birds.index query.jpg other.jpg[/bold]
     """
     from nearkin.index.where import parse_where
+    from nearkin.report.table import Part, Table
 
-    asked = parse_where(where or [])
-    answers = _opened(folder, run, device).classify(images, k, min_confidence=min_confidence, where=asked or None)
-    found = list(zip(images, answers, strict=True))
+    condition = parse_where(where or []) or None
+    answers = _opened(folder, run, device).classify(images, k, min_confidence=min_confidence, where=condition)
+    results = list(zip(images, answers, strict=True))
     if as_json:
-        print(json.dumps([{"query": query, **asdict(answer)} for query, answer in found]))
+        print(json.dumps([{"query": query, **asdict(answer)} for query, answer in results]))
         return
-    table = Table()
-    table.add_column("image", overflow="fold")
-    table.add_column("label")
-    table.add_column("sure", justify="right")
-    for query, answer in found:
-        sure = "–" if answer.confidence is None else f"{answer.confidence:.0%}"
-        table.add_row(escape(query), "none of these" if answer.label is None else escape(answer.label), sure)
-    Console().print(table)
+    cells = [
+        (query, "none of these" if answer.label is None else answer.label, _percent(answer.confidence))
+        for query, answer in results
+    ]
+    print_table(Table("", (Part.of(("image", "label", "confidence"), cells, texts=2),)))
+
+
+@app.command(rich_help_panel=SEARCH)
+def duplicates(
+    folder: IndexFolder,
+    near: Annotated[bool, typer.Option("--near", help="Images that the encoder hardly distinguishes.")] = False,
+    most_bits: Annotated[
+        int | None, typer.Option("--bits", help="Without --near: how many of 64 bits may differ. Default: 10.")
+    ] = None,
+    min_confidence: Annotated[
+        float | None, typer.Option("--min-confidence", help="With --near: the least confidence. Default: 0.99.")
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option("--min-score", help="With --near: the least score, instead of a confidence.")
+    ] = None,
+    where: Where = None,
+    sheet: Sheet = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find duplicate images.
+
+    [bold]nearkin duplicates birds.index[/bold]  copies: encoded again, resized, a little brighter
+
+    [bold]nearkin duplicates birds.index --near[/bold]  also different photos of the same thing
+
+    The first compares perceptual hashes, in which a mirror image differs; the second compares embeddings.
+    """
+    from nearkin.index import Index
+    from nearkin.index.duplicates import MOST_BITS
+    from nearkin.index.duplicates import near as nearly
+    from nearkin.index.duplicates import same_picture as same
+    from nearkin.index.where import parse_where
+
+    if near and most_bits is not None:
+        raise RecipeError("--bits goes without --near: it compares perceptual hashes, --near compares embeddings")
+    if not near and (min_confidence is not None or min_score is not None):
+        raise RecipeError("--min-confidence and --min-score go with --near")
+    check_figure_file(sheet, "--sheet")
+    opened, condition = Index.open(folder), parse_where(where or [])
+    with progress_bar("comparing", verbose) as progress:
+        if near:
+            result = nearly(
+                opened, min_confidence=min_confidence, min_score=min_score, where=condition, progress=progress
+            )
+        else:
+            bits = MOST_BITS if most_bits is None else most_bits
+            result = same(opened, most_bits=bits, where=condition, progress=progress)
+    if sheet is not None:
+        from nearkin.report.contact_sheet import draw_groups
+
+        draw_groups(sheet, opened, [(f"group {position}", ids) for position, ids in enumerate(result.groups, start=1)])
+    if as_json:
+        groups = [[asdict(item) for item in opened.items(ids)] for ids in result.groups]
+        print(json.dumps({"question": result.question, "groups": groups, "blank": result.blank}))
+        return
+    what = "Near in the embedding" if near else "Copies"
+    say(f"{what}: {len(result.groups):,} groups, {sum(map(len, result.groups)):,} images in all")
+    for position, ids in enumerate(result.groups[:_SHOWN], start=1):
+        say(f"{position}.")
+        for item in opened.items(ids[:_SHOWN]):
+            say(f"  {item.id}  {item.label or '–'}  {item.path or '–'}")
+        if len(ids) > _SHOWN:
+            say(f"  … and {len(ids) - _SHOWN:,} more")
+    if len(result.groups) > _SHOWN:
+        say(f"… and {len(result.groups) - _SHOWN:,} more groups (--json has all)")
+    if result.blank:
+        say(f"{len(result.blank):,} images of one colour throughout were not compared")
+    if sheet is not None:
+        say(f"Contact sheet: {sheet}")
+
+
+@app.command(rich_help_panel=SEARCH)
+def cluster(
+    folder: IndexFolder,
+    number: Annotated[
+        int | None,
+        typer.Option("-n", "--number", help="Number of clusters. Default: the number with the best silhouette."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="New folder for a contact sheet of each cluster, and clusters.csv with all items."
+        ),
+    ] = None,
+    where: Where = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of k-means.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Cluster the images of an index by k-means on their vectors.
+
+    [bold]nearkin cluster birds.index -o clusters[/bold]  the number of clusters with the best silhouette
+
+    [bold]nearkin cluster birds.index -n 20[/bold]
+
+    Where items have labels, the clusters are compared with them.
+    """
+    from nearkin.disk import make_folder
+    from nearkin.index import Index
+    from nearkin.index.clusters import cluster as clustered
+    from nearkin.index.clusters import write_manifest
+    from nearkin.index.where import parse_where
+
+    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RecipeError(f"{output} exists already: give a new folder with -o")
+    opened = Index.open(folder)
+    result = clustered(opened, number, where=parse_where(where or []), seed=seed)
+    if output is not None:
+        from nearkin.report.contact_sheet import draw_groups
+
+        make_folder(output)
+        write_manifest(output / "clusters.csv", opened, result)
+        digits = len(str(len(result.ids)))
+        for position, ids in enumerate(result.ids, start=1):
+            draw_groups(output / f"cluster-{position:0{digits}d}.png", opened, [(f"cluster {position}", ids)])
+    if as_json:
+        print(json.dumps(asdict(result)))
+        return
+    suits = "" if result.silhouette is None else f", chosen by a silhouette of {result.silhouette:.2f}"
+    say(f"{len(result.ids):,} clusters of {sum(map(len, result.ids)):,} images{suits}")
+    if result.purity is not None and result.nmi is not None:
+        say(f"Compared with the labels: purity {result.purity:.1%}, NMI {100 * result.nmi:.1f}")
+    for position, ids in enumerate(result.ids[:_SHOWN], start=1):
+        items = opened.items(ids)
+        labels: dict[str, int] = {}
+        for item in items:
+            labels[item.label or "no label"] = labels.get(item.label or "no label", 0) + 1
+        most = sorted(labels.items(), key=lambda both: -both[1])[:3]
+        say(f"{position:4}. {len(ids):,} images: {', '.join(f'{label} {count:,}' for label, count in most)}")
+    if len(result.ids) > _SHOWN:
+        say(f"      … and {len(result.ids) - _SHOWN:,} more (--json has all)")
+    if output is not None:
+        say(f"Contact sheets and clusters.csv: {output}")
 
 
 def _opened(folder: Path, run: Path | None, device: str | None) -> Index:
-    """An index, with its encoder from where it was, or from ``run``, and all that was asked of that."""
+    """An index with its encoder, which is loaded from ``run`` if that is given."""
     from nearkin.index import Index
     from nearkin.runs.model import load_again
 
@@ -148,12 +282,12 @@ def _opened(folder: Path, run: Path | None, device: str | None) -> Index:
     return Index.open(folder, load_again(run or status.model, status.model_options, device=device))
 
 
-def _shares(crop: str, image: str) -> list[float]:
-    """``x,y,w,h`` as shares of an image: as they are where all are at most 1, else pixels of the upright image."""
+def _fractions(crop: str, image: str) -> list[float]:
+    """``x,y,w,h`` as fractions of an image; values above 1 are pixels of the upright image."""
     from nearkin.data.image_inputs import ImageInputs
 
     try:
-        x, y, width, height = (float(each) for each in crop.split(","))
+        x, y, width, height = map(float, crop.split(","))
     except ValueError:
         raise RecipeError(f"--crop must be four numbers, x,y,width,height, got {crop!r}") from None
     if max(x, y, width, height) <= 1:
@@ -165,16 +299,17 @@ def _shares(crop: str, image: str) -> list[float]:
 
 
 def _print_hits(query: str, hits: list[Hit]) -> None:
-    console = Console()
+    from nearkin.report.table import NOTHING, Part, Table
+
     if not hits:
-        console.print(f"Nothing found{f' for {escape(query)}' if query else ''}.", highlight=False, soft_wrap=True)
+        say(f"Nothing found{f' for {query}' if query else ''}.")
         return
-    table = Table(title=escape(query) or None, title_justify="left")
-    for name in ("id", "score", "same kind"):
-        table.add_column(name, justify="right")
-    table.add_column("label")
-    table.add_column("path", overflow="fold")
-    for hit in hits:
-        sure = "–" if hit.confidence is None else f"{hit.confidence:.0%}"
-        table.add_row(str(hit.id), f"{hit.score:.4f}", sure, escape(hit.label or "–"), escape(hit.path or "–"))
-    console.print(table)
+    cells = [
+        (hit.label or NOTHING, hit.path or NOTHING, str(hit.id), f"{hit.score:.4f}", _percent(hit.confidence))
+        for hit in hits
+    ]
+    print_table(Table(query, (Part.of(("label", "path", "id", "score", "confidence"), cells, texts=2),)))
+
+
+def _percent(confidence: float | None) -> str:
+    return "–" if confidence is None else f"{confidence:.0%}"

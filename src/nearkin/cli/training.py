@@ -1,38 +1,32 @@
-"""Commands that make and use a run: train, evaluate, embed."""
+"""Commands that make and use a run: train, evaluate, embed, export."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from nearkin.cli._app import (
-    ENCODER,
+from nearkin.cli._app import ENCODER, announcer, app, print_table, progress_console, say
+from nearkin.cli.options import (
     Checkpoint,
     ClassFolders,
     DataRoot,
     Device,
-    Json,
-    Verbose,
-    announcer,
-    app,
-    escape,
-    print_table,
-    progress_console,
-)
-from nearkin.cli._recipe import changes_from, recipe_from
-from nearkin.cli._test_time import (
+    EvalSize,
     Flip,
+    Json,
+    OneRun,
     Rerank,
-    TestSize,
+    Verbose,
     With,
+    changes_from,
+    recipe_from,
 )
 from nearkin.errors import RecipeError
-
-__all__ = ["embed", "evaluate", "train"]
 
 
 @app.command(rich_help_panel=ENCODER)
@@ -41,13 +35,13 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [KEY=VALUE]...",
-            help="A recipe file or the name of one that comes with nearkin (see 'nearkin recipes'), then changes to "
-            "it, such as training.epochs=5 or objective.alpha=16.",
+            help="A recipe file or the name of one ('nearkin list recipes'), then changes to it, such as "
+            "training.epochs=5 or objective.alpha=16.",
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Own images: a folder with one folder per kind, or a CSV/JSONL manifest."),
+        typer.Option("--data", help="Your images: a folder with one folder per class, or a CSV or JSONL manifest."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -58,14 +52,14 @@ def train(
         typer.Option(
             "--final",
             metavar="RUN",
-            help="Train on every kind with the recipe of this finished run, to the epoch that it chose: the model to "
-            "put to use. Default folder: RUN-final.",
+            help="Train on all classes with the recipe of this finished run, up to the epoch that it selected: the "
+            "model to use. Default folder: RUN-final.",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in a folder that holds a run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that the folder holds.")] = False,
     class_folders: ClassFolders = None,
-    picture: Annotated[bool, typer.Option("--picture/--no-picture", help="Draw nearest neighbours at the end.")] = True,
+    figure: Annotated[bool, typer.Option("--figure/--no-figure", help="Draw nearest neighbours at the end.")] = True,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -75,14 +69,14 @@ def train(
 
     [bold]nearkin train glyphs/demo[/bold]  the embedded benchmark, a minute or two on a laptop
 
-    [bold]nearkin train --data PHOTOS -o runs/photos[/bold]  own photos, one folder per kind
+    [bold]nearkin train --data PHOTOS -o runs/photos[/bold]  your photos, one folder per class
 
-    [bold]nearkin train --final runs/photos[/bold]  the same on every kind, once the score is known: the model to use
+    [bold]nearkin train --final runs/photos[/bold]  the same on all classes, once the score is known: the model to use
 
     [bold]nearkin train cub/proxy_anchor encoder.weights=resnet50.safetensors[/bold]  a published recipe
 
     The run folder gets the resolved recipe, checkpoints, every evaluation as CSV, the final scores as JSON and a
-    picture of nearest neighbours; that of a final model a model card.
+    figure of nearest neighbours; that of a final model also a model card.
     """
     from nearkin.ranks import is_first
     from nearkin.report import draw_neighbours
@@ -93,7 +87,7 @@ def train(
     from nearkin.runs.run import run
     from nearkin.training.observers import ConsoleObserver, Observers, TensorBoardObserver
 
-    console, progress, drawn = Console(), progress_console(verbose), None
+    progress, drawn = progress_console(verbose), None
     announce = announcer(progress, as_json=as_json)
     if final is not None:
         if arguments or data is not None or class_folders is not None:
@@ -116,8 +110,8 @@ def train(
         recipe = recipe_from(arguments, data, progress, root=data_root, device=device, class_folders=class_folders)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
-            drawn_too = recipe.training.tensorboard and is_first()
-            observer = Observers(bar, TensorBoardObserver(folder.path)) if drawn_too else bar
+            tensorboard = recipe.training.tensorboard and is_first()
+            observer = Observers(bar, TensorBoardObserver(folder.path)) if tensorboard else bar
             scores = run(
                 recipe,
                 folder,
@@ -127,26 +121,25 @@ def train(
                 progress=bar.decoding,
                 announce=announce,
             )
-            if picture and is_first():
+            if figure and is_first():
                 bar.doing("drawing neighbours")
                 drawn = draw_neighbours(folder)
     if as_json:
         print(json.dumps({"run": str(folder.path), **scores}))
         return
     if scores.test is None and scores.final_of is None:
-        console.print("No classes were kept for testing, so there is no score.")
+        say("No classes were kept for testing, so there is no score.")
     else:
         print_table(run_table(scores))
-    said = verdict(scores if scores.final_of is None else scores.final_of.scores, recipe)
-    if said is not None:
-        console.print(f"[yellow]{escape(said)}[/yellow]", highlight=False, soft_wrap=True)
-    beside = f", model card: {folder.card_file}" if final else f", neighbours: {drawn}" if drawn else ""
-    console.print(f"Run folder: {folder.path}{beside}", soft_wrap=True)
-    console.print(f"Next: nearkin index {folder.path} FOLDER -o INDEX, then nearkin search INDEX IMAGE", soft_wrap=True)
-    console.print(f"      nearkin embed {folder.path} FOLDER -o embeddings.npz", soft_wrap=True)
-    if scores.test is not None and said is None:
-        last = "(the same on every kind, those of the test too: the model to use)"
-        console.print(f"      nearkin train --final {folder.path}  {last}", highlight=False, soft_wrap=True)
+    advice = verdict(scores if scores.final_of is None else scores.final_of.scores, recipe)
+    if advice is not None:
+        say(advice, style="yellow")
+    files = f", model card: {folder.card_file}" if final else f", neighbours: {drawn}" if drawn else ""
+    say(f"Run folder: {folder.path}{files}")
+    say(f"Next: nearkin index {folder.path} FOLDER -o INDEX, then nearkin search INDEX IMAGE")
+    say(f"      nearkin embed {folder.path} FOLDER -o embeddings.npz")
+    if scores.test is not None and advice is None:
+        say(f"      nearkin train --final {folder.path}  (on all classes, also those of the test: the model to use)")
 
 
 @app.command(rich_help_panel=ENCODER)
@@ -159,19 +152,22 @@ def evaluate(
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", help="Score on this folder, manifest or benchmark instead of the run's own.")
+        str | None,
+        typer.Option("--data", help="Score on this folder, manifest or benchmark instead of the run's test classes."),
     ] = None,
     backbone: Annotated[
         str | None,
-        typer.Option("--backbone", help="Score a backbone as it comes, without any training, on --data."),
+        typer.Option("--backbone", help="Score a backbone without any training, on --data."),
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option("--weights", help="Weights for --backbone, a .safetensors or .pth file. Default: its own."),
+        typer.Option(
+            "--weights", help="Weights for --backbone, a .safetensors or .pth file. Default: its pretrained ones."
+        ),
     ] = None,
     checkpoint: Checkpoint = "best",
     flip: Flip = None,
-    eval_size: TestSize = None,
+    eval_size: EvalSize = None,
     also: With = None,
     rerank: Rerank = None,
     class_folders: ClassFolders = None,
@@ -186,17 +182,15 @@ def evaluate(
 
     [bold]nearkin evaluate --backbone efficientnet_lite0 --data PHOTOS[/bold]  what training has to beat
 
-    [bold]nearkin evaluate runs/a --with runs/b --flip[/bold]  two runs side by side, with mirror images
+    [bold]nearkin evaluate runs/a --with runs/b --flip[/bold]  two runs, concatenated, with mirror images
 
-    The run's test classes are the images that were kept for testing when it began, wherever they lie below its data
-    now; images and classes that came later are left out, and what is missing is counted.
+    The test images are those that were kept for testing when the run began, also if they have moved inside its data
+    folder. Images and classes that were added later are left out; missing ones are counted.
 
-    Own data given with --data that has no test split of its own is scored whole: every image looks for its like
-    among all the others.
+    Data given with --data that has no test split is scored whole: every image is a query among all the others.
 
-    What is done at test time (--flip, --eval-size, --with, --rerank) is named below the scores.
-    --rerank is transductive: it looks at all test images at once, as papers with it do, so that its scores do not
-    compare with those without.
+    --flip, --eval-size, --with and --rerank are named below the scores. --rerank uses all test images at once
+    (transductive), so its scores are not comparable with scores without it.
     """
     from nearkin.evaluation.reranking import Rerank as Reranking
     from nearkin.report.score_tables import LEGEND, metric_table
@@ -257,23 +251,23 @@ def evaluate(
         print(json.dumps(dict(result)))
         return
     counted = f"{result.images:,} images of {result.classes:,} classes"
-    said = "; ".join(part for part in (what, counted, result.conditions, result.hardware) if part) + "."
-    print_table(metric_table(result.data, {"score": result.scores}, said, f"{LEGEND}."))
+    conditions = "; ".join(part for part in (what, counted, result.conditions, result.hardware) if part) + "."
+    print_table(metric_table(result.data, {"score": result.scores}, conditions, f"{LEGEND}."))
     if result.note:
-        Console().print(f"[yellow]Mind: {escape(result.note)}.[/yellow]", highlight=False, soft_wrap=True)
+        say(f"Note: {result.note}.", style="yellow")
 
 
 @app.command(rich_help_panel=ENCODER)
 def embed(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: OneRun,
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="IMAGES...", help="Image files, folders with or without folders inside, or manifests."),
+        typer.Argument(metavar="IMAGES...", help="Image files, folders or manifests."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .csv.")],
     checkpoint: Checkpoint = "best",
     flip: Flip = None,
-    eval_size: TestSize = None,
+    eval_size: EvalSize = None,
     device: Device = None,
     verbose: Verbose = False,
 ) -> None:
@@ -284,8 +278,8 @@ def embed(
     [bold]nearkin embed runs/photos new.jpg list.csv -o embeddings.csv[/bold]  one image, and those of a manifest
 
     The .npz holds 'embeddings' (float32, one row per image), 'ids' (paths below the folder), 'paths' (absolute) and
-    'labels' (the name of the class folder, or what the manifest says, or nothing); the .csv has id, path and label in
-    its first columns. Unreadable images are left out and named.
+    'labels' (the class folder, or the manifest's label, or nothing); the .csv has id, path and label in its first
+    columns. Unreadable images are left out and named.
     """
     from nearkin.report.data_report import left_out_text
     from nearkin.runs.embed import embed_files
@@ -304,4 +298,45 @@ def embed(
         )
     if left_out := left_out_text(result.left_out, [str(problem) for problem in result.unreadable]):
         Console(stderr=True).print(left_out, end="", highlight=False, soft_wrap=True)
-    Console().print(f"{len(result.ids):,} images embedded in {result.dim} dimensions: {output}", soft_wrap=True)
+    say(f"{len(result.ids):,} images embedded in {result.dim} dimensions: {output}")
+
+
+@app.command(rich_help_panel=ENCODER)
+def export(
+    run: OneRun,
+    format_: Annotated[
+        Literal["onnx", "safetensors"],
+        typer.Option("--format", help="onnx runs without torch; safetensors is weights, for nearkin to load."),
+    ] = "onnx",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: RUN.onnx or RUN.safetensors here.")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", help="Image or folder to check the file on. Default: some of the run's own."),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    data_root: DataRoot = None,
+    as_json: Json = False,
+) -> None:
+    """Write the encoder of a run to one file: raw pixels of any size in, embeddings out.
+
+    [bold]nearkin export runs/photos -o photos.onnx[/bold]  for onnxruntime, without torch
+
+    Resizing, crop and normalisation are inside. The file is checked on real images before it gets its name, and a
+    model card is written next to it.
+    """
+    from nearkin.data.folder import list_images
+    from nearkin.runs.export import export as write
+
+    given = list_images(images) if images is not None and images.is_dir() else images
+    made = write(run, format_, output, which=checkpoint, images=given, data_root=data_root)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(made), default=str))
+        return
+    size, check = made.file.stat().st_size / 1e6, made.check
+    say(f"{made.file}: {made.settings.dim} dimensions, {size:.1f} MB, model card: {made.card}")
+    say(
+        f"Checked on {check.images}: at most {check.to_torch:.0e} from torch. Where the file resizes instead of "
+        f"Pillow, pixels {check.to_pillow:.2f} of 256 levels apart and embeddings {check.distance:.3f}"
+    )

@@ -8,12 +8,21 @@ from typing import Annotated, Literal
 
 import typer
 
-from nearkin.cli._app import COMPARE, ClassFolders, DataRoot, Device, Epochs, Json, Verbose, app, progress_console
-from nearkin.cli._recipe import recipe_from
-from nearkin.cli._study import Format, Jobs, OtherData, run_study
+from nearkin.cli._app import COMPARE, app, progress_console
+from nearkin.cli._study import run_study
+from nearkin.cli.options import (
+    ClassFolders,
+    DataRoot,
+    Device,
+    Epochs,
+    Format,
+    Jobs,
+    Json,
+    OtherData,
+    Verbose,
+    recipe_from,
+)
 from nearkin.errors import RecipeError
-
-__all__ = ["tune"]
 
 
 @app.command(rich_help_panel=COMPARE)

@@ -234,7 +234,9 @@ def find_recipe(path: str | Path, *, beside: Path | None = None) -> Path:
     if Path(path).is_dir():
         raise RecipeError(f"{str(path)!r} is a folder and no recipe: images are given with --data {path}")
     near = did_you_mean(str(path), shipped_recipes())
-    raise RecipeError(f"no recipe {str(path)!r}, neither as a file nor by name (nearkin recipes lists them): {near}")
+    raise RecipeError(
+        f"no recipe {str(path)!r}, neither as a file nor by name (nearkin list recipes shows them): {near}"
+    )
 
 
 def shipped_recipes() -> dict[str, Path]:

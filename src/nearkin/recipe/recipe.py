@@ -50,7 +50,7 @@ class EncoderSection:
     """Backbone, pooling, projection, normalisation."""
 
     backbone: str = "small"
-    """A name that ``nearkin backbones`` lists, or ``hf:<model>`` or ``timm:<model>``."""
+    """A name that ``nearkin list backbones`` lists, or ``hf:<model>`` or ``timm:<model>``."""
     dim: int | None = 128
     """Dimension of the embeddings; null leaves out the projection, and they are the pooled features."""
     pooling: str = "avg"
@@ -81,7 +81,7 @@ class PartSection:
     """A part chosen by name, with that part's own options."""
 
     name: str
-    """Which one: ``nearkin losses`` and ``nearkin methods`` list them."""
+    """Which one: ``nearkin list losses`` and ``nearkin list methods`` show them."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Its own options; in a recipe they stand beside the name."""
 
@@ -221,7 +221,7 @@ class ProtocolSection:
     clustering: bool = False
     """Also report NMI and F1 at the end."""
     scores: tuple[str, ...] = ()
-    """Further scores by name, such as MRR@10: any that ``nearkin scores`` lists."""
+    """Further scores by name, such as MRR@10: any that ``nearkin list scores`` lists."""
 
     @property
     def measured(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""What there is to choose from, read off the files: losses, methods, scores, backbones, benchmarks, plots.
+"""Lists of what there is to choose from, read from the code: losses, methods, scores, backbones, figures, keys.
 
-Each list is a table for the terminal, records for programs, and a page of ``docs/``.
+A list is a table for the terminal, records for programs, and a page of ``docs/``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from nearkin import losses
 from nearkin.catalogue import keyword_options, plot_names
 from nearkin.data.benchmarks import benchmarks
+from nearkin.data.source import data_root
 from nearkin.encoders.architectures import backbones, families
 from nearkin.evaluation import scores
 from nearkin.recipe import Recipe
@@ -36,7 +37,7 @@ class Listing:
 
     title: str
     intro: str
-    """Opens the page, and says how it is written."""
+    """The opening of the page."""
     shown: tuple[str, ...]
     records: tuple[Mapping[str, Any], ...]
 
@@ -45,19 +46,19 @@ class Listing:
         return Table(self.title, (Part.of(self.shown, cells, texts=len(self.shown)),), records=self.records)
 
     def page(self) -> str:
-        """As Markdown; names and options are code."""
+        """As Markdown, with names and options as code."""
         code = ("name", "class", "command", "options", "default")
         rows = [[_cell(record[key], code=key in code) for key in self.shown] for record in self.records]
-        return f"# {self.title}\n\n{self.intro}\n\n{markdown_table([self.shown, *rows])}\n"
+        intro = textwrap.fill(f"{self.intro} `make added` writes this page.", 110)
+        return f"# {self.title}\n\n{intro}\n\n{markdown_table([self.shown, *rows])}\n"
 
 
 def list_losses() -> Listing:
-    """The losses, their kinds and options."""
+    """The losses and their options."""
     intro = (
-        "Read off the files in `src/nearkin/losses/` by `nearkin losses --markdown > docs/losses.md`. Proxy\n"
-        "losses are `Loss(num_classes, dim, *, …)`, called `loss(embeddings, labels)`; pair losses are\n"
-        "`Loss(*, …)`, called `loss(embeddings, labels, references=None, reference_labels=None)`; a wrapper\n"
-        "takes a pair loss. The name is that of a recipe's `objective.name`."
+        "The files of `src/nearkin/losses/`; the name is the value of `objective.name` in a recipe. A proxy loss is "
+        "`Loss(num_classes, dim, *, …)`, called `loss(embeddings, labels)`. A pair loss is `Loss(*, …)`, called "
+        "`loss(embeddings, labels, references=None, reference_labels=None)`. A wrapper takes a pair loss."
     )
     records = (
         {"name": name, "class": loss.__name__, "kind": losses.kind(loss), **_described(loss)}
@@ -69,9 +70,8 @@ def list_losses() -> Listing:
 def list_methods() -> Listing:
     """The training methods and their options."""
     intro = (
-        "Read off the files in `src/nearkin/training/methods/` by `nearkin methods --markdown`: what "
-        "changes the one training loop through its hooks. The name is that of a recipe's `method.name`; every\n"
-        "method goes with the losses that its check admits."
+        "The files of `src/nearkin/training/methods/`, which change the training loop through its hooks. The name is "
+        "the value of `method.name` in a recipe."
     )
     records = (
         {"name": name, "class": method.__name__, **_described(method)} for name, method in methods.catalogue().items()
@@ -82,9 +82,8 @@ def list_methods() -> Listing:
 def list_scores() -> Listing:
     """The scores, a line for each name that a recipe may ask for."""
     intro = (
-        "Read off the files in `src/nearkin/evaluation/scores/` by `nearkin scores --markdown >\n"
-        "docs/scores.md`. Each, with a number for k, is a name for `protocol.scores`, which measures it\n"
-        "besides what the other keys of the protocol ask for."
+        "The files of `src/nearkin/evaluation/scores/`. Each, with a number for k, is a name for `protocol.scores`, "
+        "which adds it to the scores that the other keys of the protocol ask for."
     )
     records = (
         {
@@ -103,11 +102,10 @@ def list_scores() -> Listing:
 
 
 def list_backbones() -> Listing:
-    """The backbones and, with ``<model>`` for a name, the families that others have trained."""
+    """The backbones and, with ``<model>`` for a name, the families of other libraries."""
     intro = (
-        "Read off the files in `src/nearkin/encoders/architectures/` by `nearkin backbones --markdown >\n"
-        "docs/backbones.md`. The name is that of a recipe's `encoder.backbone`, the options go under\n"
-        "`encoder.options`."
+        "The files of `src/nearkin/encoders/architectures/`. The name is the value of `encoder.backbone` in a recipe; "
+        "the options go under `encoder.options`."
     )
     builders: list[tuple[str, Callable[..., Any]]] = [*sorted(backbones().items())]
     builders += [(f"{prefix}:<model>", builder) for prefix, builder in sorted(families().items())]
@@ -118,8 +116,8 @@ def list_backbones() -> Listing:
 def list_plots() -> Listing:
     """The figures that ``nearkin plot`` draws."""
     intro = (
-        "Read off the files in `src/nearkin/report/figures/` by `nearkin plots --markdown > docs/plots.md`. The name\n"
-        "is what `nearkin plot --only` takes."
+        "The files of `src/nearkin/report/figures/`, which `nearkin plot` saves and `nearkin report` embeds. The name "
+        "is a value of `nearkin plot --only`."
     )
     modules = {name: f"nearkin.report.figures.{name.replace('-', '_')}" for name in plot_names()}
     records = tuple(
@@ -129,32 +127,42 @@ def list_plots() -> Listing:
 
 
 def list_keys() -> Listing:
-    """The keys of a recipe, what they may be and what they are where a recipe leaves them out."""
+    """The keys of a recipe, with their values, defaults and meanings."""
     intro = (
-        "Read off `src/nearkin/recipe/recipe.py` by `nearkin keys --markdown > docs/recipe_keys.md`. Each stands in\n"
-        "a recipe under its section, or on the command line as `key=value`. Beside `objective.name` and `method.name`\n"
-        "stand the options of that [loss](losses.md) or [method](methods.md)."
+        "The fields of the sections in `src/nearkin/recipe/`. A key is written in a recipe under its section, or on "
+        "the command line as `key=value`. The options of a [loss](losses.md) or [method](methods.md) are written next "
+        "to `objective.name` or `method.name`."
     )
     recipe = Recipe()
     records: list[dict[str, Any]] = []
     for section in dataclasses.fields(recipe):
         values = getattr(recipe, section.name)
-        meanings, kinds = _field_docstrings(type(values)), typing.get_type_hints(type(values))
-        for each in dataclasses.fields(values):
-            if section.name in ("objective", "method") and each.name == "options":
-                continue  # they stand beside the name
+        meanings, hints = _field_docstrings(type(values)), typing.get_type_hints(type(values))
+        for field in dataclasses.fields(values):
+            if section.name in ("objective", "method") and field.name == "options":
+                continue  # they are written next to the name
             record = {
-                "name": f"{section.name}.{each.name}",
-                "values": values_of(kinds[each.name]),
-                "default": json.dumps(getattr(values, each.name)),
-                "meaning": meanings.get(each.name),
+                "name": f"{section.name}.{field.name}",
+                "values": values_of(hints[field.name]),
+                "default": json.dumps(getattr(values, field.name)),
+                "meaning": meanings.get(field.name),
             }
             records.append(record)
     return Listing("Keys of a recipe", intro, ("name", "values", "default", "meaning"), tuple(records))
 
 
+LISTINGS = {
+    "losses": list_losses,
+    "methods": list_methods,
+    "scores": list_scores,
+    "backbones": list_backbones,
+    "plots": list_plots,
+    "keys": list_keys,
+}
+
+
 def values_of(kind: Any) -> str:
-    """What a key of some type may be, in words.
+    """The values of a type, in words.
 
     >>> values_of(tuple[int, ...]), values_of(typing.Literal["l2", "ball"] | None)
     ('list of whole numbers', 'l2, ball or null')
@@ -174,23 +182,23 @@ def values_of(kind: Any) -> str:
 
 
 def _field_docstrings(section: type) -> dict[str, str]:
-    """What stands below each field of a class, on one line."""
+    """The docstring below each field of a class, on one line."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            found[field.target.id] = " ".join(str(ast.literal_eval(below.value)).replace("``", "`").split())
-    return found
+            docstrings[field.target.id] = " ".join(str(ast.literal_eval(below.value)).replace("``", "`").split())
+    return docstrings
 
 
-def list_datasets(root: Path | None) -> Listing:
-    """The benchmarks, and what is found of them below ``root``."""
-    records = []
+def list_datasets(given: Path | None) -> Listing:
+    """The benchmarks, and which of them are below the data root."""
+    root, records = data_root(given), []
     for benchmark in benchmarks().values():
         folder = benchmark.find(root or Path("data"))
         problem = benchmark.problem(folder) if folder else None
-        place = "comes with nearkin" if benchmark.embedded else (str(folder) if folder else None)
+        location = "comes with nearkin" if benchmark.embedded else (str(folder) if folder else None)
         counts = {split: list(pair) for split, pair in benchmark.counts.items()}
         records.append(
             {
@@ -199,26 +207,26 @@ def list_datasets(root: Path | None) -> Listing:
                 "counts": counts,
                 "images (classes)": ", ".join(f"{split} {n:,} ({c:,})" for split, (n, c) in counts.items()),
                 "home": benchmark.home,
-                "found": place,
-                "here": problem or place,
+                "found": location,
+                "here": problem or location,
                 "problem": problem,
             }
         )
-    where = f"under {root}" if root else "(no data root given)"
+    where = f"under {root}" if root else "(name their folder with --data-root or NEARKIN_DATA)"
     return Listing(f"Benchmarks {where}", "", ("name", "title", "images (classes)", "here"), tuple(records))
 
 
 def summary_of(part: Any) -> str:
-    """The first line of its docstring."""
+    """The first line of a docstring."""
     return (inspect.getdoc(part) or "").partition("\n")[0]
 
 
 def _described(part: Callable[..., Any]) -> dict[str, Any]:
-    return {"summary": summary_of(part), "options": option_texts(keyword_options(part))}
-
-
-def option_texts(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
-    return {key: "required" if each.default is each.empty else str(each.default) for key, each in parameters.items()}
+    options = {
+        name: "required" if option.default is option.empty else str(option.default)
+        for name, option in keyword_options(part).items()
+    }
+    return {"summary": summary_of(part), "options": options}
 
 
 def _cell(value: Any, *, code: bool = False) -> str:

@@ -53,7 +53,7 @@ def recipes_page(listed: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "# Recipes",
         "",
-        "Read off the files in `recipes/` by `nearkin recipes --markdown > docs/recipes.md`. `nearkin train NAME`",
+        "Read off the files in `recipes/` by `nearkin list recipes --markdown > docs/recipes.md`. `nearkin train NAME`",
         "trains one; the second line of its file is the whole command. Expected is what the paper prints for the row",
         "that is this recipe, or what we measured (`results/`). Training says how long it takes after its first steps.",
     ]

@@ -334,7 +334,7 @@ class _Runner:
                 train = ["-m", "nearkin", "train", str(folder.recipe_file), "-o", str(folder.path)]
                 yield Job(
                     planned.label,
-                    [*train, "--resume", "--verbose", "--no-picture"],
+                    [*train, "--resume", "--verbose", "--no-figure"],
                     folder.path / LOG,
                     is_done=lambda folder=folder: folder.is_finished,  # type: ignore[misc]
                     on_end=partial(on_end, planned),

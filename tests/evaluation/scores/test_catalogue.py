@@ -85,14 +85,14 @@ def all_right(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("all_right")
 def test_a_score_is_one_file(tmp_path, nearkin, photos):
     assert scores.catalogue()["all_right"].__name__ == "AllRight"
-    by_name = {row["name"]: row for row in json.loads(nearkin("scores", "--json")[1])}
+    by_name = {row["name"]: row for row in json.loads(nearkin("list", "scores", "--json")[1])}
     assert by_name["All@k"]["measured"] == "every evaluation"
-    assert "All@k" in nearkin("scores")[1]
-    assert "| `All@k` |" in nearkin("scores", "--markdown")[1]
+    assert "All@k" in nearkin("list", "scores")[1]
+    assert "| `All@k` |" in nearkin("list", "scores", "--markdown")[1]
 
     tiny = [f"data.source={photos}", "training.max_steps=3", "protocol.name=conventional"]
     tiny += ["protocol.scores=[All@2, NMI]", "protocol.select_by=All@2"]
-    code, out, err = nearkin("train", "own_photos/small", *tiny, "--no-picture", "-o", tmp_path / "run")
+    code, out, err = nearkin("train", "own_photos/small", *tiny, "--no-figure", "-o", tmp_path / "run")
     assert code == 0, err
     assert "All@2" in out
     last = list(csv.DictReader((tmp_path / "run" / "evaluations.csv").read_text().splitlines()))[-1]

@@ -1,4 +1,4 @@
-"""``nearkin cache`` as a person or a script meets it."""
+"""``nearkin list`` and ``nearkin cache``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,37 @@ import pytest
 
 from nearkin.data.cache import open_images
 from nearkin.data.folder import read_folder
+
+
+@pytest.mark.parametrize("name", ["losses", "methods", "backbones", "scores", "plots", "recipes", "keys"])
+def test_every_list_is_a_table_json_and_a_page(nearkin, name):
+    outputs = [nearkin("list", name, *option) for option in ((), ("--json",), ("--markdown",))]
+    assert [code for code, _, _ in outputs] == [0, 0, 0]
+    table, records, page = (out for _, out, _ in outputs)
+    for record in json.loads(records):
+        assert record["name"] in page
+    assert page.startswith("# ")
+    assert json.loads(records)[0]["name"] in table
+
+
+def test_data_sets_are_looked_for_below_the_data_root(nearkin, tmp_path):
+    assert "NEARKIN_DATA" in nearkin("list", "datasets")[1]
+    (tmp_path / "CUB_200_2011").mkdir()
+    found = [
+        next(
+            row["here"]
+            for row in json.loads(nearkin("list", "datasets", "--data-root", root, "--json")[1])
+            if row["name"] == "cub"
+        )
+        for root in (tmp_path, tmp_path / "CUB_200_2011" / "nothing")
+    ]
+    assert found[0] != found[1]
+
+
+def test_a_list_that_there_is_not_is_named(nearkin):
+    code, out, err = nearkin("list", "loses")
+    assert (code, out) == (2, "")
+    assert "loses" in err
 
 
 @pytest.fixture
@@ -21,7 +52,7 @@ def cache(tmp_path, photos, monkeypatch):
 def test_it_says_where_the_cache_is_and_what_it_holds(nearkin, cache):
     code, out, err = nearkin("cache")
     assert code == 0, err
-    assert f"{cache}: 0.2 MB" in out
+    assert f"{cache}: 0.2 MB" in out.replace("\n", "")
     assert "decoded, shorter side 32" in out
     assert " 48 " in out
     assert "NEARKIN_CACHE" in out
