@@ -13,7 +13,6 @@ from nearkin.cli.options import Device, IndexFolder, MovedRun
 from nearkin.errors import require
 
 
-
 @app.command(rich_help_panel=SEARCH)
 def serve(
     folder: IndexFolder,
