@@ -51,7 +51,8 @@ def test_what_decides_nothing_changes_neither_hash_nor_folder(key):
     assert default_folder(other) == default_folder(Recipe())
     assert RealityCheck(other).folder == RealityCheck(Recipe()).folder
     assert Comparison(changes=[f"{key}={json.dumps(OTHERWISE[key])}"]).folder == Comparison().folder
-    searches = [Search(recipe, ["training.batch_size=8,16"]) for recipe in (other, Recipe())]
+    validation = {"protocol.name": "validation"}
+    searches = [Search(recipe.with_changes(validation), ["training.batch_size=8,16"]) for recipe in (other, Recipe())]
     assert searches[0].folder == searches[1].folder
 
 

@@ -58,7 +58,8 @@ JOURNAL = "optuna.journal"
 TRIALS = 20
 SHOWN = 10
 """Trials in a table; ``trials.csv`` has them all."""
-_WORDS = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
+STATUS = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
+"""Our words for Optuna's states of a trial."""
 
 
 def tune(
@@ -118,32 +119,38 @@ class Search:
         folder: str | Path | None = None,
     ) -> None:
         require("optuna", "tune").logging.set_verbosity(30)
-        self.recipe, self.space = recipe, read_space(space := [str(text) for text in space], recipe)
-        self.sampler, self.pruner = sampler, pruner or ("none" if sampler == "grid" else "median")
-        self.seed, self.seeds = seed, range(recipe.training.seed, recipe.training.seed + seeds)
-        self.definition = {
-            "recipe": recipe.as_mapping(),
-            "space": space,
-            "sampler": sampler,
-            "pruner": self.pruner,
-            "seed": seed,
-            "seeds": seeds,
-        }
-        self._check(trials)
+        texts = [str(text) for text in space]
+        pruner = pruner or ("none" if sampler == "grid" else "median")
+        self.settings: dict[str, Any] = {"space": texts, "sampler": sampler, "pruner": pruner}
+        self.settings |= {"seed": seed, "seeds": seeds}
+        self.recipe, self.space = recipe, read_space(texts, recipe)
+        self.sampler, self.pruner, self.seed = sampler, pruner, seed
+        self.seeds = range(recipe.training.seed, recipe.training.seed + seeds)
+        protocol = recipe.protocol.name
+        if protocol not in ("validation", "mlrc"):
+            raise RecipeError(
+                f"a search scores validation classes only, and protocol.name={protocol} holds out none: set "
+                f"protocol.name=validation, or protocol.name=mlrc to hold out the class fold protocol.fold"
+            )
+        for key, allowed in (("sampler", Sampler), ("pruner", Pruner)):
+            if getattr(self, key) not in get_args(allowed):
+                raise RecipeError(f"{key} must be one of {', '.join(get_args(allowed))}, got {getattr(self, key)!r}")
+        if seeds < 1 or seed < 0 or (trials is not None and trials < 1):
+            raise RecipeError(f"seeds and trials must be at least 1, seed at least 0; got {seeds}, {trials}, {seed}")
         self.trials = trials or TRIALS
         if sampler == "grid":
-            self.trials = min(trials or math.inf, len(grid(self.space)))  # type: ignore[assignment]
+            points = len(grid(self.space))
+            self.trials = min(trials or points, points)
         stem = default_folder(recipe).name.rpartition("-")[0]
-        usual = RUNS / f"tune-{stem}-{short_hash(_deciding(self.definition))}"
-        self.folder = usual if folder is None else Path(folder)
+        self.folder = RUNS / f"tune-{stem}-{short_hash(self._deciding())}" if folder is None else Path(folder)
 
     @classmethod
     def read(cls, folder: str | Path) -> Search:
         """The search that a folder holds."""
         if not (Path(folder) / JOURNAL).is_file():
             raise DataError(f"{folder} holds no search, as it has no {JOURNAL}: start one with nearkin tune RECIPE")
-        plan = dict(_open(Path(folder)).user_attrs["plan"])
-        return cls(load_recipe(plan.pop("recipe")), plan.pop("space"), **plan, folder=folder)
+        plan = _open(Path(folder)).user_attrs["plan"]
+        return cls(load_recipe(plan["recipe"]), **plan["settings"], folder=folder)
 
     @property
     def select_by(self) -> str:
@@ -162,10 +169,6 @@ class Search:
         """Finished trials from the best down."""
         done = [trial for trial in self.history if trial.state.name == "COMPLETE"]
         return sorted(done, key=lambda trial: (-trial.value, trial.number))
-
-    def best_recipe(self) -> Recipe:
-        """The recipe of the best trial."""
-        return recipe_at(self.recipe, self.ranking[0].params)
 
     def plan(self) -> list[str]:
         """What will be run, in words."""
@@ -193,9 +196,15 @@ class Search:
         self._check_data(console, announce)
         with sole_writer_of(self.folder):
             study = _open(self.folder, self.pruner)
-            study.set_user_attr("plan", self.definition)
+            study.set_user_attr("plan", {"recipe": self.recipe.as_mapping(), "settings": self.settings})
             try:
-                (self._run_here if jobs == 1 else self._run_in_processes)(study, jobs, console)
+                if jobs > 1:
+                    self._run_in_processes(study, jobs, console)
+                else:
+                    for number in self._numbers(study, jobs):
+                        console.print(f"[bold]{number + 1} of {self.trials}[/bold], {self._label(number)}")
+                        self.train(number, console)
+                        self._print_end(number, console)
             except (InterruptedRunError, KeyboardInterrupt) as stop:
                 done = sum(trial.state.is_finished() for trial in self.history)
                 raise InterruptedRunError(
@@ -214,47 +223,39 @@ class Search:
             BusyError: where another process trains it.
         """
         optuna = require("optuna", "tune")
-        with sole_writer_of(self.folder / "trials" / f"{number:03d}"):
-            study = _open(self.folder, self.pruner)
-            trial = study.get_trials(deepcopy=False)[number]
-            if trial.state.is_finished():
-                return
-            if len(trial.params) < len(self.space):
-                _end(study, number, [], "FAIL", reason="it was killed while its values were drawn")
-                return
-            runs = planned_runs([self._row(trial)], self.folder, self.seeds)
-            pruning, scores, epochs = _Pruning(study, trial), [], []
+        study = _open(self.folder, self.pruner)
+        trial = study.get_trials(deepcopy=False)[number]
+        name, state = f"trials/{number:03d}", "FAIL"
+        runs: list[PlannedRun] = []
+        attributes: dict[str, Any] = {}
+        with sole_writer_of(self.folder / name):
             try:
+                if len(trial.params) < len(self.space):
+                    raise RecipeError("it was killed while its values were drawn")
+                row = Row(name, f"trial {number}", recipe_at(self.recipe, trial.params))
+                runs = planned_runs([row], self.folder, self.seeds)
+                chosen: list[Evaluation] = []
                 for planned in runs:
                     with ConsoleObserver(console) as bar:
                         # The first seed alone is compared with other trials; what survives gets the other seeds.
-                        observer = Observers(bar, pruning) if planned is runs[0] else bar
-                        resume = planned.folder.is_begun
-                        done = run(
-                            planned.recipe,
-                            planned.folder,
-                            observer,
-                            resume=resume,
-                            progress=bar.decoding,
-                            score_test=False,
-                        )
-                    scores.append(float(done.chosen.get(self.select_by, math.nan)))
-                    epochs.append(done.chosen.get("epoch"))
+                        watched = bar if chosen else Observers(bar, _Pruning(study, trial))
+                        options: dict[str, Any] = {"progress": bar.decoding, "score_test": False}
+                        options["resume"] = planned.folder.is_begun
+                        chosen.append(run(planned.recipe, planned.folder, watched, **options).chosen)
+                scores = [float(best.get(self.select_by, math.nan)) for best in chosen]
+                if not all(map(math.isfinite, scores)):
+                    raise RecipeError(f"no {self.select_by} was measured on the validation classes")
+                state, attributes = "COMPLETE", {"scores": scores, "epochs": [best["epoch"] for best in chosen]}
             except (InterruptedRunError, DataError, MissingExtraError):
                 raise
             except optuna.TrialPruned:
-                _end(study, number, runs, "PRUNED")
+                state = "PRUNED"
             except TrainingError as error:
                 # To the sampler it is as bad as one that was given up, so that it looks elsewhere.
-                _end(study, number, runs, "PRUNED", reason=str(error))
+                state, attributes = "PRUNED", {"reason": str(error)}
             except (NearkinError, ValueError) as error:
-                _end(study, number, runs, "FAIL", reason=str(error))
-            else:
-                if all(map(math.isfinite, scores)):
-                    _end(study, number, runs, "COMPLETE", scores=scores, epochs=epochs)
-                else:
-                    reason = f"no {self.select_by} was measured on the validation classes"
-                    _end(study, number, runs, "FAIL", reason=reason)
+                attributes = {"reason": str(error)}
+            _end(study, number, runs, state, **attributes)
 
     def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
         """A trial may fail; a search has failed only when all have."""
@@ -274,9 +275,8 @@ class Search:
             cells.append([str(trial.number), score.text(trial.value) + spread, epochs, *values])
         columns = ["trial", f"{self.select_by} (%)", "epoch", *self.space]
         parts = (Part.of(columns, cells, texts=0),) if cells else ()
-        recipe = self.recipe
-        method = "" if recipe.method.name == "plain" else f", {recipe.method.name}"
-        title = f"Search on {recipe.data.source}: {recipe.objective.name}{method}"
+        loss, method = self.recipe.objective.name, self.recipe.method.name
+        title = f"Search on {Path(self.recipe.data.source).stem}: {loss}" + (f", {method}" if method != "plain" else "")
         return [Table(title, parts, tuple(self._conditions()), tuple(self._remarks()), tuple(self._records()))]
 
     def record(self) -> dict[str, Any]:
@@ -291,12 +291,11 @@ class Search:
         texts = {"tuning.md": formats.markdown(table), "trials.csv": formats.csv_text(table)}
         if not self.ranking:
             return write_texts(self.folder, texts)
-        found = f"best of {counted(len(self.history), 'trial')} by {self.select_by} on validation classes"
-        train = f"nearkin train {shlex.quote(str(self.folder / 'best.yaml'))}"
-        texts["best.yaml"] = f"# {table.title}, {found}\n# {train}\n{self.best_recipe().to_yaml()}"
-        texts["tuning.md"] += (
-            f"\nThe best on three seeds, scored on the test classes:\n\n```sh\n{self.next_steps()[0]}\n```\n"
-        )
+        best = recipe_at(self.recipe, self.ranking[0].params).to_yaml()
+        what = f"best of {counted(len(self.history), 'trial')} by {self.select_by} on validation classes"
+        command = f"nearkin train {shlex.quote(str(self.folder / 'best.yaml'))}"
+        texts["best.yaml"] = f"# {table.title}, {what}\n# {command}\n{best}"
+        texts["tuning.md"] += f"\nThe best, scored on the test classes:\n\n```sh\n{self.next_steps()[0]}\n```\n"
         return write_texts(self.folder, texts) + self._draw()
 
     def next_steps(self) -> list[str]:
@@ -305,31 +304,13 @@ class Search:
         command = f"for seed in 0 1 2; do nearkin train {best} training.seed=$seed -o {runs}$seed; done"
         return [command] if self.ranking else []
 
-    def _check(self, trials: int | None) -> None:
-        """Refuse, before any data are read, what cannot or must not be searched."""
-        protocol, seeds = self.recipe.protocol.name, len(self.seeds)
-        if protocol not in ("validation", "mlrc"):
-            why = "has no validation classes" if protocol == "in-distribution" else "chooses by the test images"
-            raise RecipeError(
-                f"a search scores validation classes only, and protocol.name={protocol} {why}: set "
-                f"protocol.name=validation, or protocol.name=mlrc to hold out the class fold protocol.fold"
-            )
-        for key, allowed in (("sampler", Sampler), ("pruner", Pruner)):
-            if getattr(self, key) not in get_args(allowed):
-                raise RecipeError(f"{key} must be one of {', '.join(get_args(allowed))}, got {getattr(self, key)!r}")
-        if seeds < 1 or self.seed < 0 or (trials is not None and trials < 1):
-            raise RecipeError(
-                f"seeds and trials must be at least 1, seed at least 0; got {seeds}, {trials}, {self.seed}"
-            )
-
     def _check_folder(self) -> None:
         """A folder is only resumed by the search it was begun with."""
         folder = self.folder
         if folder.exists() and not folder.is_dir():
             raise RecipeError(f"{folder} is a file: give a folder for the search with -o")
         if (folder / JOURNAL).is_file():
-            before = _open(folder).user_attrs.get("plan", self.definition)
-            if changed := differences(_deciding(before), _deciding(self.definition)):
+            if changed := differences(Search.read(folder)._deciding(), self._deciding()):
                 raise RecipeError(
                     f"{folder} holds another search ({'; '.join(changed.values())}): resume it with the same command, "
                     f"in which only --trials and --jobs may change, or give another folder with -o"
@@ -342,11 +323,14 @@ class Search:
         protocol = Protocol(self.recipe.protocol, data.table)
         protocol.check_trainable()
         if protocol.selects_on != "validation":
-            shares = f"{self.recipe.protocol.validation_share:g} and {self.recipe.protocol.test_share:g}"
             raise DataError(
                 f"{data.table.name!r} has too few classes to hold any out for validation, and a search must not choose "
-                f"by the test classes: add classes, or change protocol.validation_share or test_share ({shares})"
+                f"by the test classes: add classes, or change protocol.validation_share or protocol.test_share"
             )
+
+    def _deciding(self) -> dict[str, Any]:
+        """What decides the course of a search, key by key: a recipe's device, for one, does not."""
+        return {**deciding(self.recipe), **self.settings, "space": " ".join(self.settings["space"])}
 
     def _numbers(self, study: Any, jobs: int) -> Iterator[int]:
         """Trials that were begun and have not ended, then new ones."""
@@ -365,30 +349,12 @@ class Search:
                     study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=jobs > 1)
             yield study.ask(self.space).number
 
-    def _run_here(self, study: Any, jobs: int, console: Console) -> None:
-        for number in self._numbers(study, jobs):
-            console.print(f"[bold]{number + 1} of {self.trials}[/bold], {self._label(number)}", highlight=False)
-            self.train(number, console)
-            self._print_end(number, console)
-
     def _run_in_processes(self, study: Any, jobs: int, console: Console) -> None:
         """Ask for trials here, train each in a process of its own, and record as failed those whose process dies."""
         missing: list[NearkinError] = []
 
         def is_done(number: int) -> bool:
             return bool(self.history[number].state.is_finished())
-
-        def training_jobs() -> Iterator[Job]:
-            for number in self._numbers(study, jobs):
-                yield Job(
-                    self._label(number),
-                    ["-m", "nearkin.studies.tune", str(self.folder), str(number)],
-                    self.folder / "trials" / f"{number:03d}" / LOG,
-                    is_done=partial(is_done, number),
-                    on_end=partial(on_end, number),
-                )
-                if missing:
-                    return
 
         def on_end(number: int, code: int, message: str) -> None:
             if not is_done(number):
@@ -398,26 +364,29 @@ class Search:
                 _end(study, number, [], "FAIL", reason=message)
             self._print_end(number, console)
 
+        def training_jobs() -> Iterator[Job]:
+            for number in self._numbers(study, jobs):
+                command = ["-m", "nearkin.studies.tune", str(self.folder), str(number)]
+                log = self.folder / "trials" / f"{number:03d}" / LOG
+                yield Job(self._label(number), command, log, partial(is_done, number), partial(on_end, number))
+                if missing:
+                    return
+
         left = self.trials - sum(trial.state.is_finished() for trial in self.history)
         run_in_parallel(training_jobs(), at_once=jobs, total=left, console=console)
         if missing:
             raise missing[0]
-
-    def _row(self, trial: Any) -> Row:
-        return Row(f"trials/{trial.number:03d}", f"trial {trial.number}", recipe_at(self.recipe, trial.params))
 
     def _label(self, number: int) -> str:
         values = (f"{key}={value_text(value)}" for key, value in self.history[number].params.items())
         return f"trial {number}: {' '.join(values)}"
 
     def _print_end(self, number: int, console: Console) -> None:
-        trial, best = self.history[number], self.ranking[:1]
-        text = f"trial {number}: {_WORDS[trial.state.name]}"
-        if trial.state.name == "COMPLETE":
-            text += f", {self.select_by} {100 * trial.value:.1f}"
-        if reason := trial.user_attrs.get("reason"):
-            text += f": {reason}"
-        text += "".join(f"; best so far trial {each.number}, {100 * each.value:.1f}" for each in best)
+        trial, reason = self.history[number], self.history[number].user_attrs.get("reason")
+        score = "" if trial.value is None else f", {self.select_by} {100 * trial.value:.1f}"
+        text = f"trial {number}: {STATUS[trial.state.name]}{score}" + (f": {reason}" if reason else "")
+        for best in self.ranking[:1]:
+            text += f"; best so far trial {best.number}, {100 * best.value:.1f}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _run_folders(self) -> list[RunFolder]:
@@ -426,8 +395,7 @@ class Search:
     def _conditions(self) -> list[str]:
         """What the scores hold for, and how the trials ended."""
         training, history = self.recipe.training, self.history
-        count = Counter(_WORDS[trial.state.name] for trial in history)
-        limit = "" if training.max_steps is None else f", at most {training.max_steps} steps"
+        count = Counter(STATUS[trial.state.name] for trial in history)
         environments = [folder.environment() for folder in self._run_folders()]
         seeds = [str(seed) for seed in self.seeds]
         parts = [
@@ -435,7 +403,7 @@ class Search:
             f"{self.sampler} sampler, seed {self.seed}, {'no' if self.pruner == 'none' else self.pruner} pruner",
             f"{self.recipe.protocol.name} protocol, {' and '.join(sorted({each.selection for each in environments}))}",
             f"seed {seeds[0]} alone, so no spread" if len(seeds) == 1 else f"mean over seeds {', '.join(seeds)}",
-            f"{training.epochs} epochs{limit}",
+            f"at most {training.epochs} epochs" + (f", {training.max_steps} steps" if training.max_steps else ""),
             " and ".join(sorted({each.hardware for each in environments})),
         ]
         return ["; ".join(part for part in parts if part) + ".", "The test classes have not been looked at."]
@@ -450,7 +418,7 @@ class Search:
         reasons: dict[str, list[str]] = {}
         for trial in self.history:
             if reason := trial.user_attrs.get("reason"):
-                reasons.setdefault(f"{_WORDS[trial.state.name]}: {reason}", []).append(str(trial.number))
+                reasons.setdefault(f"{STATUS[trial.state.name]}: {reason}", []).append(str(trial.number))
         return lines + [f"Trial {', '.join(numbers)} {reason}" for reason, numbers in reasons.items()]
 
     def _records(self) -> list[dict[str, Any]]:
@@ -458,32 +426,29 @@ class Search:
         records = []
         for trial in self.history:
             reached = max(trial.intermediate_values.values(), default=None)
-            record = {"trial": trial.number, "status": _WORDS[trial.state.name]}
+            record = {"trial": trial.number, "status": STATUS[trial.state.name]}
             record[self.select_by] = reached if trial.value is None else trial.value
             record |= {key: value_text(trial.params[key]) if key in trial.params else None for key in self.space}
-            keys = ("scores", "epochs", "seconds", "reason")
-            records.append(record | {key: trial.user_attrs.get(key) for key in keys})
+            records.append(
+                record | {key: trial.user_attrs.get(key) for key in ("scores", "epochs", "seconds", "reason")}
+            )
         return records
 
     def _draw(self) -> list[Path]:
-        """Optuna's plots: the history, every parameter alone, and a contour of two where there are two or more."""
+        """Optuna's plots: the history, every parameter alone, and a contour of the first two."""
         plots = require("optuna.visualization.matplotlib", "tune")
-        optuna, study = require("optuna", "tune"), _open(self.folder)
+        study, files = _open(self.folder), []
         target = {"target": lambda trial: 100 * trial.value, "target_name": f"{self.select_by} on validation (%)"}
-        files = []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            axes = {
-                "history": plots.plot_optimization_history(study, **target),
-                "parameters": plots.plot_slice(study, **target),
-            }
+            warnings.simplefilter("ignore")  # that these plots are experimental, and that an axis has one value
+            axes = {"history": plots.plot_optimization_history(study, **target)}
+            axes["parameters"] = plots.plot_slice(study, **target)
             if len(self.space) > 1:
                 axes["contour"] = plots.plot_contour(study, params=list(self.space)[:2], **target)
-            for name, axis in axes.items():
-                figure = np.ravel(axis)[0].figure
-                save_figure(figure, self.folder / f"{name}.png", dpi=130)
-                require("matplotlib.pyplot", "tune").close(figure)
-                files.append(self.folder / f"{name}.png")
+        for name, axis in axes.items():
+            files.append(self.folder / f"{name}.png")
+            save_figure(np.ravel(axis)[0].figure, files[-1], dpi=130)
+            require("matplotlib.pyplot", "tune").close(np.ravel(axis)[0].figure)
         return files
 
 
@@ -541,12 +506,6 @@ def _end(study: Any, number: int, runs: Sequence[PlannedRun], state: str, **attr
         trial.set_user_attr(key, value)
     value = statistics.fmean(attributes["scores"]) if state == "COMPLETE" else None
     study.tell(number, value, state=optuna.trial.TrialState[state])
-
-
-def _deciding(definition: dict[str, Any]) -> dict[str, Any]:
-    """What decides the course of a search, key by key: a recipe's device, for one, does not."""
-    recipe = load_recipe(definition["recipe"])
-    return {**definition, "space": " ".join(definition["space"]), "recipe": None, **deciding(recipe)}
 
 
 def main(folder: str, number: str) -> None:
