@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from starlette.datastructures import UploadFile as FormFile
 from nearkin.data.file_names import class_name
 from nearkin.errors import DataError, OutputError
 from nearkin.index import corrections
+from nearkin.index.index import Stored
 from nearkin.index.layout import NAME as LAYOUT
 from nearkin.serving import schemas
 from nearkin.serving.errors import RequestError, invalid_json
@@ -143,7 +144,7 @@ def _add_items(routes: APIRouter, service: Service) -> None:
         image: Annotated[UploadFile, File()],
         label: Annotated[schemas.Label | None, Form()] = None,
         columns: Annotated[str | None, Form(description="JSON, by column a value")] = None,
-    ) -> schemas.Stored:
+    ) -> Stored:
         """Add an image. One whose pixels are there already is not added again; a new label replaces the old one."""
         values: dict[str, str] = {}
         if columns is not None:
@@ -159,12 +160,11 @@ def _add_items(routes: APIRouter, service: Service) -> None:
             )
         pixels = await service.decoded(await image.read())
         try:
-            stored = await service.write(service.index.add_pixels, pixels, label and class_name(label), values)
+            return await service.write(service.index.add_pixels, pixels, label and class_name(label), values)
         except OutputError:
             raise
         except DataError as error:  # a value that does not fit its column
             raise RequestError(422, str(error)) from error
-        return schemas.Stored(id=stored.id, added=stored.added)
 
     @routes.post("/items/lookup", responses={404: _ERROR})
     async def lookup(body: schemas.Ids) -> schemas.Items:
@@ -213,10 +213,10 @@ def _add_corrections(routes: APIRouter, service: Service) -> None:
         return schemas.Corrections(corrections=await service.write(work))
 
     @routes.get("/corrections")
-    async def every() -> list[schemas.Corrected]:
+    async def every() -> list[corrections.Correction]:
         """All corrections."""
         rows = await service.read(corrections.corrections, service.index)
-        return [schemas.Corrected(**asdict(row) | {"path": service.visible_path(row.path)}) for row in rows]
+        return [replace(row, path=service.visible_path(row.path)) for row in rows]
 
     @routes.delete("/corrections/{id}", status_code=204, response_model=None, responses={404: _ERROR, 409: _ERROR})
     async def withdraw(id: Id) -> None:
@@ -262,12 +262,12 @@ def _add_gallery(routes: APIRouter, service: Service) -> None:
         return answer(name, if_none_match)
 
     @routes.get("/samples")
-    async def samples(n: Annotated[int, Query(ge=1, le=100)] = 24) -> schemas.Samples:
+    async def samples(n: Annotated[int, Query(ge=1, le=100)] = 24) -> schemas.Items:
         """Some items at random, to begin a search with."""
 
-        def chosen() -> list[schemas.Sample]:
+        def chosen() -> list[schemas.Item]:
             ids = service.index.ids()
             some = np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)
-            return [schemas.Sample(id=item.id, label=item.label) for item in service.index.items(some)]
+            return [service.item_schema(item) for item in service.index.items(some)]
 
-        return schemas.Samples(items=await service.read(chosen))
+        return schemas.Items(items=await service.read(chosen))

@@ -68,14 +68,17 @@ class Query(Options):
     vector: list[Annotated[float, Field(ge=-1e6, le=1e6)]] | None = None
 
 
-class Hit(BaseModel):
+class Item(BaseModel):
     id: int
-    score: float
-    confidence: float | None
-    label: str | None
     path: str | None
+    label: str | None
     columns: dict[str, Any]
     thumbnail: str
+
+
+class Hit(Item):
+    score: float
+    confidence: float | None
 
 
 class LabelGuess(BaseModel):
@@ -94,36 +97,12 @@ class Hits(BaseModel):
     label: LabelGuess | None
 
 
-class Item(BaseModel):
-    id: int
-    path: str | None
-    label: str | None
-    columns: dict[str, Any]
-    thumbnail: str
-
-
 class Items(BaseModel):
     items: list[Item]
 
 
-class Sample(BaseModel):
-    id: int
-    label: str | None
-
-
-class Samples(BaseModel):
-    items: list[Sample]
-
-
 class Ids(_Strict):
     ids: list[Id]
-
-
-class Stored(BaseModel):
-    """The id of an image, and whether it is new."""
-
-    id: int
-    added: bool
 
 
 class Correction(_Strict):
@@ -135,14 +114,6 @@ class Correction(_Strict):
 
 class Corrections(BaseModel):
     corrections: int
-
-
-class Corrected(BaseModel):
-    id: int
-    path: str | None
-    was: str | None
-    label: str | None
-    time: str
 
 
 class Health(BaseModel):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,15 +199,7 @@ class Service:
             guess = self._guess(query, hits if is_plain and options.k + 1 >= _NEIGHBOURS else None)
         return schemas.Hits(
             hits=[
-                schemas.Hit(
-                    id=hit.id,
-                    score=hit.score,
-                    confidence=hit.confidence,
-                    label=hit.label,
-                    path=self.visible_path(hit.path),
-                    columns=dict(hit.columns),
-                    thumbnail=f"/items/{hit.id}/thumbnail",
-                )
+                schemas.Hit(**self._fields(hit), score=hit.score, confidence=hit.confidence)
                 for hit in hits[: options.k]
             ],
             offset=options.offset,
@@ -228,13 +220,11 @@ class Service:
         return classified(hits, 0.5, self.index.calibration)
 
     def item_schema(self, item: Item) -> schemas.Item:
-        return schemas.Item(
-            id=item.id,
-            path=self.visible_path(item.path),
-            label=item.label,
-            columns=dict(item.columns),
-            thumbnail=f"/items/{item.id}/thumbnail",
-        )
+        return schemas.Item(**self._fields(item))
+
+    def _fields(self, item: Item | Hit) -> dict[str, Any]:
+        path, thumbnail = self.visible_path(item.path), f"/items/{item.id}/thumbnail"
+        return {"id": item.id, "path": path, "label": item.label, "columns": item.columns, "thumbnail": thumbnail}
 
     def visible_path(self, path: str | None) -> str | None:
         return None if self.settings.hide_paths else path
