@@ -2,92 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-
 import numpy as np
 import pytest
-from tests.killing import run_script
 
 from nearkin.errors import RecipeError
 from nearkin.index.adding import sources_of, thumbnail_of
 from nearkin.index.index import Index
-
-# One interpreter for all rounds: each child is killed at a certain event, and another looks at what it left.
-SCRIPT = """
-import json, os, random, signal, sys
-from pathlib import Path
-import numpy as np
-from PIL import Image
-import numpy.random, sklearn.linear_model, nearkin.index.exact  # which each of the forks would import else
-from nearkin.index.index import Index
-from nearkin.index.items import Items
-from nearkin.index.segments import Segments
-from nearkin.runs.model import Model
-from tests.killing import count_events, in_child
-
-photos, work = Path(sys.argv[1]), Path(sys.argv[2])
-
-def embed(images, batch_size):
-    rows = [np.concatenate([half.mean(axis=(0, 1)) for half in np.array_split(image, 2)]) for image in images]
-    vectors = np.array(rows, dtype=np.float32).reshape(-1, 6) - 127.5
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-model = Model(Path("nowhere"), "stand-in", 6, "cosine", 32, embed)
-
-def adds(folder, until):
-    def work_of_child(out):
-        tables = [(Items, name) for name in ("set_fact", "record_file", "insert")]
-        seen = count_events(until, (os, "fsync"), (Segments, "append"), *tables)
-        index = Index.open(folder, model) if (folder / "items.sqlite").exists() else Index.create(folder, model)
-        index.add(photos, batch_size=4, progress=lambda done, of: print(done, file=out))
-        print(seen[0], file=out)
-    return work_of_child
-
-def looks(folder, reported):
-    def work_of_child(out):
-        if not (folder / "items.sqlite").exists():
-            assert reported == 0
-            return
-        index = Index.open(folder, model)
-        index.status()
-        ids = index.ids().tolist()
-        assert len(ids) >= reported, (ids, reported)
-        for id, item in zip(ids, index.items(ids)):
-            wanted = embed([np.asarray(Image.open(item.path))], None)[0]
-            assert np.allclose(index.vectors([id])[0], wanted, atol=1e-6), id
-            assert index.thumbnail(id)
-        if ids:
-            assert len(index.search(ids[0], k=100)) == len(ids) - 1
-    return work_of_child
-
-lines, code = in_child(adds(work / "whole", None))
-assert code == 0, code
-events = int(lines[-1])
-ends = []
-for round, until in enumerate(sorted(random.Random(0).sample(range(1, events), 10))):
-    folder = work / str(round)
-    reported = 0
-    lines, code = in_child(adds(folder, until))
-    assert code == -signal.SIGKILL, code
-    reported = int(lines[-1]) if lines else 0
-    assert in_child(looks(folder, reported))[1] == 0, (round, until)
-    lines, code = in_child(adds(folder, max(1, until // 2)))  # and once more, wherever that is
-    assert in_child(looks(folder, int(lines[-1]) if lines and code else reported))[1] == 0, (round, until)
-    lines, code = in_child(adds(folder, None))
-    assert code == 0, code
-    assert in_child(looks(folder, 24))[1] == 0, (round, until)
-    ends.append(reported)
-print(json.dumps({"events": events, "reported": ends}))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_any_moment_an_index_opens_holds_what_it_reported_and_goes_on(tmp_path, write_images):
-    photos = write_images(tmp_path / "photos", kinds=4, per_kind=6)
-    told = json.loads(run_script(SCRIPT, photos, tmp_path))
-    assert told["events"] > 100
-    assert len(set(told["reported"])) > 3, "the moments were spread over the whole of it"
 
 
 def test_an_interrupted_add_goes_on_where_it_was(tmp_path, images, model):

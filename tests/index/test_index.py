@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import nearkin
-from nearkin.data.source import read_source
+from nearkin.data.table import ImageTable
 from nearkin.errors import BusyError, DataError, RecipeError
 from nearkin.index import Index, calibration, engine
 from nearkin.index.calibration import Calibration, LabelCurve
@@ -251,20 +251,10 @@ def test_confidence_is_learned_from_classes_never_trained_on(tmp_path, images, s
     assert told.shift == pytest.approx(told.growth * np.log((20 * 19 / 80) / told.classes)), "four kinds of five images"
     assert told.shift > 0, "among four kinds a hit of the same score is more often right than among thirty"
     index.add([np.zeros((8, 8, 3), np.uint8)])
-    assert index.status().calibration == told, "an image without a label is no kind more"
-
-
-def test_without_labels_an_index_has_as_many_images_of_a_kind_as_its_curve(tmp_path, images, stand_in):
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(30), 10)
-    vectors = rng.normal(size=(30, 6))[labels] + 0.4 * rng.normal(size=(300, 6))
-    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    index = Index.create(tmp_path / "index", stand_in(held_out=lambda: HeldOut(vectors, labels)))
-    index.add(images, labels=None)
-    told = index.status().calibration
-    assert told.shift == pytest.approx(told.growth * np.log(20 / 300))
-    index.remove(list(range(10)))
-    assert index.status().calibration.shift == pytest.approx(told.growth * np.log(10 / 300))
+    assert index.status().calibration == told, "an image without a label is no further class"
+    unlabelled = Index.create(tmp_path / "unlabelled", index.model)
+    unlabelled.add(images, labels=None)
+    assert unlabelled.status().calibration.shift == pytest.approx(told.growth * np.log(20 / 300))
 
 
 def test_status_says_what_is_missing_and_why(tmp_path, images, model):
@@ -527,19 +517,19 @@ def test_of_photos_only_those_of_kinds_not_trained_on(trained, photos, tmp_path)
 
 
 def test_images_that_lie_in_no_files_become_files(tmp_path, monkeypatch):
-    glyphs = read_source("glyphs")
-    monkeypatch.setattr("nearkin.runs.data.read_source", lambda *_, **__: glyphs.take(glyphs.labels % 60 == 0))
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 64), dtype=np.uint8)
+    names, splits = [f"U+{row // 6:04X}/A B" for row in range(48)], ["train"] * 24 + ["test"] * 24
+    glyphs = ImageTable.build("glyphs", pixels, names, splits=splits, ids=[f"{n} {i}" for i, n in enumerate(names)])
+    monkeypatch.setattr("nearkin.runs.data.read_source", lambda *_, **__: glyphs)
     changes = ["training.max_steps=1", "training.epochs=1", "training.device=cpu", "protocol.name=conventional"]
     run(load_recipe("glyphs/demo", changes), RunFolder(tmp_path / "run"), NullObserver())
     index = Index.create(tmp_path / "index", load(tmp_path / "run"))
     added = index.add_test_images(tmp_path / "run")
-    wanted = (glyphs.labels % 60 == 0) & (glyphs.splits == "test")
-    assert added.added == len(np.unique(glyphs.images[wanted], axis=0)) > 50
+    assert added.added == 24
     item = index.get(7)
     with Image.open(item.path) as image:
-        pixels = np.array(image)
-    (row,) = np.flatnonzero(wanted & (glyphs.images == pixels).all(axis=(1, 2)))[:1]
-    assert item.label == glyphs.class_names[glyphs.labels[row]]
+        np.testing.assert_array_equal(np.array(image), pixels[24 + 7])
+    assert item.label == names[24 + 7]
     assert item.path.startswith(str(tmp_path / "index" / "images" / "U+"))
     assert index.search(item.path, k=1)[0].id == 7
 

@@ -1,8 +1,7 @@
-"""An index that gets another encoder: what stays, what is refused, and the process killed in the middle."""
+"""An index that gets another encoder or is compacted: what stays, what goes, and what is refused."""
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,15 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from tests.killing import run_script
 
 from nearkin.errors import BusyError, DataError, Notice, OutputError, RecipeError
+from nearkin.index import upgrade as module
+from nearkin.index.corrections import correct, corrections
 from nearkin.index.engine import ADDRESSES
 from nearkin.index.exact import ExactEngine
 from nearkin.index.index import Index
-from nearkin.index.upgrade import upgrade
+from nearkin.index.segments import Segments
+from nearkin.index.upgrade import compact, upgrade
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
 
@@ -36,6 +37,13 @@ def index(tmp_path, images, model):
     made = Index.create(tmp_path / "birds.index", model)
     made.add(images)
     made.remove([3])
+    return made
+
+
+@pytest.fixture
+def whole(tmp_path, write_images, model):
+    made = Index.create(tmp_path / "a.index", model)
+    made.add(write_images(tmp_path / "photos", kinds=4, per_kind=6))
     return made
 
 
@@ -191,7 +199,14 @@ def test_whoever_has_the_index_open_is_told(index, images):
     reader, writer = Index.open(index.path), Index.open(index.path, index.model)
     assert reader.search(0)
     upgrade(index.path, other())
-    for call in (lambda: reader.search(0), lambda: writer.remove([0]), lambda: writer.add(images)):
+    compacted = Index.open(index.path, other())
+    compact(index.path)
+    for call in (
+        lambda: compacted.search(0),
+        lambda: reader.search(0),
+        lambda: writer.remove([0]),
+        lambda: writer.add(images),
+    ):
         with pytest.raises(DataError, match="was upgraded or compacted since it was opened: open it again"):
             call()
     assert len(Index.open(index.path)) == 19
@@ -299,84 +314,76 @@ def test_what_goes_wrong_here_is_an_error(index, monkeypatch):
         upgrade(index.path, other())
 
 
-SCRIPT = """
-import json, os, random, shutil, signal, sys
-from pathlib import Path
-import numpy as np
-import numpy.random, sklearn.linear_model, nearkin.index.exact  # which each of the forks would import else
-from nearkin.index.index import Index
-from nearkin.index.items import Items
-from nearkin.index.segments import Segments
-from nearkin.index.upgrade import upgrade
-from nearkin.runs.model import Model
-from tests.killing import count_events, in_child
-
-photos, work = Path(sys.argv[1]), Path(sys.argv[2])
-
-def embed_by(axis):
-    def embed(images, batch_size):
-        halves = [np.array_split(image, 2, axis=axis) for image in images]
-        rows = np.array([np.concatenate([half.mean(axis=(0, 1)) for half in both]) for both in halves])
-        return (rows.reshape(-1, 6) / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return embed
-
-old, new = (Model(Path("nowhere"), name, 6, "cosine", 32, embed_by(axis)) for axis, name in enumerate(("old", "new")))
-
-def upgrades(folder, until):
-    def work_of_child(out):
-        files = [(os, name) for name in ("fsync", "replace", "unlink", "rmdir")]
-        seen = count_events(until, *files, (Segments, "append"), (Items, "set_fact"), (Items, "delete"))
-        upgrade(folder, new, batch_size=4, keep_old=True)
-        print(seen[0], file=out)
-    return work_of_child
-
-def looks(folder):
-    def work_of_child(out):
-        encoder = Index.open(folder).status().encoder
-        model = {"old": old, "new": new}[encoder]
-        index = Index.open(folder, model)
-        items = index.items(index.ids())
-        assert len(items) == 23, len(items)
-        found = index.search([item.path for item in items], k=1)
-        assert all(hits[0].score > 0.9999 for hits in found)
-        assert np.array_equal(index.vectors(index.ids()), model.encode([item.path for item in items]))
-        if encoder == "old":
-            shutil.rmtree(str(folder) + ".old", ignore_errors=True)
-            upgrade(folder, new, batch_size=4)
-            index = Index.open(folder, new)
-        assert index.add(photos).added == 1, "the one that was removed"
-        print(encoder, file=out)
-    return work_of_child
-
-def makes(folder):
-    def work_of_child(out):
-        index = Index.create(folder, old)
-        index.add(photos)
-        index.remove([5])
-        index.close()
-    return work_of_child
-
-assert in_child(makes(work / "made"))[1] == 0
-shutil.copytree(work / "made", work / "whole")
-lines, code = in_child(upgrades(work / "whole", None))
-assert code == 0
-events = int(lines[0])
-ends = []
-for moment in range(1, events, max(1, events // 12)):
-    folder = work / str(moment)
-    shutil.copytree(work / "made", folder)
-    assert in_child(upgrades(folder, moment))[1] == -signal.SIGKILL
-    lines, code = in_child(looks(folder))
-    assert code == 0, moment
-    ends += lines
-print(json.dumps({"events": events, "ends": ends}))
-"""
+def stored(folder):
+    """All numbers that lie in files of vectors below a folder."""
+    return np.concatenate([np.fromfile(file, np.float32) for file in sorted(folder.rglob("vectors/*.float32"))])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_any_moment_it_is_the_old_index_or_the_new_one_whole(tmp_path, write_images):
-    photos = write_images(tmp_path / "photos", kinds=4, per_kind=6)
-    ends = json.loads(run_script(SCRIPT, photos, tmp_path))["ends"]
-    assert len(ends) >= 12
-    assert ends == sorted(ends, reverse=True), "first the old one, from one moment on the new one"
-    assert {"old", "new"} == set(ends)
+def test_removed_vectors_are_gone_and_all_else_stays(whole, model):
+    gone = [0, 5, 6, 7, 23]
+    vectors = whole.vectors(gone)
+    correct(whole, [3], "robin")
+    thumbnail = whole.thumbnail(6)
+    whole.remove(gone)
+    ids, kept, items = whole.ids(), whole.vectors(whole.ids()), whole.items(whole.ids())
+    found = whole.search(items[2].path, k=30)
+    assert all(vector.tobytes() in stored(whole.path).tobytes() for vector in vectors)
+    done = compact(whole.path)
+    assert (done.items, done.removed) == (19, 5)
+    assert not any(vector.tobytes() in stored(whole.path).tobytes() for vector in vectors)
+    again = Index.open(whole.path, model)
+    assert np.array_equal(again.ids(), ids)
+    assert np.array_equal(again.vectors(ids), kept)
+    assert again.items(ids) == items
+    assert again.search(items[2].path, k=30) == found
+    assert [each.id for each in corrections(again)] == [3]
+    assert not (whole.path / "vectors").exists()
+    again.close()
+    whole.close()
+    assert not any(thumbnail in file.read_bytes() for file in whole.path.rglob("*") if file.is_file())
+
+
+def test_ids_are_not_used_again_and_it_can_be_done_again(whole, model, write_images, tmp_path):
+    whole.remove([22, 23])
+    compact(whole.path)
+    again = Index.open(whole.path, model)
+    again.add(write_images(tmp_path / "more", kinds=1, per_kind=3, seed=7))
+    assert again.ids().tolist() == [*range(22), 24, 25, 26]
+    again.remove([24])
+    compact(whole.path)
+    last = Index.open(whole.path, model)
+    assert last.search(last.get(26).path, k=1)[0].id == 26
+    assert len(list(whole.path.glob("compact-*"))) == 1
+
+
+def test_nothing_removed_is_nothing_to_do(whole):
+    before = sorted(whole.path.rglob("*"))
+    done = compact(whole.path)
+    assert (done.removed, done.before) == (0, done.after)
+    assert sorted(whole.path.rglob("*")) == before
+
+
+def test_everything_removed(whole, model):
+    whole.remove(whole.ids())
+    compact(whole.path)
+    assert not stored(whole.path).any()
+    assert Index.open(whole.path, model).search(np.zeros((8, 8, 3), np.uint8), k=3) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="holes in files")
+def test_long_runs_that_were_removed_free_their_room(tmp_path, model, monkeypatch):
+    """In whole files of several segments, of which the first is all gone."""
+    monkeypatch.setattr(module, "BLOCK", 1024)
+    old = Segments(tmp_path / "old" / "vectors", 16, np.float32, rows_per_segment=4096)
+    values = np.random.default_rng(0).normal(size=(10_000, 16)).astype(np.float32)
+    old.append(0, values)
+    ids = np.arange(9_000, 9_900)
+    module._copy(old, tmp_path / "new", ids, 10_000, None)
+    new = Segments(tmp_path / "new" / "vectors", 16, np.float32, rows_per_segment=4096)
+    new.show(10_000)
+    expected = np.zeros_like(values)
+    expected[ids] = values[ids]
+    assert np.array_equal(np.concatenate(new.maps()), expected)
+    # 10,000 rows of 64 bytes; written are five blocks of 1,024 at most.
+    new_size, old_size = (module._bytes_on_disk(tmp_path, tmp_path / name) for name in ("new", "old"))
+    assert new_size <= 5 * 1024 * 64 + 3 * 4096 < old_size
