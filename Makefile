@@ -3,7 +3,8 @@
 # make test-all  also the slow tests, and those that need real data when NEARKIN_DATA is set
 # make coverage  which branches of src the fast suite takes
 # make mutants MODULE=losses  which changes of a module or package its tests do not notice
-# make test-portable  the numerical part of the suite as other processors would run it
+# make test-oldest    the numerical part of the suite with the oldest instructions and four threads, as every commit is tested
+# make test-portable  the same under six combinations of instructions and threads
 # make docs    the documentation as a site that opens from the disk: build/docs/index.html
 # make test-lowest    the suite with the lowest versions that pyproject.toml allows
 # make release-check  wheel and sdist built, and the quick start gone through with the wheel alone
@@ -16,7 +17,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint 
 LOG    := $(VENV)/install.log
 LOGGED := > $(LOG) 2>&1 || { tail -n 20 $(LOG); echo "The installation failed; all that pip said is in $(LOG)"; exit 1; }
 
-.PHONY: added coverage demo docs mutants test test-all test-lowest test-portable release-check readme licences lint format clean
+.PHONY: added coverage demo docs mutants test test-all test-lowest test-oldest test-portable release-check readme licences lint format clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
@@ -53,9 +54,11 @@ OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIB
 AVX2   := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OPENBLAS_CORETYPE=Haswell
 PORTABLE = $(1) OMP_NUM_THREADS=$(2) OMP_WAIT_POLICY=PASSIVE NEARKIN_TEST_NUDGE=$(3) $(BIN)/python -m pytest --numprocesses 2 $(NUMERICAL)
 
-test-portable: $(VENV)/.development
-	$(call PORTABLE,$(OLDEST),1,1)
+test-oldest: $(VENV)/.development
 	$(call PORTABLE,$(OLDEST),4,2)
+
+test-portable: test-oldest
+	$(call PORTABLE,$(OLDEST),1,1)
 	$(call PORTABLE,$(AVX2),1,3)
 	$(call PORTABLE,$(AVX2),4,4)
 	$(call PORTABLE,,1,5)
