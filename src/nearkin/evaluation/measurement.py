@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nearkin.evaluation.clustering import clustering_scores
-from nearkin.evaluation.pairs import Distance
+from nearkin.evaluation.neighbours import Distance
 from nearkin.evaluation.retrieval import score_rankings
 from nearkin.evaluation.scores import ClusteringScore, EmbeddingScore, RetrievalScore, score_named
 from nearkin.evaluation.vectors import ArrayLike

@@ -1,29 +1,72 @@
-"""Exact nearest neighbours, block by block, with ties in a defined order.
+"""Exact nearest neighbours, for scores, searches, confidences and maps.
 
-The order is that of :mod:`nearkin.evaluation.pairs`. A matrix product in float64 decides where it is certain to agree
-with that, and what lies too close together for it is compared by the definition. Rows of the gallery that are copies
-of each other share one product, whichever tile they fell into; queries that are copies share one ranking.
+**The order.** A reference is nearer if its cosine with the query is larger, or its squared distance smaller. Both are
+computed in float64 by single operations in a fixed order, which every processor rounds alike, and then rounded to 44
+bits. Equal references are ordered by index. So a ranking is the same on every machine and device.
+
+**How it is found.** For a block of queries:
+
+1. Products of 8-bit copies, or of float32 ones where the processor has no exact 8-bit product, propose every reference
+   that could be among the first k. The error of such a product is bounded, so that nothing is missed (:func:`propose`).
+2. Proposed references are compared by products in float64.
+3. What float64 leaves too close to call is compared by the definition.
+
+On a GPU the products of everything are in float64, and step 1 falls away. Copies of a vector are ranked once. Torch
+computes the products where it is installed; without it NumPy does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from nearkin.errors import did_you_mean
-from nearkin.evaluation.pairs import Distance, Metric, metric_of
-from nearkin.evaluation.selection import argsort_rows, columns_of, places_for_sure, positions, sorted_by, spread
-from nearkin.evaluation.vectors import ArrayLike, Vectors, as_count, as_gallery, as_vectors, row_hashes
+from nearkin.evaluation.vectors import ArrayLike, Vectors, as_count, as_gallery, as_vectors, is_tensor
+from nearkin.suggest import did_you_mean
 
-# What a block of queries against the whole gallery may take; larger blocks are hardly faster.
+torch: Any
+try:
+    import torch
+except ImportError:  # an index of an exported encoder works without
+    torch = None
+
+Distance = Literal["cosine", "euclidean"]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Found = Callable[[Ints, Ints, Floats], None]
+"""Called with queries ``[B]``, what they find ``[B, L]``, nearest first, and how similar that is ``[B, L]``."""
+
 BLOCK_BYTES = 256 * 2**20
-# Products, one expanded or masked copy of them, and what is kept of them.
-_BYTES_PER_PAIR = 24
-# Columns from which it is guessed how near the last place of a ranking is.
-_SAMPLE = 2048
+"""Memory for a block of queries, next to the vectors, an 8-bit and a float64 copy of them."""
+_QUERIES, _TILE = 512, 2048
+"""Queries and references of one product: their products stay in the processor's cache."""
+_SAMPLE = 4096
+"""References from which it is guessed how similar the k-th is."""
+_DEVIATIONS = 4.5
+"""How far the guess errs on the safe side."""
+_DENSE = 0.15
+"""Share of a tile's pairs from which the whole tile is cheaper to multiply in float64 than the pairs."""
+_PAIRS = 1 << 19
+"""Numbers of pairs of vectors that are laid next to each other at a time."""
+_BEYOND = 32
+"""Places beyond the k-th that are kept, among which there is usually one that is clearly farther."""
+_MOST_WORKERS = 16
+
+# Float64 carries 52 bits; the last eight are left to rounding in normalisation and sums.
+_TRUSTED_BITS = 44
+_ROUNDING = 2.0**-20
+"""A few float32 operations make an error of at most this share."""
+_LEVELS = 127
 
 
 def nearest(
@@ -33,7 +76,8 @@ def nearest(
     k: int,
     distance: Distance = "cosine",
     exclude_self: bool | None = None,
-) -> tuple[Tensor, Tensor]:
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Any, Any]:
     """The ``k`` nearest gallery rows of every query, nearest first, equal ones by index.
 
     Args:
@@ -42,16 +86,18 @@ def nearest(
         k: how many neighbours, at most the number of rows that can be found.
         distance: ``"cosine"`` or ``"euclidean"``. A zero vector has cosine 0 with everything.
         exclude_self: leave gallery row ``i`` out for query ``i``; by default when there is no gallery.
+        progress: called with the number of queries done so far.
 
     Returns:
         Indices ``[Q, k]`` (int64) and similarities ``[Q, k]`` (float64): the cosine, or minus the Euclidean distance.
+        Tensors on the queries' device where the queries are a tensor, else arrays.
 
     Example:
-        >>> indices, similarities = nearest(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]), k=2)
+        >>> indices, similarities = nearest([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]], k=2)
         >>> indices.tolist()
         [[3, 2], [2, 0], [0, 1], [0, 2]]
-        >>> similarities[0]
-        tensor([1.0000, 0.7071], dtype=torch.float64)
+        >>> similarities[0].round(4).tolist()
+        [1.0, 0.7071]
     """
     check_distance(distance)
     query_rows = as_vectors(queries, "queries")
@@ -61,151 +107,598 @@ def nearest(
         raise ValueError(
             f"exclude_self needs as many gallery rows as queries ({len(query_rows)}), got {len(gallery_rows)}"
         )
-    k = as_count(k, "k")
-    available = len(gallery_rows) - int(without_self)
+    k, available = as_count(k, "k"), len(gallery_rows) - int(without_self)
     if k > available:
         raise ValueError(f"k must be at most {available}, the rows each query can find, got {k}")
-    indices = torch.empty(len(query_rows), k, dtype=torch.int64, device=query_rows.device)
-    similarities = torch.empty(len(query_rows), k, dtype=torch.float64, device=query_rows.device)
-    depth = torch.full((len(query_rows),), k)
-    for block in ranked_blocks(query_rows, gallery_rows, depth, distance=distance, exclude_self=without_self):
-        rows = block.rows.to(query_rows.device)
-        indices[rows] = block.indices
-        similarities[rows] = block.similarities
-    return indices, similarities
+    indices = np.empty((len(query_rows), k), dtype=np.int64)
+    similarities = np.empty((len(query_rows), k))
+    done, lock = 0, threading.Lock()
+
+    def found(rows: Ints, order: Ints, similar: Floats) -> None:
+        nonlocal done
+        indices[rows], similarities[rows] = order[:, :k], similar[:, :k]
+        if progress is not None:
+            with lock:
+                done += len(rows)
+                progress(done)
+
+    depth = np.full(len(query_rows), k)
+    rank(query_rows, gallery_rows, depth, found, distance=distance, exclude_self=without_self)
+    if not is_tensor(queries):
+        return indices, similarities
+    return tuple(torch.from_numpy(each).to(queries.device) for each in (indices, similarities))  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class RankedBlock:
-    """The neighbours of some queries: positions ``rows [B]`` (on the CPU), ``indices`` and ``similarities [B, L]``."""
+def rank(
+    queries: Vectors,
+    references: Vectors,
+    depth: Ints,
+    found: Found,
+    *,
+    distance: Distance,
+    exclude_self: bool,
+    classes: tuple[Ints, Ints] | None = None,
+) -> None:
+    """Rank ``references [N, D]`` for ``queries [Q, D]`` to at least ``depth [Q]`` places; 0 leaves a query out.
 
-    rows: Tensor
-    indices: Tensor
-    similarities: Tensor
-
-    def of(self, rows: Tensor, ranked: Tensor, *, exclude_self: bool) -> RankedBlock:
-        """The rankings ``ranked [M]`` of this for copies ``rows [M]`` of the queries, each with itself left out."""
-        indices, similarities = self.indices[ranked], self.similarities[ranked]
-        if exclude_self:
-            itself = indices == rows.to(indices.device)[:, None]
-            itself[:, -1] |= ~itself.any(dim=1)
-            kept = torch.arange(indices.shape[1] - 1, device=indices.device)
-            kept = kept + (kept >= itself.byte().argmax(dim=1, keepdim=True))
-            indices, similarities = indices.gather(1, kept), similarities.gather(1, kept)
-        return RankedBlock(rows, indices, similarities)
-
-
-def ranked_blocks(
-    queries: Vectors, gallery: Vectors, depth: Tensor, *, distance: Distance, exclude_self: bool
-) -> Iterator[RankedBlock]:
-    """Rank ``gallery [N, D]`` for ``queries [Q, D]`` to at least ``depth [Q]`` places.
-
-    Queries of similar depth share a block, so one large class does not make every ranking long; queries of depth 0
-    are left out. Memory is bounded by ``BLOCK_BYTES`` beside the vectors themselves and a float64 copy of the gallery.
+    ``found`` is called for some queries at a time, possibly by several threads. ``classes`` of the queries and of the
+    references change nothing but speed: what is probably near lies in one block then.
     """
-    asked = (depth > 0).nonzero()[:, 0]
+    asked = np.flatnonzero(depth)
     if not len(asked):
         return
-    metric = metric_of(distance, queries, gallery)
-    columns = torch.empty(len(gallery), gallery.dim, dtype=torch.float64, device=gallery.device)
-    for part in gallery.parts():
-        columns[part] = metric.scale(gallery.rows(part))
-    columns, copy_of = _distinct(columns)
-    same = copy_of.cpu()[asked] if copy_of is not None and queries is gallery else torch.arange(len(asked))
-    _, group, sizes = torch.unique(same, return_inverse=True, return_counts=True)
-    # Each group is ranked once, with itself, which is then left out: copies of a query differ in nothing else.
-    deepest = torch.zeros_like(sizes).scatter_reduce_(0, group, depth[asked], "amax") + int(exclude_self)
-    order = deepest.argsort(stable=True)
-    members = asked[order.argsort()[group].argsort(stable=True)]
-    sizes = sizes[order]
-    ends = sizes.cumsum(0)
-    block = max(1, BLOCK_BYTES // (_BYTES_PER_PAIR * len(gallery)))
-    for start in range(0, len(order), block):
-        part = slice(start, start + block)
-        rows = members[(ends - sizes)[part]].to(queries.device)
-        scaled = metric.scale(queries.rows(rows))
-        values = metric.products(scaled, columns)
-        if copy_of is not None:
-            values = columns_of(values, copy_of)
-        places = min(int(deepest[order[part]].max()), len(gallery))
-        error = 2.0 * metric.error(scaled, columns)[:, None]
-        values, indices = _nearest_first(values, places, error, metric)
-        close = (values.diff(dim=1) <= error + metric.resolution(values[:, 1:])) & values[:, 1:].isfinite()
-        if bool(close.any()):
-            _order_close_ones(indices, close, rows, copy_of, metric)
-        ranking = RankedBlock(rows.cpu(), indices[:, :places], metric.similarity(values[:, :places]))
-        which = torch.repeat_interleave(sizes[part])
-        copies = members[int(ends[start] - sizes[start]) :][: len(which)]
-        for own, ranked in zip(copies.split(block), which.split(block), strict=True):  # type: ignore[no-untyped-call]
-            yield ranking.of(own, ranked.to(queries.device), exclude_self=exclude_self)
+    search = _Search(queries, references, distance, None if classes is None else classes[1])
+    # Copies of a query share a ranking, which they find themselves in, too.
+    same = search.copies.which[asked] if queries is references else asked
+    names, first, group = np.unique(same, return_index=True, return_inverse=True)
+    deepest = np.zeros(len(names), dtype=np.int64)
+    np.maximum.at(deepest, group, depth[asked])
+    deepest = np.minimum(deepest + int(exclude_self), len(references))
+    near = first if classes is None else classes[0][asked[first]]
+    order = np.lexsort((near, np.ceil(np.log2(deepest)))) if classes is not None else np.argsort(deepest, kind="stable")
+    members = asked[np.argsort(np.argsort(order)[group], kind="stable")]
+    sizes = np.bincount(group)[order]
+    ends = np.cumsum(sizes)
 
+    def work(block: slice) -> None:
+        some = order[block]
+        places = int(deepest[some].max())
+        indices, similarities = search.ranked(names[some], asked[first[some]], places)
+        copies = members[ends[block.start] - sizes[block.start] : ends[block.stop - 1]]
+        which = np.repeat(np.arange(len(some)), sizes[block])
+        for start in range(0, len(copies), _QUERIES):
+            rows, ranked = copies[start : start + _QUERIES], which[start : start + _QUERIES]
+            if exclude_self:
+                found(rows, *_without(indices[ranked], similarities[ranked], rows))
+            else:
+                found(rows, indices[ranked], similarities[ranked])
 
-def _nearest_first(values: Tensor, places: int, error: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
-    """Of each row of ``values [B, N]`` the least ones in order, with their columns: ``places`` and all that are close.
-
-    Rows that have fewer are filled with infinity.
-    """
-    rows, total = values.shape
-    if total <= 2 * _SAMPLE or 4 * places > total:
-        order = argsort_rows(values)
-        return values.gather(1, order), order
-    sample = values[:, :: total // _SAMPLE]
-    place = int(places_for_sure(torch.tensor([places]), sample.shape[1] / total))
-    limit = sample.topk(min(place, sample.shape[1]), dim=1, largest=False).values[:, -1:]
-    found = positions(values <= limit)
-    lacking = torch.bincount(found // total, minlength=rows) < places
-    if bool(lacking.any()):
-        limit[lacking] = values[lacking].kthvalue(places, dim=1, keepdim=True).values
-    found = positions(values <= limit + error + metric.resolution(limit))
-    row, column = found // total, found % total
-    counts = torch.bincount(row, minlength=rows)
-    within = spread(torch.zeros_like(counts), counts)
-    least = values.new_full((rows, int(counts.max())), torch.inf)
-    indices = torch.zeros(least.shape, dtype=torch.int64, device=values.device)
-    least[row, within] = values.flatten()[found]
-    indices[row, within] = column
-    order = argsort_rows(least)
-    return least.gather(1, order), indices.gather(1, order)
-
-
-def _order_close_ones(
-    indices: Tensor, close: Tensor, query_rows: Tensor, copy_of: Tensor | None, metric: Metric
-) -> None:
-    """Put neighbours that follow each other closely into the order of the definition, in ``indices [B, M]`` itself.
-
-    ``close [B, M - 1]`` tells which are close to the next one.
-    """
-    edge = close.new_zeros(len(close), 1)
-    touched = torch.cat([close, edge], dim=1) | torch.cat([edge, close], dim=1)
-    found = positions(touched)
-    # A run begins where nothing before is close.
-    begins = ~torch.cat([edge, close], dim=1).flatten()[found]
-    run = begins.cumsum(0) - 1
-    column = indices.flatten()[found]
-    same = column if copy_of is None else copy_of[column]
-    first_of_run = same[begins][run]
-    mixed = torch.zeros(int(run[-1]) + 1, dtype=torch.bool, device=run.device)
-    mixed[run[same != first_of_run]] = True
-    code = torch.zeros_like(column)
-    compared = mixed[run]
-    code[compared] = metric.codes(query_rows[found[compared] // indices.shape[1]], column[compared])
-    indices.view(-1)[found] = column[sorted_by(run, code, column)]
-
-
-def _distinct(x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The different rows of ``x`` and, for each row, which of them it is; ``None`` when all differ."""
-    # Adding zero turns -0.0 into 0.0.
-    hashes = torch.cat([row_hashes(some + 0.0) for some in x.split(1 << 13)])  # type: ignore[no-untyped-call]
-    names, which = torch.unique(hashes, return_inverse=True)
-    if len(names) == len(x):
-        return x, None
-    first = torch.full_like(names, len(x)).scatter_reduce_(0, which, torch.arange(len(x), device=x.device), "amin")
-    if not torch.equal(x[first][which], x):  # two different rows with the same hash
-        rows, which = torch.unique(x, dim=0, return_inverse=True)
-        return (x, None) if len(rows) == len(x) else (rows, which)
-    return x[first], which
+    with workers(queries.is_cuda) as each:
+        for _ in each(work, search.blocks(deepest[order])):
+            pass
 
 
 def check_distance(distance: str) -> None:
     if distance not in ("cosine", "euclidean"):
         raise ValueError(f"unknown distance {distance!r}: {did_you_mean(str(distance), ['cosine', 'euclidean'])}")
+
+
+def _without(indices: Ints, similarities: Floats, rows: Ints) -> tuple[Ints, Floats]:
+    """Rankings ``[B, L]`` without the query itself, or without the last where many copies crowd it out."""
+    itself = indices == rows[:, None]
+    itself[:, -1] |= ~itself.any(axis=1)
+    shape = (len(rows), indices.shape[1] - 1)
+    return indices[~itself].reshape(shape), similarities[~itself].reshape(shape)
+
+
+class _Search:
+    """References as they are compared: each different one once, those of a class next to each other."""
+
+    def __init__(self, queries: Vectors, references: Vectors, distance: Distance, classes: Ints | None) -> None:
+        self.queries, self.references, self.distance = queries, references, distance
+        self.copies = _Copies.of(references, classes)
+        self.together = queries is references
+        largest = max(_largest(queries), _largest(references)) if distance == "euclidean" else 1.0
+        self.factor = math.ldexp(1.0, -max(math.frexp(largest)[1], -1000))
+        """A power of two keeps every value exact and squares within range."""
+        kept = self.copies.kept
+        if queries.is_cuda:
+            self.rows = self._scaled_on_gpu(references, torch.from_numpy(kept).to(references.source.device))
+            self.squares = self.rows.square().sum(1) if distance == "euclidean" else None
+            return
+        self.rows = np.empty((len(kept), references.dim))
+        coded: list[Coded] = [None] * -(-len(kept) // _TILE)  # type: ignore[list-item]
+
+        def prepare(tile: int) -> None:
+            part = slice(tile * _TILE, (tile + 1) * _TILE)
+            self.rows[part] = self._scaled(references, kept[part])
+            coded[tile] = Coded.of(self.rows[part])
+
+        with workers() as each:
+            for _ in each(prepare, range(len(coded))):
+                pass
+        self.coded = Coded.joined(coded)
+        self.squares = None
+        if distance == "euclidean":
+            self.squares = np.concatenate([np.einsum("nd,nd->n", some, some) for some in _tiles(self.rows)])
+        self.sample = None
+        if len(kept) > _SAMPLE // 4:
+            count = min(_SAMPLE, max(_SAMPLE // 4, len(kept) // 8))
+            self.sample = self.coded[np.random.default_rng(0).choice(len(kept), count, replace=False)]
+
+    def _scaled(self, vectors: Vectors, which: Ints) -> Floats:
+        """Rows in float64 as the definition compares them."""
+        rows = vectors.rows(which)
+        rows = rows.cpu().numpy() if vectors.is_cuda else rows
+        return unit_rows(rows) if self.distance == "cosine" else rows * self.factor
+
+    def _scaled_on_gpu(self, vectors: Vectors, which: Any) -> Any:
+        rows = vectors.rows(which)
+        if self.distance == "euclidean":
+            return rows * self.factor
+        rows = rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1e-300)
+        return rows / rows.norm(dim=1, keepdim=True).clamp_min(1.0)
+
+    def blocks(self, depth: Ints) -> list[slice]:
+        """Queries in blocks of about the same memory, by how deep each is ranked."""
+        blocks, start = [], 0
+        columns = len(self.rows) if self.queries.is_cuda else np.minimum(2 * depth + _TILE, len(self.rows))
+        columns = np.broadcast_to(columns, depth.shape)
+        while start < len(depth):
+            most = max(1, BLOCK_BYTES // (64 * int(columns[start : start + _QUERIES].max())))
+            stop = min(start + (most if self.queries.is_cuda else min(most, _QUERIES)), len(depth))
+            blocks.append(slice(start, stop))
+            start = stop
+        return blocks
+
+    def ranked(self, names: Ints, rows: Ints, places: int, *, guess: bool = True) -> tuple[Ints, Floats]:
+        """Indices and similarities ``[B, places]`` of the nearest references of queries ``rows [B]``.
+
+        ``names`` are those of the queries among the different references, where they are the same vectors.
+        """
+        if self.queries.is_cuda:
+            query: Any = torch.from_numpy(rows).to(self.rows.device)
+            query = self._scaled_on_gpu(self.queries, query)
+            ids, gaps = self._nearest_on_gpu(query, places)
+        else:
+            query = self.rows[names] if self.together else self._scaled(self.queries, rows)
+            coded = self.coded[names] if self.together else Coded.of(query)
+            tiles = list(_tiles(self.coded))
+            proposed, settled = propose(coded, tiles, self.sample if guess else None, places, self.distance)
+            if not settled.all():
+                return self._in_two_parts(names, rows, places, settled)
+            ids, gaps = self._nearest_on_cpu(query, proposed, places)
+        tied = self._settle(ids, gaps, rows, query)
+        indices, gaps = self.copies.spread(ids, gaps, tied, places)
+        if self.distance == "euclidean":
+            return indices, -np.sqrt(gaps) / self.factor + 0.0
+        unit = float(1 << _TRUSTED_BITS)
+        return indices, np.round((1.0 - gaps) * unit) / unit + 0.0
+
+    def _in_two_parts(self, names: Ints, rows: Ints, places: int, settled: NDArray[np.bool_]) -> tuple[Ints, Floats]:
+        """Those for which the guess was too high are compared with everything."""
+        indices, similarities = np.empty((len(rows), places), dtype=np.int64), np.empty((len(rows), places))
+        step = max(1, BLOCK_BYTES // (64 * len(self.rows)))
+        parts = [(np.flatnonzero(settled), True)] if settled.any() else []
+        unsettled = np.flatnonzero(~settled)
+        parts += [(unsettled[start : start + step], False) for start in range(0, len(unsettled), step)]
+        for part, guess in parts:
+            indices[part], similarities[part] = self.ranked(names[part], rows[part], places, guess=guess)
+        return indices, similarities
+
+    def _gaps(self, products: Any, query: Any, columns: Any) -> Any:
+        """How far references are, from products in float64: 1 − cosine, or the squared distance; overwrites them."""
+        if self.squares is None:
+            products *= -1.0
+            products += 1.0
+        else:
+            products *= -2.0
+            products += self.squares[columns]
+            products += query
+        return products.clamp_min_(0.0) if self.queries.is_cuda else np.maximum(products, 0.0, out=products)
+
+    def _squares_of(self, query: Any) -> Any:
+        return (query * query).sum(1)
+
+    def _nearest_on_gpu(self, query: Any, places: int) -> tuple[Ints, Floats]:
+        gaps = self._gaps(query @ self.rows.T, self._squares_of(query)[:, None], slice(None))
+        count = min(places + _BEYOND, len(self.rows))
+        near = gaps.topk(count, dim=1, largest=False)
+        if self._cut_short(query, near.values.cpu().numpy(), places):
+            near = gaps.sort(dim=1)
+        return near.indices.cpu().numpy(), near.values.cpu().numpy()
+
+    def _nearest_on_cpu(self, query: Floats, proposed: list[Ints], places: int) -> tuple[Ints, Floats]:
+        squares = None if self.squares is None else self._squares_of(query)
+        whole, single = [], []
+        for number, where in enumerate(proposed):
+            start, tile = number * _TILE, self.rows[number * _TILE : (number + 1) * _TILE]
+            columns = slice(start, start + len(tile))
+            if len(where) > _DENSE * len(query) * len(tile):
+                products = _product(query, tile)
+                whole.append((start, self._gaps(products, None if squares is None else squares[:, None], columns)))
+            elif len(where):
+                row, column = np.divmod(where, len(tile))
+                products = _pair_products(query, row, tile, column)
+                own = None if squares is None else squares[row]
+                single.append((row, column + start, self._gaps(products, own, column + start)))
+        ids, gaps = _gathered(len(query), whole, single)
+        order = np.argsort(gaps, axis=1)
+        kept = order[:, : places + _BEYOND]
+        near = np.take_along_axis(gaps, kept, axis=1)
+        if kept.shape[1] < order.shape[1] and self._cut_short(query, near, places):
+            kept, near = order, np.take_along_axis(gaps, order, axis=1)
+        return np.take_along_axis(ids, kept, axis=1).astype(np.int64), near
+
+    def _close(self, query: Any, gaps: Floats) -> NDArray[np.bool_]:
+        """Which neighbours ``[B, L - 1]`` are too close to the next one for products in float64 to tell."""
+        error = 4.0 * (query.shape[1] + 16) * 2.0**-53
+        margin: Any = error + 2.0 ** (1 - _TRUSTED_BITS)
+        if self.squares is not None:
+            squares = self._squares_of(query) + self.squares.max()
+            squares = squares.cpu().numpy() if self.queries.is_cuda else squares
+            margin = 2.0 * error * squares[:, None] + gaps[:, 1:] * 2.0 ** (2 - _TRUSTED_BITS)
+        with np.errstate(invalid="ignore"):  # of the infinities that fill up short rows
+            return (np.diff(gaps, axis=1) <= margin) & np.isfinite(gaps[:, 1:])
+
+    def _cut_short(self, query: Any, gaps: Floats, places: int) -> bool:
+        """Whether something that was left out may be as near as what is at the last place."""
+        if gaps.shape[1] == len(self.rows):
+            return False
+        return bool(self._close(query, gaps)[:, min(places, gaps.shape[1]) - 1 :].all(axis=1).any())
+
+    def _settle(self, ids: Ints, gaps: Floats, rows: Ints, query: Any) -> NDArray[np.bool_] | None:
+        """Put neighbours that are too close for float64 into the order of the definition, in ``ids [B, M]`` itself.
+
+        Says which are equal to the one before by the definition; None where none is.
+        """
+        close = self._close(query, gaps)
+        if not close.any():
+            return None
+        edge = np.zeros((len(close), 1), dtype=bool)
+        after = np.concatenate([edge, close], axis=1)
+        touched = np.flatnonzero(after | np.concatenate([close, edge], axis=1))
+        begins = ~after.ravel()[touched]  # a run begins where nothing before is close
+        run = np.cumsum(begins)
+        column = ids.ravel()[touched]
+        code = self._codes(rows[touched // ids.shape[1]], column)
+        order = np.lexsort((self.copies.kept[column], code, run))
+        ids.ravel()[touched] = column[order]
+        equal = np.zeros(len(touched), dtype=bool)
+        equal[1:] = (np.diff(code[order]) == 0) & ~begins[1:]
+        # Equal ones get one gap, that of the first.
+        values = gaps.ravel()[touched][order]
+        values = values[np.maximum.accumulate(np.where(equal, 0, np.arange(len(values))))]
+        gaps.ravel()[touched] = values
+        tied = np.zeros(ids.shape, dtype=bool)
+        tied.ravel()[touched] = equal
+        return tied
+
+    def _codes(self, rows: Ints, ids: Ints) -> Ints:
+        """The definition: int64 ``[P]``, less is nearer, for queries ``rows`` and different references ``ids``."""
+        step = max(1, _PAIRS // self.references.dim)
+        parts = []
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            x = self._scaled(self.queries, rows[part])
+            y = self._scaled(self.references, self.copies.kept[ids[part]])
+            if self.distance == "cosine":
+                parts.append(np.round(tree_sum(x * y) * -float(1 << _TRUSTED_BITS)).astype(np.int64))
+            else:
+                # The bits of a positive number order as an integer; the squared distance is rounded relative to itself.
+                dropped = 52 - _TRUSTED_BITS
+                parts.append((tree_sum((x - y) ** 2).view(np.int64) + (1 << (dropped - 1))) >> dropped)
+        return np.concatenate(parts)
+
+
+def _tiles(x: Any) -> Iterator[Any]:
+    return (x[start : start + _TILE] for start in range(0, len(x), _TILE))
+
+
+def _largest(vectors: Vectors) -> float:
+    return max(float(abs(vectors.source[part]).max()) for part in vectors.parts())
+
+
+def unit_rows(x: Floats) -> Floats:
+    """Float64 rows of length 1, the same on every machine; zero rows stay zero.
+
+    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    # By the largest entry first: no overflow in the norm, and exact multiples of a vector become exact copies.
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    x = x / np.where(largest > 0, largest, 1.0)
+    x /= np.maximum(np.sqrt(tree_sum(x * x)), 1.0)[:, None]
+    return x
+
+
+def tree_sum(x: Floats) -> Floats:
+    """Sums of the rows of ``x [N, D]``, halves added to halves: single additions, whose order nothing changes.
+
+    >>> tree_sum(np.array([[1.0, 2.0, 3.0]])).tolist()
+    [6.0]
+    """
+    while x.shape[1] > 1:
+        half = x.shape[1] // 2
+        folded = x[:, :half] + x[:, half : 2 * half]
+        x = np.concatenate([folded, x[:, 2 * half :]], axis=1) if x.shape[1] % 2 else folded
+    return x[:, 0] + 0.0
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """The different rows among vectors, and the rows that are copies of each."""
+
+    kept: Ints
+    """``[U]``: the first row of each."""
+    which: Ints
+    """``[N]``: which of the different ones a row is."""
+    members: Ints
+    """``[N]``: rows by that, ascending; those of u begin at ``starts[u]``."""
+    starts: Ints
+
+    @classmethod
+    def of(cls, vectors: Vectors, classes: Ints | None) -> _Copies:
+        """Different rows are ordered by the class of their first, where classes are given."""
+        hashes = np.concatenate([_hashes(vectors.source[part]) for part in vectors.parts()])
+        names, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+        if len(names) < len(hashes):
+            again = np.flatnonzero(first[which] != np.arange(len(which)))
+            step = max(1, _PAIRS // vectors.dim)
+            for some in np.split(again, range(step, len(again), step)):
+                if not bool((vectors.source[some] == vectors.source[first[which[some]]]).all()):
+                    first = which = np.arange(len(which))  # different rows with one hash: all count as different
+                    break
+        order = np.lexsort((first,) if classes is None else (first, classes[first]))
+        which = np.argsort(order)[which]
+        sizes = np.bincount(which)
+        return cls(first[order], which, np.argsort(which, kind="stable"), np.cumsum(sizes) - sizes)
+
+    def spread(
+        self, ids: Ints, gaps: Floats, tied: NDArray[np.bool_] | None, places: int
+    ) -> tuple[Ints, Floats]:
+        """Rankings of different rows ``[B, M]`` as rankings of rows ``[B, places]``, equal ones by index."""
+        if len(self.kept) == len(self.which):
+            return self.kept[ids[:, :places]], gaps[:, :places]
+        counts = np.diff(np.append(self.starts, len(self.which)))[ids] * np.isfinite(gaps)
+        begins = np.cumsum(counts, axis=1) - counts
+        group = np.arange(ids.size).reshape(ids.shape)
+        if tied is not None:
+            group = np.maximum.accumulate(np.where(tied, 0, group), axis=1)
+            begins = begins.ravel()[group]
+        counts = np.where(begins < places, np.minimum(counts, places), 0).ravel()
+        entry = np.repeat(np.arange(ids.size), counts)
+        within = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
+        index = self.members[self.starts[ids.ravel()[entry]] + within]
+        if tied is not None:
+            order = np.lexsort((index, group.ravel()[entry]))
+            index, entry = index[order], entry[order]
+        row = entry // ids.shape[1]
+        first = np.searchsorted(row, np.arange(len(ids)))
+        taken = first[:, None] + np.arange(places)
+        return index[taken], gaps.ravel()[entry[taken]]
+
+
+def _hashes(x: Any) -> Ints:
+    """A number for each row, the same for rows of the same bits: integers wrap round, alike in every order."""
+    factors = np.random.default_rng(0).integers(-(2**62), 2**62, x.shape[1]) | 1
+    if isinstance(x, np.ndarray):
+        bits = np.ascontiguousarray(x).view(f"i{x.itemsize}")
+        hashes: Ints = (bits * factors).sum(axis=1)
+        return hashes
+    bits = x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    hashes = (bits * torch.from_numpy(factors).to(x.device)).sum(dim=1).cpu().numpy()
+    return hashes
+
+
+def _gathered(
+    queries: int, whole: list[tuple[int, Floats]], single: list[tuple[Ints, Ints, Floats]]
+) -> tuple[NDArray[np.int32], Floats]:
+    """References and gaps ``[B, M]`` from whole tiles and single pairs; short rows end with infinity."""
+    wide = sum(gaps.shape[1] for _, gaps in whole)
+    row = np.concatenate([each[0] for each in single] or [np.empty(0, dtype=np.int64)])
+    counts = np.bincount(row, minlength=queries)
+    ids = np.zeros((queries, wide + int(counts.max())), dtype=np.int32)
+    gaps = np.full(ids.shape, np.inf)
+    at = 0
+    for start, tile in whole:
+        ids[:, at : at + tile.shape[1]] = np.arange(start, start + tile.shape[1])
+        gaps[:, at : at + tile.shape[1]] = tile
+        at += tile.shape[1]
+    if len(row):
+        order = np.argsort(row.astype(np.uint16), kind="stable")
+        row = row[order]
+        slot = wide + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+        ids[row, slot] = np.concatenate([each[1] for each in single])[order]
+        gaps[row, slot] = np.concatenate([each[2] for each in single])[order]
+    return ids, gaps
+
+
+def _product(x: Any, y: Any) -> Any:
+    return x @ y.T if torch is None else (torch.from_numpy(x) @ torch.from_numpy(y).T).numpy()
+
+
+def _pair_products(x: Floats, rows: Ints, y: Floats, columns: Ints) -> Floats:
+    """Inner products of rows ``rows [P]``, ascending, of ``x`` and ``columns [P]`` of ``y``."""
+    if torch is None:
+        step = max(1, _PAIRS // x.shape[1])
+        parts = [slice(start, start + step) for start in range(0, len(rows), step)]
+        return np.concatenate([np.einsum("pd,pd->p", x[rows[part]], y[columns[part]]) for part in parts])
+    # As a sparse matrix, for which no row is copied: ten times as fast.
+    starts = np.searchsorted(rows, np.arange(len(x) + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that sparse matrices are new to it
+        pattern = torch.sparse_csr_tensor(
+            torch.from_numpy(starts),
+            torch.from_numpy(columns),
+            torch.zeros(len(rows), dtype=torch.float64),
+            size=(len(x), len(y)),
+            check_invariants=False,
+        )
+    products = torch.sparse.sampled_addmm(pattern, torch.from_numpy(x), torch.from_numpy(y).T, beta=0.0)
+    values: Floats = products.values().numpy()
+    return values
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Vectors ``[N, D]`` in 8 bits, and what bounds the error of their products.
+
+    A vector x is stored as whole numbers c of −127 … 127 and a scale s, next to what that loses, ‖x − s·c‖. A product
+    of two such vectors is a whole number that is computed without rounding. By Cauchy and Schwarz the true product is
+    within ‖q − q̂‖·‖x‖ + ‖q̂‖·‖x − x̂‖ of it.
+    """
+
+    codes: NDArray[np.int8]
+    figures: Singles
+    """``[N, 3]``: scale, length, and the length of what rounding took off, the last two rounded up."""
+    vectors: Singles | None
+    """In float32; None where products are in 8 bits."""
+
+    @classmethod
+    def of(cls, vectors: NDArray[np.floating[Any]]) -> Coded:
+        """
+        >>> coded = Coded.of(np.array([[1.0, -0.5], [0.0, 0.0]]))
+        >>> coded.codes.tolist(), coded.figures[1].tolist()
+        ([[127, -64], [0, 0]], [1.0, 0.0, 0.0])
+        """
+        x = np.asarray(vectors, dtype=np.float64)
+        largest = np.abs(x).max(axis=1, initial=0.0)
+        scale = (np.where(largest > 0, largest, _LEVELS) / _LEVELS).astype(np.float32)
+        scale = np.where(scale > 0, scale, np.float32(1.0))  # numbers too small for float32 become zeros
+        steps = scale[:, None].astype(np.float64)
+        codes = np.clip(np.rint(x / steps), -_LEVELS, _LEVELS)
+        lost = x - codes * steps
+        lengths = np.sqrt(np.stack([np.einsum("nd,nd->n", each, each) for each in (x, lost)], axis=1))
+        figures = np.column_stack([scale, (lengths * (1 + _ROUNDING)).astype(np.float32)])
+        return cls(codes.astype(np.int8), figures, None if _in_8_bits(x.shape[1]) else x.astype(np.float32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Coded]) -> Coded:
+        vectors = [part.vectors for part in parts if part.vectors is not None]
+        return cls(
+            np.concatenate([part.codes for part in parts]),
+            np.concatenate([part.figures for part in parts]),
+            np.concatenate(vectors) if vectors else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, which: slice | Ints) -> Coded:
+        return Coded(self.codes[which], self.figures[which], None if self.vectors is None else self.vectors[which])
+
+    def products(self, others: Coded, distance: Distance) -> tuple[Singles, Singles]:
+        """What orders others x for each q, ``[N, M]`` in float32, and how far each row may be off ``[N, 1]``.
+
+        It is q·x for the cosine of vectors of length 1, and q·x − ‖x‖²/2 for Euclidean distances.
+        """
+        scale, length, lost = (column[:, None] for column in self.figures.T)
+        longest, most_lost = others.figures[:, 1:].max(axis=0)
+        if others.vectors is None:
+            found = torch._int_mm(torch.from_numpy(self.codes), torch.from_numpy(others.codes).T).float()
+            found = found.mul_(torch.from_numpy(others.figures[:, 0])).mul_(torch.from_numpy(scale)).numpy()
+            error = lost * longest + (length + lost) * most_lost + 4 * _ROUNDING * length * longest
+        else:
+            assert self.vectors is not None
+            found = _product(self.vectors, others.vectors)
+            # Rounded to float32, multiplied, added in any order (Higham, Accuracy and Stability, 3.1).
+            error = (2 * (others.vectors.shape[1] + 3) * 2.0**-24 + _ROUNDING) * length * longest
+        if distance == "euclidean":
+            half = 0.5 * others.figures[:, 1] ** 2
+            found -= half
+            error = error + 4 * _ROUNDING * half.max()
+        return found, error
+
+
+def propose(
+    queries: Coded,
+    tiles: Sequence[Coded],
+    sample: Coded | None,
+    k: int,
+    distance: Distance,
+    *,
+    masks: Sequence[NDArray[np.bool_] | None] | None = None,
+    each: Callable[..., Iterator[Any]] = map,
+) -> tuple[list[Ints], NDArray[np.bool_]]:
+    """Every reference that could be among the ``k`` nearest of a query, and few others.
+
+    The sample tells roughly how similar the k-th reference is. What is certainly less similar than that is left out.
+    The references that are certainly more similar then show whether the guess was too high.
+
+    Args:
+        queries: ``[Q]``.
+        tiles: all references.
+        sample: some of them, drawn at random; without it all are proposed.
+        k: at most the number of references.
+        distance: how they are compared.
+        masks: of each tile which references count, None for all.
+        each: as ``map``, over the tiles.
+
+    Returns:
+        For each tile the positions of proposed pairs in the flattened ``[Q, tile]``, and for which queries ``[Q]``
+        nothing is missing.
+    """
+    masks = masks or [None] * len(tiles)
+    total = sum(len(tile) if mask is None else int(mask.sum()) for tile, mask in zip(tiles, masks, strict=True))
+    limit = np.full((len(queries), 1), np.finfo(np.float32).min)
+    if sample is not None and len(sample):
+        expected = k * len(sample) / total
+        place = math.ceil(expected + _DEVIATIONS * math.sqrt(expected) + 4)
+        if place <= len(sample):
+            similar, error = queries.products(sample, distance)
+            limit = np.partition(similar, len(sample) - place, axis=1)[:, len(sample) - place, None] - error
+            # What is still counted below must not be lost by rounding.
+            limit -= _ROUNDING * np.abs(limit)
+
+    def scan(number: int) -> tuple[Ints, Ints]:
+        similar, error = queries.products(tiles[number], distance)
+        if (mask := masks[number]) is not None:
+            similar[:, ~mask] = -np.inf
+        where = np.flatnonzero(similar >= limit - error)
+        rows = where // similar.shape[1]
+        certain = similar.ravel()[where] >= (limit + error)[rows, 0]
+        return where, np.bincount(rows[certain], minlength=len(queries))
+
+    proposed, counts = zip(*each(scan, range(len(tiles))), strict=True)
+    return list(proposed), (sum(counts) >= k) | (limit[:, 0] == np.finfo(np.float32).min)
+
+
+@functools.cache
+def _in_8_bits(dim: int) -> bool:
+    """Whether products are of 8-bit copies: this processor must not cut off sums, as older ones do.
+
+    Torch multiplies single columns wrongly.
+    """
+    if torch is None or dim == 1:
+        return False
+    ends = torch.full((64, 256), _LEVELS, dtype=torch.int8)
+    ends[::2] = -_LEVELS
+    try:
+        products = torch._int_mm(ends, ends.T)
+    except (AttributeError, RuntimeError):
+        return False
+    return bool((products.long() == ends.long() @ ends.long().T).all())
+
+
+@contextmanager
+def workers(on_gpu: bool = False) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A function like ``map`` whose calls run in parallel on a CPU, with one thread each.
+
+    That way the many small operations next to the products share the cores, too.
+    """
+    threads = 1 if torch is None else min(torch.get_num_threads(), _MOST_WORKERS)
+    if on_gpu or threads == 1:
+        yield map
+        return
+    from nearkin.numerics import true_float32
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        with true_float32():
+            yield pool.map
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from nearkin.errors import RecipeError
 from nearkin.evaluation.measurement import measure
-from nearkin.evaluation.neighbours import BLOCK_BYTES, nearest
-from nearkin.evaluation.pairs import Distance
+from nearkin.evaluation.neighbours import BLOCK_BYTES, Distance, nearest
 from nearkin.evaluation.retrieval import depths, mean_scores
 from nearkin.evaluation.scores import RetrievalScore, score_named
 from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels
@@ -86,7 +85,7 @@ def measure_reranked(
         references = queries if own else as_labels(references, "gallery_labels")
         num_true = _times(queries, references) - int(own)
         counted = num_true > 0
-        depth = depths(ranked, num_true, len(references) - int(own))[1]
+        depth = depths(ranked, num_true.numpy(), len(references) - int(own))[1]
         values = torch.zeros(len(ranked), len(queries), dtype=torch.float64)
         blocks = reranked_distances(embeddings, gallery, k1=rerank.k1, k2=rerank.k2, weight=rerank.weight)
         for rows, distances in blocks:

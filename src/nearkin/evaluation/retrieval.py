@@ -1,4 +1,4 @@
-"""Retrieval scores: what fraction of the nearest neighbours are of the query's own kind."""
+"""Retrieval scores: what fraction of the nearest neighbours are of the query's class."""
 
 from __future__ import annotations
 
@@ -9,26 +9,13 @@ import torch
 from torch import Tensor
 
 from nearkin import ranks
-from nearkin.evaluation.large_classes import hits_by_merging
-from nearkin.evaluation.neighbours import check_distance, ranked_blocks
-from nearkin.evaluation.pairs import Distance
-from nearkin.evaluation.places import places_of_true
-from nearkin.evaluation.products import half_pays
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, check_distance, rank
 from nearkin.evaluation.scores import RetrievalScore
 from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
 from nearkin.evaluation.scores.ndcg import NDCG
 from nearkin.evaluation.scores.precision import Precision
 from nearkin.evaluation.scores.recall import Recall
-from nearkin.evaluation.vectors import ArrayLike, as_count, as_gallery, as_labels, as_vectors
-
-MOST_COPIES = 4
-"""Times that each reference is there, on average, beyond which ranking is faster, which copies share."""
-MOST_TRUE = 128
-"""True references of a query, on average, beyond which they are not kept but computed again."""
-MOST_TRUE_COUNTED = 32
-"""The same where products in half precision pay: counting needs float32 for that many, merging does not."""
-MOST_OF_ALL = 0.25
-"""Share of the references beyond which a depth leaves counting little to save."""
+from nearkin.evaluation.vectors import ArrayLike, as_count, as_gallery, as_labels, as_vectors, label_array
 
 
 def retrieval_scores(
@@ -99,17 +86,18 @@ def score_rankings(
         raise ValueError(f"{missing} must be given together with {given}, got {given} alone")
     queries = as_vectors(embeddings, "embeddings", device)
     references = queries if gallery is None else as_gallery(gallery, queries)
-    classes = as_labels(labels, "labels", rows=len(queries))
+    classes = label_array(labels, "labels", rows=len(queries))
     reference_classes = classes
     if gallery is not None:
-        reference_classes = as_labels(gallery_labels, "gallery_labels", rows=len(references))
+        reference_classes = label_array(gallery_labels, "gallery_labels", rows=len(references))
 
-    # Numbered 0, 1, … so that counting works for labels of any size.
-    names, ids = torch.unique(torch.cat([classes, reference_classes]), return_inverse=True)
+    # Numbered 0, 1, … so that counting works for labels of any size; the larger ones last.
+    _, ids, sizes = np.unique(np.concatenate([classes, reference_classes]), return_inverse=True, return_counts=True)
+    ids = np.argsort(np.argsort(sizes, kind="stable"))[ids]
     query_ids, reference_ids = ids[: len(classes)], ids[len(classes) :]
-    num_true = torch.bincount(reference_ids, minlength=len(names))[query_ids] - int(gallery is None)
+    num_true = np.bincount(reference_ids, minlength=len(sizes))[query_ids] - int(gallery is None)
     counted = num_true > 0
-    if not bool(counted.any()):
+    if not counted.any():
         alone = "is the only one of its class" if gallery is None else "is of a class that the gallery does not have"
         raise ValueError(
             "labels must give at least one query a true reference, got none: "
@@ -119,48 +107,34 @@ def score_rankings(
     available = len(references) - int(gallery is None)
     depth, first_depth = depths(scores, num_true, available)
     values = torch.zeros(len(scores), len(queries), dtype=torch.float64)
+    without_hit = np.zeros(len(queries), dtype=bool)
 
-    def score(rows: Tensor, hits: Tensor) -> None:
-        # Scored on the CPU whatever ranked them: the same sums in the same order everywhere, and float64 everywhere.
-        for number, each in enumerate(scores):
-            values[number, rows] = each.per_query(hits, num_true[rows])
+    def score(rows: Ints, indices: Ints, _: Floats) -> None:
+        # Scored on the CPU whatever ranked them: the same sums in the same order everywhere.
+        hits = torch.from_numpy(reference_ids[indices] == query_ids[rows, None])
+        for number, one in enumerate(scores):
+            values[number, rows] = one.per_query(hits, torch.from_numpy(num_true[rows]))
+        without_hit[rows] = ~hits.any(dim=1).numpy()
 
-    def own(rows: Tensor) -> Tensor:
-        return rows[ranks.rank() :: ranks.world()] if by_all else rows
-
-    asked = queries, references, query_ids, reference_ids
-    places, to_rank = None, own(counted.nonzero()[:, 0])
-    if distance == "cosine" and references.copies() <= MOST_COPIES:
-        true = int(num_true.sum()) / len(queries)
-        # All that is within the depth is merged: little more than the true ones it must be.
-        merge = true > MOST_TRUE_COUNTED and int(first_depth.sum()) <= 2 * int(num_true.sum())
-        # Processors of several processes may differ in what pays, and all must go the same way.
-        merge = merge and queries.device.type == "cpu" and ranks.world() == 1 and half_pays()
-        if merge or true > MOST_TRUE or int(first_depth.max()) > MOST_OF_ALL * len(references):
-            to_rank = hits_by_merging(*asked, depth=first_depth, found=score, by_all=by_all).nonzero()[:, 0]
-        else:
-            places = places_of_true(*asked, depth=depth, first_depth=first_depth, by_all=by_all)
-    if places is not None:
-        found = (counted & places.settled).nonzero()[:, 0]
-        for rows in own(found[first_depth[found].argsort(stable=True)]).split(4096):  # type: ignore[no-untyped-call]
-            score(rows, places.hits(rows, int(first_depth[rows].max())))
-        to_rank = own((counted & ~places.settled).nonzero()[:, 0])
-    left = torch.zeros_like(first_depth)
-    left[to_rank] = first_depth[to_rank]
-    on_device = reference_ids.to(queries.device)
-    for block in ranked_blocks(queries, references, left, distance=distance, exclude_self=gallery is None):
-        score(block.rows, on_device[block.indices].cpu() == query_ids[block.rows, None])
+    local = np.zeros(len(queries), dtype=bool)
+    local[ranks.rank() :: ranks.world()] = by_all
+    local |= not by_all
+    settings = {"distance": distance, "exclude_self": gallery is None, "classes": (query_ids, reference_ids)}
+    rank(queries, references, np.where(counted & local, depth, 0), score, **settings)
+    # Where only the first hit matters, a query that has found one need not be ranked deeper.
+    deeper = without_hit & (first_depth > depth)
+    rank(queries, references, np.where(deeper, first_depth, 0), score, **settings)
     if by_all:
         ranks.add_up_([values])
-    return mean_scores(scores, values[:, counted], left_out=int((~counted).sum()))
+    return mean_scores(scores, values[:, torch.from_numpy(counted)], left_out=int((~counted).sum()))
 
 
-def depths(scores: Sequence[RetrievalScore], num_true: Tensor, available: int) -> tuple[Tensor, Tensor]:
+def depths(scores: Sequence[RetrievalScore], num_true: Ints, available: int) -> tuple[Ints, Ints]:
     """Down to which place each query's true references matter, and down to which the first of them does."""
     first = max((score.k for score in scores), default=1)
     others = max((score.k for score in scores if not score.first_hit_only), default=1)
-    depth = num_true.clamp(min=min(others, available), max=available)
-    return depth, depth.clamp_min(min(first, available))
+    depth = np.clip(num_true, min(others, available), available)
+    return depth, np.maximum(depth, min(first, available))
 
 
 def ranking_scores(

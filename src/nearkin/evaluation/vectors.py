@@ -1,13 +1,17 @@
-"""Embeddings and labels as they come in: tensors, arrays or memory-mapped files, checked before all else."""
+"""Embeddings and labels as users give them: tensors, arrays or memory-mapped files, checked before all else.
+
+This module works without torch, since an index of an exported encoder does.
+"""
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
 
 ArrayLike: TypeAlias = Any
 
@@ -16,33 +20,23 @@ _AT_ONCE = 1 << 20
 
 
 class Vectors:
-    """Rows of numbers ``[N, D]`` where they lie, converted to float64 only as far as they are asked for."""
+    """Rows of numbers ``[N, D]``, an array or a tensor on a GPU, converted to float64 only as far as needed."""
 
-    def __init__(self, source: Tensor, device: torch.device) -> None:
+    def __init__(self, source: Any) -> None:
         self.source = source
-        self.device = device
+        self.is_cuda: bool = not isinstance(source, np.ndarray)
 
     def __len__(self) -> int:
         return len(self.source)
 
     @property
     def dim(self) -> int:
-        return self.source.shape[1]
+        return int(self.source.shape[1])
 
-    def rows(self, which: Tensor | slice) -> Tensor:
-        """Some rows in float64, on the device."""
-        if isinstance(which, Tensor):
-            which = which.to(self.source.device)
-        return self.source[which].to(self.device).to(torch.float64)
-
-    def copies(self) -> float:
-        """How many times each row is there, on average, by its bits."""
-        hashes = torch.cat([row_hashes(self.source[part]) for part in self.parts()])
-        return len(self) / len(torch.unique(hashes))
-
-    def largest(self) -> float:
-        """The largest magnitude."""
-        return max(float(self.source[part].abs().max()) for part in self.parts())
+    def rows(self, which: Any) -> Any:
+        """Some rows in float64, where the vectors are."""
+        some = self.source[which]
+        return some.double() if self.is_cuda else some.astype(np.float64)
 
     def parts(self) -> list[slice]:
         """The rows, so many at a time that converting them takes little room."""
@@ -50,67 +44,59 @@ class Vectors:
         return [slice(start, start + step) for start in range(0, len(self), step)]
 
 
-def row_hashes(x: Tensor) -> Tensor:
-    """A number for each row ``[N, D]``, the same for rows of the same bits.
+def as_vectors(x: ArrayLike, name: str, device: device | str | None = None) -> Vectors:
+    """``x`` as finite vectors on ``device``, by default its own; devices without float64 count as the CPU."""
+    if is_tensor(x):
+        import torch
 
-    >>> first, second, third = row_hashes(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])).tolist()
-    >>> first == third, first == second
-    (True, False)
-    """
-    # Products and sums of integers wrap round, alike in every order.
-    factors = torch.randint(-(2**62), 2**62, (x.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
-    bits = x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
-    return (bits * factors.to(x.device)).sum(dim=1)
+        x = x.detach()
+        if x.is_complex() or x.dtype == torch.bool:
+            raise ValueError(f"{name} must be a tensor of real numbers, got {x.dtype}")
+        x = x if x.is_floating_point() else x.double()
+        x = x.to("cpu" if torch.device(device or x.device).type != "cuda" else device or x.device)
+        if not x.is_cuda:
+            x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    else:
+        x = np.asarray(x)
+        if x.dtype.kind not in "fiu":
+            raise ValueError(f"{name} must be an array of real numbers, got {x.dtype}")
+        if x.dtype.kind != "f" or x.dtype.itemsize > 8 or not x.dtype.isnative:
+            x = x.astype(np.float64)
+        x = np.ascontiguousarray(x)
+        if device is not None:
+            import torch
 
-
-def as_vectors(x: ArrayLike, name: str, device: torch.device | str | None = None) -> Vectors:
-    """``x`` as finite vectors, worked with on ``device``: by default its own (the CPU where that has no float64)."""
-    if not isinstance(x, Tensor):
-        array = np.asarray(x)
-        if array.dtype.kind not in "fiu":
-            raise ValueError(f"{name} must be an array of real numbers, got {array.dtype}")
-        if array.dtype.kind != "f" or array.dtype.itemsize > 8 or not array.dtype.isnative:
-            array = array.astype(np.float64)
-        with warnings.catch_warnings():
-            # A memory-mapped file is often read-only, which is all that is done with it.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            x = torch.from_numpy(np.ascontiguousarray(array))
-    if x.is_complex() or x.dtype == torch.bool:
-        raise ValueError(f"{name} must be a tensor of real numbers, got {x.dtype}")
+            if torch.device(device).type == "cuda":
+                x = torch.tensor(x, device=device)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"{name} must have shape [N, D] with at least one row and one column, got {list(x.shape)}")
-    x = x.detach()
-    if not x.is_floating_point():
-        x = x.to(torch.float64)
-    place = torch.device(device) if device is not None else x.device
-    vectors = Vectors(x, torch.device("cpu") if place.type == "mps" else place)
-    suspects = [part for part in vectors.parts() if not bool(x[part].isfinite().all())]
-    if suspects:
-        bad = [part.start + (~x[part].isfinite().all(dim=1)).nonzero()[:, 0].cpu() for part in suspects]
-        count = sum(map(len, bad))
-        first = int(torch.cat(bad)[0])
-        raise ValueError(
-            f"{name} must be finite, got NaN or infinity in {count} of {len(x)} rows, first in row {first}"
-        )
+    vectors = Vectors(x)
+    for part in vectors.parts():
+        finite = (x[part].isfinite() if vectors.is_cuda else np.isfinite(x[part])).all(1)
+        if not bool(finite.all()):
+            first = part.start + int((~finite).nonzero()[0][0])
+            raise ValueError(f"{name} must be finite, got NaN or infinity, first in row {first} of {len(x)}")
     return vectors
 
 
-def as_float64(x: ArrayLike, name: str) -> Tensor:
-    """``x`` as a finite float64 tensor ``[N, D]`` on its own device (on the CPU where that has no float64)."""
-    return as_vectors(x, name).rows(slice(None))
-
-
 def as_gallery(gallery: ArrayLike, queries: Vectors) -> Vectors:
-    """``gallery`` as vectors of the same dimension as ``queries``, to be worked with on the same device."""
-    vectors = as_vectors(gallery, "gallery", queries.device)
+    """``gallery`` as vectors of the same dimension and on the same device as ``queries``."""
+    vectors = as_vectors(gallery, "gallery", queries.source.device if queries.is_cuda else "cpu")
     if vectors.dim != queries.dim:
         raise ValueError(f"gallery must have {queries.dim} columns like the queries, got {vectors.dim}")
     return vectors
 
 
-def as_labels(labels: ArrayLike, name: str, *, rows: int | None = None) -> Tensor:
-    """``labels`` as an int64 tensor ``[rows]`` on the CPU."""
-    if isinstance(labels, Tensor):
+def as_float64(x: ArrayLike, name: str) -> Tensor:
+    """``x`` as a finite float64 tensor ``[N, D]`` on its own device (on the CPU where that has no float64)."""
+    import torch
+
+    return torch.as_tensor(as_vectors(x, name).rows(slice(None)))
+
+
+def label_array(labels: ArrayLike, name: str, *, rows: int | None = None) -> NDArray[np.int64]:
+    """``labels`` as an int64 array ``[rows]``."""
+    if is_tensor(labels):
         # Not every floating point type of torch has a NumPy one.
         labels = (labels.float() if labels.is_floating_point() else labels).detach().cpu().numpy()
     array = np.asarray(labels)
@@ -126,7 +112,14 @@ def as_labels(labels: ArrayLike, name: str, *, rows: int | None = None) -> Tenso
         )
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{name} must fit in int64, got {int(array.max())}")
-    return torch.from_numpy(array.astype(np.int64))
+    return array.astype(np.int64)
+
+
+def as_labels(labels: ArrayLike, name: str, *, rows: int | None = None) -> Tensor:
+    """``labels`` as an int64 tensor ``[rows]`` on the CPU."""
+    import torch
+
+    return torch.from_numpy(label_array(labels, name, rows=rows))
 
 
 def as_count(value: object, name: str) -> int:
@@ -134,3 +127,8 @@ def as_count(value: object, name: str) -> int:
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return int(value)
+
+
+def is_tensor(x: object) -> bool:
+    """Whether ``x`` is torch's, which need not be installed."""
+    return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "is_floating_point")
