@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearkin.index import map_neighbours
+from nearkin.index import layout
 from nearkin.index.layout import lay_out
 
 
@@ -38,7 +38,7 @@ def measured(items: int, dim: int, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     vectors, before = clustered(items, dim), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     spent = {"seconds": 0.0, "cpu": 0.0}
-    plain = map_neighbours.neighbours
+    plain = layout.nearest
 
     def timed(*given, **more):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -47,7 +47,7 @@ def measured(items: int, dim: int, threads: int) -> dict[str, float]:
         spent["cpu"] += time.process_time() - cpu
         return found
 
-    map_neighbours.neighbours = timed
+    layout.nearest = timed
     wall, cpu = time.perf_counter(), time.process_time()
     points = lay_out(vectors, "cosine")
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -93,17 +93,6 @@ def test_labels_are_right_as_often_as_their_confidence_says_and_unknown_kinds_ar
     assert (4 * np.mean(sure[True]) + np.mean(sure[False])) / 5 == pytest.approx(4 * np.mean(right) / 5, abs=0.08)
 
 
-@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
-def test_neighbours_are_those_of_the_exact_ranking(distance, monkeypatch):
-    monkeypatch.setattr(calibration, "_PAIRS", 500)
-    vectors, _ = kinds(6, 8, 0.5)
-    vectors[3] *= 7
-    found, scores = calibration._nearest(vectors, 5, distance)
-    expected, similarities = nearest(vectors, k=5, distance=distance)
-    np.testing.assert_array_equal(found, expected.numpy())
-    np.testing.assert_allclose(scores, similarities.numpy(), atol=1e-9)
-
-
 @pytest.mark.parametrize("classes", [60, 600])
 def test_among_more_kinds_a_hit_is_as_sure_as_it_is_right_there(classes):
     spread = 0.9
@@ -168,7 +157,7 @@ def test_scores_that_are_all_the_same_but_for_rounding_tell_nothing(distance, di
     vectors = np.repeat(np.random.default_rng(0).normal(size=(1, dim)), 30, axis=0).astype(np.float32)
     labels = np.arange(30) % 3
     curve = fit(vectors, labels, distance, "")
-    share = (labels[calibration._nearest(vectors, 10, distance)[0]] == labels[:, None]).mean()
+    share = (labels[nearest(vectors, k=10, distance=distance)[0]] == labels[:, None]).mean()
     for score in (-1.0, 0.5, 1.0):
         assert curve.confidence(score) == pytest.approx(share, abs=0.01)
 

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.neighbours import nearest
 from nearkin.index import Index
-from nearkin.index.layout import NAME, lay_out, make_layout, place_by_neighbours, read_layout
-from nearkin.index.map_neighbours import principal_components
+from nearkin.index.layout import NAME, lay_out, make_layout, place_by_neighbours, principal_components, read_layout
 from nearkin.runs.trained_run import ClassProxies
 
 
@@ -22,7 +20,7 @@ def clustered(kinds=40, per_kind=12, dim=64, seed=0):
 def agreement(points, labels, k=5):
     """How many of each point's nearest in the plane have its label."""
     found, _ = nearest(np.asarray(points), k=k, distance="euclidean")
-    return (labels[found.numpy()] == labels[:, None]).mean()
+    return (labels[found] == labels[:, None]).mean()
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
@@ -34,7 +32,7 @@ def test_what_is_near_stands_near_and_far_more_so_than_in_principal_components(d
     assert points.dtype == np.float32
     assert np.isfinite(points).all()
     assert agreement(points, labels) > 0.95  # by chance 0.02
-    assert agreement(principal_components(torch.from_numpy(vectors)), labels) < 0.6
+    assert agreement(principal_components(vectors), labels) < 0.6
     done, of = zip(*told, strict=True)
     assert list(done) == sorted(done)
     assert done[-1] == of[-1]

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from nearkin.evaluation import neighbours
-from nearkin.evaluation.neighbours import check_distance
-from nearkin.evaluation.neighbours import Distance
+from nearkin.evaluation.neighbours import Distance, check_distance
 from nearkin.evaluation.scores import ClusteringScore
 from nearkin.evaluation.scores.f1 import F1
 from nearkin.evaluation.scores.nmi import NMI

@@ -30,8 +30,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.errors import did_you_mean
 from nearkin.evaluation.vectors import ArrayLike, Vectors, as_count, as_gallery, as_vectors, is_tensor
-from nearkin.suggest import did_you_mean
 
 torch: Any
 try:
@@ -52,8 +52,8 @@ _QUERIES, _TILE = 512, 2048
 """Queries and references of one product: their products stay in the processor's cache."""
 _SAMPLE = 4096
 """References from which it is guessed how similar the k-th is."""
-_DEVIATIONS = 4.5
-"""How far the guess errs on the safe side."""
+_SAFETY = (4.5, 2.0, 0.5)
+"""How far guesses of that err on the safe side, in standard deviations: the boldest that proves right counts."""
 _DENSE = 0.15
 """Share of a tile's pairs from which the whole tile is cheaper to multiply in float64 than the pairs."""
 _PAIRS = 1 << 19
@@ -126,7 +126,7 @@ def nearest(
     rank(query_rows, gallery_rows, depth, found, distance=distance, exclude_self=without_self)
     if not is_tensor(queries):
         return indices, similarities
-    return tuple(torch.from_numpy(each).to(queries.device) for each in (indices, similarities))  # type: ignore[return-value]
+    return tuple(torch.from_numpy(each).to(queries.device) for each in (indices, similarities))
 
 
 def rank(
@@ -339,7 +339,8 @@ class _Search:
             squares = squares.cpu().numpy() if self.queries.is_cuda else squares
             margin = 2.0 * error * squares[:, None] + gaps[:, 1:] * 2.0 ** (2 - _TRUSTED_BITS)
         with np.errstate(invalid="ignore"):  # of the infinities that fill up short rows
-            return (np.diff(gaps, axis=1) <= margin) & np.isfinite(gaps[:, 1:])
+            close: NDArray[np.bool_] = (np.diff(gaps, axis=1) <= margin) & np.isfinite(gaps[:, 1:])
+        return close
 
     def _cut_short(self, query: Any, gaps: Floats, places: int) -> bool:
         """Whether something that was left out may be as near as what is at the last place."""
@@ -454,9 +455,7 @@ class _Copies:
         sizes = np.bincount(which)
         return cls(first[order], which, np.argsort(which, kind="stable"), np.cumsum(sizes) - sizes)
 
-    def spread(
-        self, ids: Ints, gaps: Floats, tied: NDArray[np.bool_] | None, places: int
-    ) -> tuple[Ints, Floats]:
+    def spread(self, ids: Ints, gaps: Floats, tied: NDArray[np.bool_] | None, places: int) -> tuple[Ints, Floats]:
         """Rankings of different rows ``[B, M]`` as rankings of rows ``[B, places]``, equal ones by index."""
         if len(self.kept) == len(self.which):
             return self.kept[ids[:, :places]], gaps[:, :places]
@@ -571,7 +570,7 @@ class Coded:
         lost = x - codes * steps
         lengths = np.sqrt(np.stack([np.einsum("nd,nd->n", each, each) for each in (x, lost)], axis=1))
         figures = np.column_stack([scale, (lengths * (1 + _ROUNDING)).astype(np.float32)])
-        return cls(codes.astype(np.int8), figures, None if _in_8_bits(x.shape[1]) else x.astype(np.float32))
+        return cls(codes.astype(np.int8), figures, None if in_8_bits(x.shape[1]) else x.astype(np.float32))
 
     @classmethod
     def joined(cls, parts: Sequence[Coded]) -> Coded:
@@ -585,7 +584,7 @@ class Coded:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, which: slice | Ints) -> Coded:
+    def __getitem__(self, which: slice | Ints | NDArray[np.bool_]) -> Coded:
         return Coded(self.codes[which], self.figures[which], None if self.vectors is None else self.vectors[which])
 
     def products(self, others: Coded, distance: Distance) -> tuple[Singles, Singles]:
@@ -624,13 +623,13 @@ def propose(
     """Every reference that could be among the ``k`` nearest of a query, and few others.
 
     The sample tells roughly how similar the k-th reference is. What is certainly less similar than that is left out.
-    The references that are certainly more similar then show whether the guess was too high.
+    Whether the guess was too high is seen from the number of references that are certainly more similar.
 
     Args:
         queries: ``[Q]``.
         tiles: all references.
         sample: some of them, drawn at random; without it all are proposed.
-        k: at most the number of references.
+        k: how many nearest.
         distance: how they are compared.
         masks: of each tile which references count, None for all.
         each: as ``map``, over the tiles.
@@ -641,31 +640,39 @@ def propose(
     """
     masks = masks or [None] * len(tiles)
     total = sum(len(tile) if mask is None else int(mask.sum()) for tile, mask in zip(tiles, masks, strict=True))
-    limit = np.full((len(queries), 1), np.finfo(np.float32).min)
+    k = min(k, total)
+    limits = np.full((len(queries), 1), np.finfo(np.float32).min)
     if sample is not None and len(sample):
         expected = k * len(sample) / total
-        place = math.ceil(expected + _DEVIATIONS * math.sqrt(expected) + 4)
-        if place <= len(sample):
+        places = [max(1, math.ceil(expected + safety * (math.sqrt(expected) + 1))) for safety in _SAFETY]
+        if places[0] <= len(sample):
             similar, error = queries.products(sample, distance)
-            limit = np.partition(similar, len(sample) - place, axis=1)[:, len(sample) - place, None] - error
-            # What is still counted below must not be lost by rounding.
-            limit -= _ROUNDING * np.abs(limit)
+            least = len(sample) - places[0]
+            nearest_ones = np.sort(np.partition(similar, least, axis=1)[:, least:], axis=1)
+            limits = nearest_ones[:, [places[0] - place for place in places]] - error
 
-    def scan(number: int) -> tuple[Ints, Ints]:
+    def scan(number: int) -> tuple[Ints, Singles, NDArray[np.int64]]:
+        """Proposed pairs, how similar they are at most, and how many certainly exceed each limit ``[L, Q]``."""
         similar, error = queries.products(tiles[number], distance)
         if (mask := masks[number]) is not None:
             similar[:, ~mask] = -np.inf
-        where = np.flatnonzero(similar >= limit - error)
-        rows = where // similar.shape[1]
-        certain = similar.ravel()[where] >= (limit + error)[rows, 0]
-        return where, np.bincount(rows[certain], minlength=len(queries))
+        where = np.flatnonzero(similar >= limits[:, :1] - error)
+        rows, values = where // similar.shape[1], similar.ravel()[where]
+        certain = [np.bincount(rows[values >= limit[rows]], minlength=len(queries)) for limit in (limits + error).T]
+        return where, values + error[rows, 0], np.stack(certain)
 
-    proposed, counts = zip(*each(scan, range(len(tiles))), strict=True)
-    return list(proposed), (sum(counts) >= k) | (limit[:, 0] == np.finfo(np.float32).min)
+    scanned = list(each(scan, range(len(tiles))))
+    # The highest limit that at least k references certainly exceed.
+    right = sum(certain for _, _, certain in scanned) >= k
+    limit = np.take_along_axis(limits, np.maximum(right.sum(axis=0) - 1, 0)[:, None], axis=1)[:, 0]
+    proposed = [
+        where[upper >= limit[where // len(tile)]] for (where, upper, _), tile in zip(scanned, tiles, strict=True)
+    ]
+    return proposed, right[0]
 
 
 @functools.cache
-def _in_8_bits(dim: int) -> bool:
+def in_8_bits(dim: int) -> bool:
     """Whether products are of 8-bit copies: this processor must not cut off sums, as older ones do.
 
     Torch multiplies single columns wrongly.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,7 +120,7 @@ def score_rankings(
     local = np.zeros(len(queries), dtype=bool)
     local[ranks.rank() :: ranks.world()] = by_all
     local |= not by_all
-    settings = {"distance": distance, "exclude_self": gallery is None, "classes": (query_ids, reference_ids)}
+    settings: Any = {"distance": distance, "exclude_self": gallery is None, "classes": (query_ids, reference_ids)}
     rank(queries, references, np.where(counted & local, depth, 0), score, **settings)
     # Where only the first hit matters, a query that has found one need not be ranked deeper.
     deeper = without_hit & (first_depth > depth)

@@ -5,6 +5,7 @@ This module works without torch, since an index of an exported encoder does.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -130,5 +131,5 @@ def as_count(value: object, name: str) -> int:
 
 
 def is_tensor(x: object) -> bool:
-    """Whether ``x`` is torch's, which need not be installed."""
-    return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "is_floating_point")
+    """Whether ``x`` is a tensor of torch, which need not be installed."""
+    return "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.index.engine import Distance, unit_rows
+from nearkin.evaluation.neighbours import nearest
+from nearkin.index.engine import Distance
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import HeldOut, Model
@@ -34,7 +35,6 @@ REFIT_GROWTH = 1.05
 _FEWEST_HITS = 20
 _FEWEST_CLASSES = 5
 _BINS = 10
-_PAIRS = 1 << 22
 
 Curve = tuple[float, float]
 """Slope and intercept of a logistic curve."""
@@ -246,7 +246,7 @@ def _hits(
     if len(np.unique(labels)) < 2 or len(labels) < 3:
         return None
     for k in NEIGHBOURS:
-        neighbours, scores = _nearest(vectors, min(k, len(labels) - 1), distance)
+        neighbours, scores = nearest(vectors, k=min(k, len(labels) - 1), distance=distance)
         right = (labels[neighbours] == labels[:, None]).astype(np.float64)
         if right.size >= _FEWEST_HITS and 0 < right.mean() < 1:
             return scores, right
@@ -290,7 +290,7 @@ def _fit_label(
     Every fourth vector is classified a second time without its own class, as an image that no label suits.
     """
     depth = min(len(labels) - 1, VOTERS + int(np.bincount(labels - labels.min()).max()))
-    neighbours, scores = _nearest(vectors, depth, distance)
+    neighbours, scores = nearest(vectors, k=depth, distance=distance)
     confidence = _logistic(curve[0] * scores + curve[1])
     leads, right, fold_of_vote = [], [], []
     for i, true in enumerate(labels.tolist()):
@@ -322,27 +322,6 @@ def _cross_fitted(
         slope, intercept = _platt(scores[~inside].ravel(), right[~inside].ravel())
         confidence[inside] = _logistic(slope * scores[inside] + intercept)
     return confidence
-
-
-def _nearest(vectors: NDArray[np.float32], k: int, distance: Distance) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Of each row the ``k`` nearest others, nearest first, and their scores as a search gives them."""
-    rows = vectors.astype(np.float64)
-    if distance == "cosine":
-        rows = unit_rows(rows)
-    squares = np.square(rows).sum(axis=1)
-    found, scores = np.empty((len(rows), k), dtype=np.int64), np.empty((len(rows), k))
-    step = max(1, _PAIRS // len(rows))
-    for start in range(0, len(rows), step):
-        part = np.arange(start, min(start + step, len(rows)))
-        near = rows[part] @ rows.T
-        if distance == "euclidean":
-            near = -np.sqrt(np.maximum(squares[part, None] + squares - 2 * near, 0))
-        near[part - start, part] = -np.inf
-        some = np.sort(np.argpartition(-near, k - 1, axis=1)[:, :k], axis=1)
-        order = np.argsort(-np.take_along_axis(near, some, axis=1), axis=1, kind="stable")
-        found[part] = np.take_along_axis(some, order, axis=1)
-        scores[part] = np.take_along_axis(near, found[part], axis=1)
-    return found, scores
 
 
 def _platt(scores: NDArray[np.float64], right: NDArray[np.float64]) -> Curve:

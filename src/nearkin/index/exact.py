@@ -1,7 +1,7 @@
-"""The exact engine: a scan of all vectors, with a bound on its error that lets no true neighbour go.
+"""The exact engine: a scan of all vectors that proposes every row that could be among the nearest.
 
-Whatever could be among the k nearest by that bound is proposed. The scan is torch's, of 8-bit copies; where torch is
-not installed, as beside an exported encoder, it is numpy's, of the vectors themselves.
+The scan is that of :mod:`nearkin.evaluation.neighbours`: 8-bit copies with a bound on their error, or the vectors
+themselves in float32 where torch is not installed.
 """
 
 from __future__ import annotations
@@ -14,35 +14,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.index.codes import Codes, coded
+from nearkin.evaluation.neighbours import Coded, in_8_bits, propose, workers
 from nearkin.index.engine import Distance
 from nearkin.index.segments import Segments
 
-try:
-    from nearkin.index import torch_scan as scan
-except ImportError:
-    from nearkin.index import numpy_scan as scan  # type: ignore[no-redef]
+_ROWS = 8192
+"""Rows that are coded or, by one thread, scanned at a time."""
+_QUERIES = 64
+"""Queries that are scanned for at a time."""
+_SAMPLE = 4096
+_GATHERED = 0.25
+"""Fewer allowed rows than this share are gathered before the scan; more are masked out after it."""
 
-_BLOCK = 8192
+Ids = NDArray[np.int64]
 
 
 class ExactEngine:
-    """Proposes every row that could be among the nearest, and few others: what is then scored is the exact result."""
+    """Proposes every row that could be among the nearest, and few others, so that the scored result is exact."""
 
     def __init__(self, folder: Path, vectors: Segments, distance: Distance) -> None:
         self._folder, self._vectors, self._distance = folder, vectors, distance
         size = vectors.rows_per_segment
         self._codes = Segments(folder / "codes", vectors.width, np.int8, rows_per_segment=size)
         self._figures = Segments(folder / "figures", 3, np.float32, rows_per_segment=size)
-        self._shown: list[tuple[Codes, NDArray[np.float32]]] = []
+        self._shown: tuple[list[Coded], Ids, Coded | None] = ([], np.empty(0, dtype=np.int64), None)
         self._rows = 0
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
-        some = coded(vectors)
-        self._codes.append(first, some.codes)
-        self._figures.append(first, some.figures)
+        coded = Coded.of(vectors)
+        self._codes.append(first, coded.codes)
+        self._figures.append(first, coded.figures)
 
-    def remove(self, rows: NDArray[np.int64]) -> None:
+    def remove(self, rows: Ids) -> None:
         """Nothing to do: rows that are not allowed are not proposed."""
 
     def rebuild(self, rows: int) -> None:
@@ -50,35 +53,72 @@ class ExactEngine:
         self._codes.truncate(have)
         self._figures.truncate(have)
         self._vectors.show(rows)
-        for first in range(have, rows, _BLOCK):
-            self.add(first, self._vectors.take(np.arange(first, min(first + _BLOCK, rows))))
+        for first in range(have, rows, _ROWS):
+            self.add(first, self._vectors.take(np.arange(first, min(first + _ROWS, rows))))
 
     def show(self, rows: int) -> None:
-        have = min(self._available(), rows)
-        if have == rows:
+        if self._available() >= rows:
             self._codes.show(rows)
             self._figures.show(rows)
             figures = map(np.array, self._figures.maps())  # in memory, as every scan takes all of them
-            held = [Codes(*both) for both in zip(self._codes.maps(), figures, strict=True)]
-        else:  # files that were thrown away: only a writer builds them anew, a reader makes its own
-            held = [coded(part) for part in self._vectors.maps()]
-        self._shown = list(zip(held, self._vectors.maps(), strict=True))
-        self._rows = rows
+            segments = [
+                Coded(codes, some, None if in_8_bits(self._vectors.width) else vectors)
+                for codes, some, vectors in zip(self._codes.maps(), figures, self._vectors.maps(), strict=True)
+            ]
+        else:  # files that were removed: only a writer builds them again, a reader makes its own
+            segments = [Coded.of(part) for part in self._vectors.maps()]
+        tiles = [part[at : at + _ROWS] for part in segments for at in range(0, len(part), _ROWS)]
+        drawn = np.sort(np.random.default_rng(0).choice(rows, min(_SAMPLE, rows), replace=False))
+        sample = None
+        if tiles:
+            numbers, places = np.divmod(drawn, self._vectors.rows_per_segment)
+            sample = Coded.joined([segments[number][places[numbers == number]] for number in np.unique(numbers)])
+        self._shown, self._rows = (tiles, drawn, sample), rows
 
-    def candidates(
-        self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
-    ) -> list[NDArray[np.int64]]:
-        shown = self._shown  # which another thread may replace meanwhile
-        found: list[NDArray[np.int64]] = []
-        for start in range(0, len(queries), scan.QUERIES):
-            found += scan.candidates(shown, queries[start : start + scan.QUERIES], k, allowed, self._distance)
-        return found
+    def candidates(self, queries: NDArray[np.float64], k: int, allowed: Ids | None) -> list[Ids]:
+        tiles, drawn, sample = self._shown  # which another thread may replace meanwhile
+        rows = np.split(np.arange(sum(map(len, tiles))), np.cumsum([len(tile) for tile in tiles])[:-1])
+        masks: list[NDArray[np.bool_] | None] = [None] * len(tiles)
+        if allowed is not None:
+            tiles = list(tiles)
+            for number, numbers in enumerate(rows):
+                inside = allowed[slice(*np.searchsorted(allowed, [numbers[0], numbers[-1] + 1]))]
+                if len(inside) < _GATHERED * len(numbers):
+                    tiles[number], rows[number] = tiles[number][inside - numbers[0]], inside
+                elif len(inside) < len(numbers):
+                    masks[number] = np.isin(numbers, inside, assume_unique=True)
+            sample = None if sample is None else sample[np.isin(drawn, allowed, assume_unique=True)]
+        number_of_rows = sum(map(len, rows)) if allowed is None else len(allowed)
+        if not number_of_rows:
+            return [np.empty(0, dtype=np.int64) for _ in queries]
+        filled = [number for number, numbers in enumerate(rows) if len(numbers)]
+        tiles, rows, masks = [tiles[i] for i in filled], [rows[i] for i in filled], [masks[i] for i in filled]
+        k, proposed = min(k, number_of_rows), []
+        with workers() as each:
+            for start in range(0, len(queries), _QUERIES):
+                coded = Coded.of(queries[start : start + _QUERIES])
+                settings: Any = {"distance": self._distance, "masks": masks, "each": each}
+                pairs, settled = propose(coded, tiles, sample, k, **settings)
+                candidates = _by_query(pairs, rows, len(coded))
+                for query in np.flatnonzero(~settled):  # the guess of their k-th nearest was too high
+                    pairs, _ = propose(coded[query : query + 1], tiles, None, k, **settings)
+                    (candidates[query],) = _by_query(pairs, rows, 1)
+                proposed += candidates
+        return proposed
 
     def status(self) -> Mapping[str, Any]:
-        return {"rows": self._rows, "scan": scan.precision()}
+        return {"rows": self._rows, "scan": "int8" if in_8_bits(self._vectors.width) else "float32"}
 
     def discard(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _available(self) -> int:
         return min(self._codes.available(), self._figures.available())
+
+
+def _by_query(pairs: list[Ids], rows: list[Ids], queries: int) -> list[Ids]:
+    """The rows of each query, ascending, from the positions in each tile ``[queries, rows]``."""
+    query = np.concatenate([where // len(numbers) for where, numbers in zip(pairs, rows, strict=True)])
+    row = np.concatenate([numbers[where % len(numbers)] for where, numbers in zip(pairs, rows, strict=True)])
+    order = np.argsort(query, kind="stable")
+    return np.split(row[order], np.searchsorted(query[order], np.arange(1, queries)))

@@ -19,7 +19,7 @@ from nearkin.disk import make_folder, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
 from nearkin.index.adding import Added, Labels, Progress, Source, Sources, hash_of_pixels, sources_of, write_all
 from nearkin.index.calibration import Calibration, calibrate, read_calibration
-from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
+from nearkin.index.engine import Distance, Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items, vectors_folder
 from nearkin.index.queries import Arrays, OneQuery, Queries, are_several, combined, query_vectors
 from nearkin.index.search import Classified, Hit, SearchContext, SearchOptions, check_rerank, classified, page
@@ -93,7 +93,7 @@ class Index:
                 f"{folder} was made by another version of nearkin (format {facts['format']}): make it again"
             )
         self.dim: int = facts["dim"]
-        self.distance: str = facts["distance"]
+        self.distance: Distance = facts["distance"]
         self._encoder = items.fact("encoder"), items.fact("vectors")
         self._vectors = Segments(vectors_folder(folder, items) / "vectors", self.dim, np.float32)
         self._engine_name = facts["engine"]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, RecipeError, require_torch
+from nearkin.evaluation.neighbours import Distance, nearest
 from nearkin.index.index import Index
 
 NAME = "layout.npz"
@@ -57,13 +58,15 @@ def make_layout(index: Index, *, progress: Progress | None = None) -> Layout:
         ids = np.sort(np.random.default_rng(0).choice(ids, MOST, replace=False))
     status, vectors = index.status(), index.vectors(ids)
     points = lay_out(vectors, index.distance, progress=progress)
-    from nearkin.runs.trained_run import proxies_of
-
-    class_proxies = proxies_of(Path(status.model), index.dim)
     proxies, classes = np.empty((0, 2), dtype=np.float32), tuple[str, ...]()
-    if class_proxies is not None:
-        proxies = place_by_neighbours(class_proxies.vectors, vectors, points, index.distance)
-        classes = class_proxies.names
+    if not Path(status.model).is_file():  # an exported encoder has no proxies
+        require_torch("a map with the proxies of a run")
+        from nearkin.runs.trained_run import proxies_of
+
+        class_proxies = proxies_of(Path(status.model), index.dim)
+        if class_proxies is not None:
+            proxies = place_by_neighbours(class_proxies.vectors, vectors, points, index.distance)
+            classes = class_proxies.names
     content = io.BytesIO()
     names = np.array(classes, dtype=np.str_)
     np.savez(content, ids=ids, points=points, proxies=proxies, classes=names, encoder=np.array(status.encoder))
@@ -97,61 +100,68 @@ def read_layout(index: Index) -> Layout | None:
     return Layout(kept[order], points[order], proxies, classes)
 
 
-def lay_out(vectors: NDArray[np.float32], distance: str, *, seed: int = 0, progress: Progress | None = None) -> Points:
+def lay_out(
+    vectors: NDArray[np.float32], distance: Distance, *, seed: int = 0, progress: Progress | None = None
+) -> Points:
     """Points ``[N, 2]`` for vectors ``[N, dim]``, the same for the same seed.
 
     >>> lay_out(np.array([[3.0, 4.0]], dtype=np.float32), "cosine")
     array([[0., 0.]], dtype=float32)
     """
-    require_torch("a map")
-    import torch
-
-    from nearkin.index.map_neighbours import BLOCK, neighbours, principal_components, without_itself
-
     report = progress or (lambda done, of: None)
-    rows = torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32))
-    if len(rows) < 4:
-        return principal_components(rows).numpy()
-    k = min(NEIGHBOURS, len(rows) - 1)
+    start = principal_components(vectors)
+    if len(vectors) < 4:
+        return start
     # The neighbour search counts as half of the steps: at 100,000 items it takes about as long.
-    blocks = -(-len(rows) // BLOCK)
     of = 2 * _STEPS
-    indices, far = neighbours(rows, rows, k + 1, distance, lambda done: report(round(done / blocks * _STEPS), of))
-    indices, far = without_itself(indices, far)
-    heads, tails, weights = _edges(indices.numpy(), far.numpy())
-    start = principal_components(rows).numpy()
+    indices, similarities = nearest(
+        vectors,
+        k=min(NEIGHBOURS, len(vectors) - 1),
+        distance=distance,
+        progress=lambda done: report(done * _STEPS // len(vectors), of),
+    )
+    heads, tails, weights = _edges(indices, _distances(similarities, distance))
     random = np.random.default_rng(seed)
-    start = start * (_EXTENT / max(float(np.ptp(start[:, 0])), 1e-12)) + random.normal(0, 1e-2, start.shape)
-    return _optimised(start.astype(np.float32), heads, tails, weights, random, lambda done: report(_STEPS + done, of))
+    scaled = start * (_EXTENT / max(float(np.ptp(start[:, 0])), 1e-12)) + random.normal(0, 1e-2, start.shape)
+    return _optimised(scaled.astype(np.float32), heads, tails, weights, random, lambda done: report(_STEPS + done, of))
 
 
-def place_by_neighbours(new: NDArray[np.float32], known: NDArray[np.float32], points: Points, distance: str) -> Points:
+def place_by_neighbours(
+    new: NDArray[np.float32], known: NDArray[np.float32], points: Points, distance: Distance
+) -> Points:
     """Points ``[M, 2]`` of new vectors: the mean of their nearest known ones' points, weighted by nearness.
 
     >>> known = np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)
     >>> place_by_neighbours(known[:1], known, np.array([[4.0, 5.0], [9.0, 9.0]], dtype=np.float32), "cosine").round(2)
     array([[4., 5.]], dtype=float32)
     """
-    require_torch("a map with items that were added since it was made")
-    import torch
-
-    from nearkin.index.map_neighbours import neighbours
-
-    both = [torch.from_numpy(np.ascontiguousarray(each, dtype=np.float32)) for each in (new, known)]
-    indices, far = neighbours(both[0], both[1], min(PLACED_BY, len(known)), distance, lambda _: None)
-    weights = 1.0 / (far.numpy().astype(np.float64) + 1e-6)
-    mean = (points[indices.numpy()] * weights[:, :, None]).sum(axis=1) / weights.sum(axis=1, keepdims=True)
+    indices, similarities = nearest(new, known, k=min(PLACED_BY, len(known)), distance=distance)
+    weights = 1.0 / (_distances(similarities, distance) + 1e-6)
+    mean = (points[indices] * weights[:, :, None]).sum(axis=1) / weights.sum(axis=1, keepdims=True)
     placed: Points = mean.astype(np.float32)
     return placed
 
 
-def _edges(indices: Ids, far: NDArray[np.float32]) -> tuple[Ids, Ids, NDArray[np.float32]]:
+def principal_components(vectors: NDArray[np.float32]) -> Points:
+    """The first two principal components ``[N, 2]`` of ``vectors [N, D]``; the largest loading of each is positive."""
+    centred = vectors - vectors.mean(axis=0)
+    axes = np.linalg.eigh((centred.T @ centred).astype(np.float64))[1][:, :-3:-1].astype(np.float32)
+    axes = axes * np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0))
+    return np.pad(centred @ axes, ((0, 0), (0, 2 - axes.shape[1])))
+
+
+def _distances(similarities: NDArray[np.float64], distance: Distance) -> NDArray[np.float64]:
+    """Euclidean distances; of vectors of length 1 where they are compared by the cosine."""
+    return -similarities if distance == "euclidean" else np.sqrt(np.maximum(2.0 - 2.0 * similarities, 0.0))
+
+
+def _edges(indices: Ids, far: NDArray[np.float64]) -> tuple[Ids, Ids, NDArray[np.float32]]:
     """Heads, tails and weights of the edges in both directions, sorted, as in UMAP.
 
     The edge to an item's nearest has weight 1, the others exp(−(d − d₁)/σ), with σ such that all sum to log2 k.
     """
     n, k = indices.shape
-    beyond = far.astype(np.float64) - far[:, :1]
+    beyond = far - far[:, :1]
     low, high = np.full(n, 1e-9), np.full(n, max(float(beyond.max()), 1e-6) * 64)
     for _ in range(48):
         middle = np.sqrt(low * high)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearkin.evaluation.neighbours import nearest, ranked_blocks
-from nearkin.evaluation.pairs import Distance
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, nearest, rank
 from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
 from nearkin.evaluation.scores.recall import Recall
 from nearkin.evaluation.vectors import as_vectors
@@ -97,7 +96,7 @@ class QueryResults:
         """The nearest image of a query's class, and its rank, from 1."""
         embedding, label = self.queries.embeddings[query : query + 1], int(self.queries.labels[query])
         order, _ = nearest(embedding, self.gallery.embeddings, k=len(self.gallery.rows), distance=self.distance)
-        ranking = order[0].numpy()
+        ranking = order[0]
         if self.queries is self.gallery:
             ranking = ranking[ranking != query]
         rank = int(np.flatnonzero(self.gallery.labels[ranking] == label)[0])
@@ -124,17 +123,15 @@ def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -
     hits = np.zeros((count, shown), dtype=np.int64)
     similarities = np.zeros((count, shown))
     recall, precision = np.full(count, np.nan), np.full(count, np.nan)
-    blocks = ranked_blocks(
-        as_vectors(queries.embeddings, "queries"),
-        as_vectors(gallery.embeddings, "gallery"),
-        torch.from_numpy(true).clamp(min=shown, max=available),
-        distance=distance,
-        exclude_self=gallery is queries,
-    )
-    for block in blocks:
-        rows, order = block.rows.numpy(), block.indices.numpy()
-        hits[rows], similarities[rows] = order[:, :shown], block.similarities.numpy()[:, :shown]
+
+    def score(rows: Ints, order: Ints, similar: Floats) -> None:
+        hits[rows], similarities[rows] = order[:, :shown], similar[:, :shown]
         some = rows[true[rows] > 0]
         right = torch.from_numpy(gallery.labels[order[true[rows] > 0]] == queries.labels[some, None])
-        recall[some], precision[some] = (score.per_query(right, torch.from_numpy(true[some])) for score in BY_QUERY)
+        recall[some], precision[some] = (one.per_query(right, torch.from_numpy(true[some])) for one in BY_QUERY)
+
+    query_vectors = as_vectors(queries.embeddings, "queries")
+    gallery_vectors = query_vectors if gallery is queries else as_vectors(gallery.embeddings, "gallery")
+    depth = np.clip(true, shown, available)
+    rank(query_vectors, gallery_vectors, depth, score, distance=distance, exclude_self=gallery is queries)
     return QueryResults(run, sample, queries, gallery, distance, true, hits, similarities, recall, precision)
