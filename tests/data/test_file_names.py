@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.data.file_names import Listing, class_name, natural_key, readable, some_of
+from nearkin.data.file_names import class_name, existing_images, natural_key, printable, some_of
+from nearkin.errors import DataError
 
 NFC = unicodedata.normalize("NFC", "Bäume")
 NFD = unicodedata.normalize("NFD", "Bäume")
@@ -40,8 +41,8 @@ def test_both_spellings_of_an_umlaut_are_one_class():
 
 
 @pytest.mark.parametrize("name", [b"K\xe4se.jpg", b"\xff\xfe", "Käse".encode()])
-def test_readable_names_can_be_written_as_utf8(name):
-    text = readable(os.fsdecode(name))
+def test_printable_names_can_be_written_as_utf8(name):
+    text = printable(os.fsdecode(name))
     assert text.encode("utf-8").decode("utf-8") == text
 
 
@@ -50,49 +51,41 @@ def test_some_of_shows_ten_and_counts_the_rest():
     assert len(lines) == 11
     assert lines[0].strip() == "0.jpg"
     assert "15 more" in lines[-1]
-
-
-def test_some_of_does_not_count_when_all_are_shown():
     assert some_of(["a", "b"]) == "  a\n  b"
 
 
-def test_listing_finds_files_and_only_files(tmp_path):
+def find(base, *names):
+    return existing_images(base, names, listed_in="list.csv")
+
+
+def test_files_are_found_and_only_files(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a b.jpg").touch()
     (tmp_path / "top.jpg").touch()
-    listing = Listing(tmp_path)
-    assert listing["sub/a b.jpg"] == tmp_path / "sub" / "a b.jpg"
-    assert listing["top.jpg"] == tmp_path / "top.jpg"
-    assert listing[str(tmp_path / "top.jpg")] == tmp_path / "top.jpg"
-    for absent in ("sub", "sub/", "", "sub/b.jpg", "none/a.jpg", "top.jpg/a.jpg", "sub\0/a.jpg", "x" * 300):
-        assert listing[absent] is None
+    names = ["sub/a b.jpg", "top.jpg", str(tmp_path / "top.jpg"), "sub/../top.jpg"]
+    assert all(path.is_file() for path in find(tmp_path, *names))
+    absent = ["sub", "sub/", "", "sub/b.jpg", "none/a.jpg", "top.jpg/a.jpg", "sub\0/a.jpg", "x" * 300]
+    with pytest.raises(DataError, match="8 of the 12 images listed"):
+        find(tmp_path, *names, *absent)
 
 
-def test_listing_matches_decomposed_names_on_disk(tmp_path):
+def test_decomposed_names_on_disk_match_and_the_exact_spelling_wins(tmp_path):
     (tmp_path / NFD / NFD).mkdir(parents=True)
     (tmp_path / NFD / NFD / f"{NFD}.jpg").touch()
-    found = Listing(tmp_path)[f"{NFC}/{NFC}/{NFC}.jpg"]
-    assert found is not None
-    assert found.is_file()
-
-
-def test_listing_prefers_the_exact_spelling(tmp_path):
+    assert find(tmp_path, f"{NFC}/{NFC}/{NFC}.jpg")[0].is_file()
     for spelling in (NFC, NFD):
         (tmp_path / f"{spelling}.jpg").write_text(spelling)
-    if len(os.listdir(tmp_path)) == 2:
-        listing = Listing(tmp_path)
-        assert [listing[f"{spelling}.jpg"].read_text() for spelling in (NFC, NFD)] == [NFC, NFD]
-    assert Listing(tmp_path)[f"{NFC}.jpg"].is_file()
+    if len(list(tmp_path.glob("*.jpg"))) == 2:
+        assert [path.read_text() for path in find(tmp_path, f"{NFC}.jpg", f"{NFD}.jpg")] == [NFC, NFD]
 
 
-def test_listing_reads_each_folder_once(tmp_path, monkeypatch):
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        for n in range(20):
-            (tmp_path / folder / f"{n}.jpg").touch()
+def test_each_folder_is_read_once(tmp_path, monkeypatch):
+    names = [f"{folder}/{n}.jpg" for n in range(20) for folder in ("a", "b")]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
     scanned = []
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: scanned.append(Path(path).name) or scandir(path))
-    listing = Listing(tmp_path)
-    assert all(listing[f"{folder}/{n}.jpg"] for n in range(20) for folder in ("a", "b"))
+    assert len(find(tmp_path, *names)) == 40
     assert sorted(scanned) == ["a", "b"]

@@ -5,7 +5,6 @@ import unicodedata
 import warnings
 
 import pytest
-from PIL import Image
 
 from nearkin.data import images
 from nearkin.data.folder import folder_images, list_images, read_folder
@@ -34,15 +33,6 @@ def test_classes_labels_ids_and_natural_order(tmp_path):
     assert table.labels.tolist() == [0, 0, 1]
     assert list(table.images) == [tmp_path / name for name in table.ids]
     assert set(table.splits) == {"train"}
-
-
-def test_images_can_be_opened_by_the_paths(tmp_path):
-    for number, name in enumerate(("red/ä b.png", "blue/1.png")):
-        (tmp_path / name).parent.mkdir()
-        Image.new("RGB", (4 + number, 3)).save(tmp_path / name)
-    table = read_folder(tmp_path)
-    sizes = {name: Image.open(path).size for name, path in zip(table.ids, table.images, strict=True)}
-    assert sizes == {"red/ä b.png": (4, 3), "blue/1.png": (5, 3)}
 
 
 def test_every_image_extension_in_any_case_and_nothing_else(tmp_path):
@@ -136,9 +126,9 @@ def test_what_is_left_out_is_counted_by_ending_and_reason(tmp_path, monkeypatch)
     assert {(each.count, each.what, each.reason) for each in table.left_out} == {
         (3, ".heic", "HEIC photos: pip install 'nearkin[heic]' to read them"),
         (1, "folders", "without an image that can be read"),
-        (1, ".mp4", "videos"),
+        (1, ".mp4", "not images"),
         (1, ".txt", "not images"),
-        (1, "extensionless files", "not images"),
+        (1, "files without an ending", "not images"),
     }
 
 
@@ -147,13 +137,6 @@ def test_a_folder_of_photos_that_cannot_be_read_says_what_to_install(tmp_path, m
     put(tmp_path, "a/1.heic", "b/2.heic")
     with pytest.raises(DataError, match=r"holds no images \(2 .heic, HEIC photos: pip install 'nearkin\[heic\]'"):
         read_folder(tmp_path)
-
-
-def test_spaces_and_umlauts_in_names(tmp_path):
-    put(tmp_path, "Große Bäume/Foto 1 (Kopie).JPG", "日本/写真.png")
-    table = read_quietly(tmp_path)
-    assert table.class_names == ("Große Bäume", "日本")
-    assert table.ids == ("Große Bäume/Foto 1 (Kopie).JPG", "日本/写真.png")
 
 
 def test_the_same_name_from_two_systems_is_one_class(tmp_path):
@@ -195,9 +178,6 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     "folder, split",
     [
         ("val", "validation"),
-        ("valid", "validation"),
-        ("validation", "validation"),
-        ("test", "test"),
         ("Test", "test"),
         ("gallery", "gallery"),
     ],
@@ -211,11 +191,6 @@ def test_top_folders_named_after_splits_are_splits(tmp_path, folder, split):
     assert table.split(split).ids == (f"{folder}/b/2.jpg", f"{folder}/c/3.jpg")
 
 
-def test_train_query_gallery(tmp_path):
-    put(tmp_path, *(f"{split}/{name}/1.jpg" for split in ("train", "query", "gallery") for name in "ab"))
-    assert read_quietly(tmp_path).splits.tolist() == ["gallery"] * 2 + ["query"] * 2 + ["train"] * 2
-
-
 def test_a_class_of_trains_is_not_a_split(tmp_path):
     put(tmp_path, "bus/1.jpg", "train/1.jpg", "train/steam/2.jpg")
     table = read_quietly(tmp_path, class_folders="top")
@@ -225,7 +200,7 @@ def test_a_class_of_trains_is_not_a_split(tmp_path):
 
 def test_a_split_without_class_folders_is_an_error_not_a_class(tmp_path):
     put(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "test/1.jpg")
-    with pytest.raises(DataError, match=r"divided into test, train, but 'test' holds images without class folders"):
+    with pytest.raises(DataError, match=r"divided into test, train, but 'test' must hold class folders"):
         read_folder(tmp_path)
 
 
@@ -274,12 +249,6 @@ def test_images_without_class_folders_show_the_layout(tmp_path):
     with pytest.raises(DataError, match=r"holds 2 images but no class folders; one folder per class") as caught:
         read_folder(tmp_path)
     assert "    apple/\n      photo1.jpg" in str(caught.value)
-
-
-def test_no_images_at_all(tmp_path):
-    put(tmp_path, "a/notes.txt")
-    with pytest.raises(DataError, match="holds no images"):
-        read_folder(tmp_path)
 
 
 def test_one_class_is_too_few(tmp_path):

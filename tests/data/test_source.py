@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nearkin.data.source import data_root, is_benchmark, read_source
+from nearkin.data.source import collect_images, data_root, is_benchmark, read_source
 from nearkin.errors import DataError
 
 
@@ -57,3 +57,15 @@ def test_the_data_root_is_the_given_one_or_that_of_the_environment_or_the_folder
     monkeypatch.setenv("NEARKIN_DATA", "~/sets")
     assert data_root() == Path.home() / "sets"
     assert data_root("elsewhere") == Path("elsewhere")
+
+
+def test_images_of_several_sources_are_taken_once(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = collect_images("own photos")
+    assert table.ids[0] == "blaue Möwe/Bild 0 ä.png"
+    several = collect_images(["own photos/kiwi/Bild 0 ä.png", "own photos", "own photos/kiwi"])
+    assert len(several) == 48, "each image once"
+    assert several.ids[:2] == ("own photos/kiwi/Bild 0 ä.png", "own photos/blaue Möwe/Bild 0 ä.png")
+    assert [several.class_names[label] for label in several.labels[:2]] == ["", "blaue Möwe"]
+    with pytest.raises(DataError, match=r"no image, folder or manifest 'own fotos'; did you mean 'own photos'\?"):
+        collect_images("own fotos")

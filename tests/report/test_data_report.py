@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from nearkin.data.images import OTHER_FILES, UnreadableImageError
+from nearkin.data.images import NOT_IMAGES, UnreadableImageError
 from nearkin.data.table import LeftOut
 from nearkin.report.data_report import data_report_text, left_out_text
 from nearkin.runs.data import DataReport, Part, Repeated, RepeatedPictures
@@ -39,9 +39,9 @@ def test_the_same_picture_twice_is_a_warning_with_examples_and_how_many_more():
 
 def test_pictures_that_were_left_out_come_before_videos_and_other_files_last():
     left_out = [
-        LeftOut(1, ".txt", OTHER_FILES, "a.txt"),
+        LeftOut(1, ".txt", NOT_IMAGES, "a.txt"),
         LeftOut(2, ".mov", "videos", "b.mov"),
-        LeftOut(3, ".heic", "no decoder", "c.heic", picture=True),
+        LeftOut(3, ".heic", "no decoder", "c.heic", is_photo=True),
     ]
     lines = left_out_text(left_out).plain.splitlines()
     assert [line.split()[1] for line in lines[1:]] == [".heic", ".mov", ".txt:"]

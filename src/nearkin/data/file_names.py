@@ -1,4 +1,4 @@
-"""File names as people write them: their order, their spelling, and whether the files that a list names are there."""
+"""File names as people write them: their order, their spelling, and whether the files that a list names exist."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def natural_key(text: str) -> tuple[tuple[Any, ...], str]:
     return (parts[0], *((len(number), number, word) for number, word in pairs)), text
 
 
-def readable(name: str) -> str:
+def printable(name: str) -> str:
     """A file name that can be printed and written as UTF-8.
 
     File names in an older encoding reach Python with their odd bytes hidden in surrogates, which no UTF-8 file accepts.
 
-    >>> readable(b"K\\xe4se".decode("utf-8", "surrogateescape"))
+    >>> printable(b"K\\xe4se".decode("utf-8", "surrogateescape"))
     'Käse'
     """
     try:
@@ -48,7 +48,7 @@ def class_name(name: str) -> str:
     >>> class_name("Ka\\u0308se") == class_name("K\\u00e4se")
     True
     """
-    return unicodedata.normalize("NFC", readable(name).strip())
+    return unicodedata.normalize("NFC", printable(name).strip())
 
 
 def some_of(names: Sequence[str], *, most: int = 10) -> str:
@@ -59,78 +59,55 @@ def some_of(names: Sequence[str], *, most: int = 10) -> str:
       b.jpg
       … and 1 more
     """
-    lines = [f"  {name}" for name in names[:most]]
-    if len(names) > most:
-        lines.append(f"  … and {len(names) - most:,} more")
-    return "\n".join(lines)
-
-
-class Listing:
-    """Finds the files that a list names, below ``base``.
-
-    Every folder is read once, because asking after a hundred thousand files one by one takes minutes on a network
-    file system. A name matches whichever way its accents are composed.
-    """
-
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        self._folders: dict[str, tuple[Path, dict[str, str]] | None] = {}
-
-    def __getitem__(self, name: str) -> Path | None:
-        """The path of the file listed as ``name``, or None where there is none."""
-        folder, file = os.path.split(name)
-        found = self._folder(folder) if file and "\0" not in name else None
-        if found is None:
-            return None
-        path, contents = found
-        actual = contents.get(file) or contents.get(unicodedata.normalize("NFC", file))
-        if actual is not None:
-            return path / actual
-        # On a file system that ignores case, a file may be there under a spelling that the listing does not show.
-        return path / file if os.path.isfile(path / file) else None
-
-    def _folder(self, name: str) -> tuple[Path, dict[str, str]] | None:
-        if name not in self._folders:
-            path = self._spelled(name)
-            contents = _files(path)
-            self._folders[name] = None if contents is None else (Path(path), contents)
-        return self._folders[name]
-
-    def _spelled(self, name: str) -> str:
-        """The path of a folder below the base, as the disk spells it."""
-        path = os.path.join(self.base, name)
-        parent, last = os.path.split(name)
-        if os.path.isdir(path) or parent == name:
-            return path
-        above = self._spelled(parent)
-        wanted = unicodedata.normalize("NFC", last)
-        entries = os.listdir(above) if os.path.isdir(above) else []
-        return os.path.join(above, next((e for e in entries if unicodedata.normalize("NFC", e) == wanted), last))
+    more = [f"… and {len(names) - most:,} more"] if len(names) > most else []
+    return "\n".join(f"  {line}" for line in (*names[:most], *more))
 
 
 def existing_images(
     base: Path, names: Sequence[str], *, listed_in: str, lines: Sequence[int] | None = None, advice: str = ""
 ) -> list[Path]:
-    """The images' paths below ``base``, or an error that says how many are missing and names the first ten."""
-    listing = Listing(base)
-    found = [listing[name] for name in names]
+    """The images' paths below ``base``, or an error that says how many are missing and names the first ten.
+
+    Every folder is read once, because asking for a hundred thousand files one by one takes minutes on a network file
+    system. A name matches whichever way its accents are composed.
+    """
+    folders: dict[str, dict[str, os.DirEntry[str]]] = {}
+
+    def entries_of(folder: str) -> dict[str, os.DirEntry[str]]:
+        """What a folder holds, by its spelling and by the composed one."""
+        if folder not in folders:
+            try:
+                with os.scandir(folder) as entries:
+                    exact = {entry.name: entry for entry in entries}
+            except (FileNotFoundError, NotADirectoryError):
+                exact = {}
+            except OSError as error:
+                raise DataError(f"cannot read the folder {folder!r}: {error.strerror or error}") from error
+            folders[folder] = {unicodedata.normalize("NFC", name): entry for name, entry in exact.items()} | exact
+        return folders[folder]
+
+    def spelled(path: str) -> str:
+        """A path as the disk spells it, as far as it exists."""
+        folder, name = os.path.split(path)
+        if folder == path:
+            return path
+        if not folders.get(folder) and not os.path.isdir(folder):
+            folder = spelled(folder)
+        entry = entries_of(folder).get(name) or entries_of(folder).get(unicodedata.normalize("NFC", name))
+        return os.path.join(folder, name if entry is None else entry.name)
+
+    def exists(path: str) -> bool:
+        folder, name = os.path.split(path)
+        entry = entries_of(folder).get(name)
+        # On a file system that ignores case, a file may be there under a spelling that the listing does not show.
+        return os.path.isfile(path) if entry is None else not entry.is_dir()
+
+    paths = [spelled(os.path.join(base, name)) if "\0" not in name else "" for name in names]
     shown = names if lines is None else [f"line {line}: {name}" for line, name in zip(lines, names, strict=True)]
-    missing = [name for name, image in zip(shown, found, strict=True) if image is None]
+    missing = [name for name, path in zip(shown, paths, strict=True) if not path or not exists(path)]
     if missing:
         raise DataError(
             f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing "
             f"(paths are relative to {str(base)!r}{advice}):\n{some_of(missing)}"
         )
-    return [image for image in found if image is not None]
-
-
-def _files(folder: str) -> dict[str, str] | None:
-    """The files in a folder by their own spelling and by the composed one; None when there is no such folder."""
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if not entry.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder!r}: {error.strerror or error}") from error
-    return {unicodedata.normalize("NFC", name): name for name in names} | {name: name for name in names}
+    return [Path(path) for path in paths]

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from nearkin.data.file_names import class_name, natural_key, readable, some_of
-from nearkin.data.images import MANIFEST_ENDINGS, image_extensions, is_archive, is_picture, why_left_out
+from nearkin.data.file_names import class_name, natural_key, printable, some_of
+from nearkin.data.images import MANIFEST_ENDINGS, UNREADABLE_PHOTOS, image_extensions, is_archive, why_left_out
 from nearkin.data.table import SPLITS, ImageTable, LeftOut
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
 SPLIT_FOLDERS = {split: split for split in SPLITS} | {"valid": "validation", "val": "validation"}
 
-_COMMON = "jpg, png, webp, gif, tif, bmp, avif and what else Pillow reads"
+_FORMATS = "jpg, png, webp, gif, tif, bmp, avif and what else Pillow reads"
 
 ClassFolders = Literal["deepest", "top"]
 """Which folders are the classes where folders of images lie inside each other."""
@@ -29,8 +29,8 @@ def read_folder(root: str | Path, *, name: str | None = None, class_folders: Cla
 
     Everything is in the split ``train`` (a protocol divides it later), unless the top folders are called ``train``,
     ``test``, ``validation`` (``val``, ``valid``), ``query`` or ``gallery`` and hold the class folders. Hidden files
-    are left out; so are files that are no images, and images in no class folder, which the table's ``left_out`` counts
-    and, where they are pictures, a warning names. An image's id is its path below ``root``.
+    are ignored. Files that are no images, and images in no class folder, are counted in the table's ``left_out``; a
+    warning names those that are photos. An image's id is its path below ``root``.
 
     Args:
         root: the folder.
@@ -53,38 +53,36 @@ def read_folder(root: str | Path, *, name: str | None = None, class_folders: Cla
         (('apple', 'pear'), ('apple/1.jpg', 'pear/2.jpg', 'pear/10.jpg'))
     """
     table = folder_table(root, name=name, class_folders=class_folders)
-    if lost := [str(each) for each in table.left_out if each.picture]:
+    if lost := [str(files) for files in table.left_out if files.is_photo]:
         warnings.warn(f"left out of {str(root)!r}: {'; '.join(lost)}", stacklevel=2)
     return table
 
 
 def folder_table(root: str | Path, *, name: str | None = None, class_folders: ClassFolders | None = None) -> ImageTable:
-    """:func:`read_folder` without the warning, for those who say themselves what was left out."""
+    """:func:`read_folder` without the warning, for callers that report what was left out."""
     if class_folders is not None and class_folders not in get_args(ClassFolders):
-        raise RecipeError(
-            f"no class_folders {class_folders!r}: {did_you_mean(str(class_folders), get_args(ClassFolders))}"
-        )
+        raise RecipeError(f"no class_folders {class_folders!r}: {did_you_mean(class_folders, get_args(ClassFolders))}")
     root = existing_folder(root)
-    tree, others = scan(root)
+    tree, others = _scan_all(root)
     if not tree.folders:
-        what = f"{len(tree.images):,} images but no class folders" if tree.images else f"no images{_beside(others)}"
+        what = f"{len(tree.images):,} images but no class folders" if tree.images else f"no images{_listed(others)}"
         raise DataError(f"{str(root)!r} holds {what}; {_expected_layout(root)}")
 
     splits = _split_folders(tree)
     tops = splits or [tree]
-    labelled = [(top, folder) for top in tops for folder in top.folders]
-    strays = list(tree.own_images())
+    stray = list(tree.rows())
     if splits:
-        no_splits = [folder for top in tree.folders if top.key not in SPLIT_FOLDERS for folder in top.holding_images()]
-        strays += [image for folder in (*splits, *no_splits) for image in folder.own_images()]
+        no_splits = [folder for top in tree.folders if top.key not in SPLIT_FOLDERS for folder in top.with_images()]
+        stray += [image for folder in (*splits, *no_splits) for image in folder.rows()]
     if class_folders is None:
-        _check_flat(root, labelled)
+        _check_flat(root, [(top, folder) for top in tops for folder in top.folders])
 
     rows = [
-        (SPLIT_FOLDERS[top.key] if splits else "train", _label(kind, top, class_folders), *image)
-        for top, folder in labelled
-        for kind in folder.holding_images()
-        for image in kind.own_images()
+        (SPLIT_FOLDERS[top.key] if splits else "train", _label(folder, top, class_folders), *image)
+        for top in tops
+        for class_folder in top.folders
+        for folder in class_folder.with_images()
+        for image in folder.rows()
     ]
     in_split, labels, ids, images = zip(*rows, strict=True)
     classes = sorted(set(labels), key=natural_key)
@@ -94,13 +92,13 @@ def folder_table(root: str | Path, *, name: str | None = None, class_folders: Cl
             f"{_expected_layout(root)}"
         )
     left_out = []
-    if strays:
-        left_out.append(LeftOut(len(strays), "images", "in no class folder", strays[0][0], picture=True))
+    if stray:
+        left_out.append(LeftOut(len(stray), "images", "in no class folder", stray[0][0], is_photo=True))
     # Archives made on macOS bring a folder of hidden files along.
     if empty := [folder for top in tops for folder in top.empty if not folder.startswith("__")]:
         left_out.append(LeftOut(len(empty), "folders", "without an image that can be read", empty[0]))
     return ImageTable.build(
-        name or readable(root.resolve().name),
+        name or printable(root.resolve().name),
         images,
         labels,
         splits=in_split,
@@ -129,65 +127,20 @@ def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None
     The label is the folder's path below the root or split, with ``class_folders="top"`` only the first part of it.
     """
     root = existing_folder(root)
-    tree, others = scan(root)
+    tree, others = _scan_all(root)
     if not (tree.images or tree.folders):
-        raise DataError(f"{str(root)!r} holds no images ({_COMMON}){_beside(others)}")
+        raise DataError(f"{str(root)!r} holds no images ({_FORMATS}){_listed(others)}")
     try:
         splits = _split_folders(tree)
     except DataError:
         splits = []
     rows = []
-    for folder in tree.holding_images():
+    for folder in tree.with_images():
         top = next((split for split in splits if folder.below_root.startswith(split.below_root)), tree)
-        rows += [(_label(folder, top, class_folders), *image) for image in folder.own_images()]
+        rows += [(_label(folder, top, class_folders), *image) for image in folder.rows()]
     labels, ids, images = zip(*rows, strict=True)
-    name = readable(root.resolve().name)
+    name = printable(root.resolve().name)
     return ImageTable.build(name, images, labels, splits=["test"] * len(images), ids=ids, left_out=others)
-
-
-def _label(folder: Folder, top: Folder, class_folders: ClassFolders | None) -> str:
-    """The class of the images in a folder: its path below the root or split, or the first part of it."""
-    parts = [class_name(part) for part in folder.below_root[len(top.below_root) :].split("/")[:-1]]
-    return "/".join(parts[:1] if class_folders == "top" else parts)
-
-
-def _check_flat(root: Path, class_folders: list[tuple[Folder, Folder]]) -> None:
-    """Refuse folders of images inside class folders: whether they are classes is not for us to guess."""
-    nested = [kind for _, folder in class_folders if folder.folders for kind in folder.holding_images()]
-    if not nested:
-        return
-    deepest = {_label(kind, top, None) for top, folder in class_folders for kind in folder.holding_images()}
-    tops = sorted({_label(folder, top, "top") for top, folder in class_folders}, key=natural_key)
-    example = next(name for name in sorted(deepest, key=natural_key) if "/" in name)
-    listed = [f"{kind.below_root} ({len(kind.images):,} images)" for kind in nested]
-    advice = ""
-    if len(class_folders) == 1 and len(class_folders[0][1].folders) > 1:
-        advice = f" Or give the one folder that everything lies in: {str(class_folders[0][1].path)!r}."
-    raise DataError(
-        f"{str(root)!r} has folders of images inside its class folders:\n{some_of(listed, most=5)}\n"
-        f"Which are the classes? With --class-folders deepest every folder that images lie in, {len(deepest):,} in "
-        f"all, such as {example!r}; with --class-folders top the {len(tops):,} at the top, such as {tops[0]!r}, each "
-        f"with all below it (in a recipe data.class_folders, from Python class_folders).{advice}"
-    )
-
-
-def _split_folders(tree: Folder) -> list[Folder]:
-    """The top folders that are splits rather than classes; none when the top folders are the classes.
-
-    One folder called ``train`` among others is a class (there are photographs of trains).
-    """
-    named = [folder for folder in tree.folders if folder.key in SPLIT_FOLDERS]
-    if len(named) < len(tree.folders) and len(named) < 2:
-        return []
-    flat = [folder.path.name for folder in named if not folder.folders]
-    if flat and (len(flat) < len(named) or len(named) == len(tree.folders)):
-        listed = ", ".join(repr(name) for name in flat)
-        raise DataError(
-            f"{str(tree.path)!r} is divided into {', '.join(folder.path.name for folder in named)}, "
-            f"but {listed} {'holds' if len(flat) == 1 else 'hold'} images without class folders; "
-            f"{_expected_layout(tree.path)}"
-        )
-    return [] if flat else named
 
 
 def existing_folder(root: str | Path) -> Path:
@@ -206,40 +159,16 @@ def existing_folder(root: str | Path) -> Path:
 
 
 def suggest_folder(missing: Path) -> str:
-    """A clause on the folder that was probably meant, beside the first part of the path that does not exist."""
+    """A clause on the folder that was probably meant, next to the first part of the path that does not exist."""
     while not missing.parent.exists():
         missing = missing.parent
     try:
-        beside = [entry.name for entry in os.scandir(missing.parent) if entry.is_dir()]
+        neighbours = [entry.name for entry in os.scandir(missing.parent) if entry.is_dir()]
     except OSError:
         return ""
-    by_key = {folder.casefold(): folder for folder in sorted(beside)}
+    by_key = {folder.casefold(): folder for folder in sorted(neighbours)}
     near = difflib.get_close_matches(missing.name.casefold(), by_key, n=1)
     return f"; did you mean {str(missing.parent / by_key[near[0]])!r}?" if near else ""
-
-
-def _beside(others: tuple[LeftOut, ...]) -> str:
-    """What a folder without images does hold."""
-    listed = "; ".join(f"{each.count:,} {each.what}, {each.reason}" for each in others[:3])
-    return f" ({listed})" if listed else ""
-
-
-def _expected_layout(root: Path) -> str:
-    name = readable(root.resolve().name) or "data"
-    return (
-        "one folder per class is expected:\n"
-        f"  {name}/\n"
-        "    apple/\n"
-        "      photo1.jpg\n"
-        "      photo2.jpg\n"
-        "    pear/\n"
-        "      photo3.jpg\n"
-        f"or the same below {name}/train and {name}/test. Images are {_COMMON}."
-    )
-
-
-_NO_ENDING = "extensionless files"
-_BROKEN, _NOTHING_THERE = "broken links", "there is nothing behind them to read"
 
 
 @dataclass(frozen=True)
@@ -256,34 +185,32 @@ class Folder:
     def key(self) -> str:
         return self.path.name.casefold()
 
-    def own_images(self) -> Iterator[tuple[str, Path]]:
-        """Id and path of the images that lie in the folder itself."""
+    def rows(self) -> Iterator[tuple[str, Path]]:
+        """Id and path of the images directly in this folder."""
         for image in self.images:
-            yield self.below_root + readable(image), self.path / image
+            yield self.below_root + printable(image), self.path / image
 
-    def holding_images(self) -> Iterator[Folder]:
-        """This folder and those below it, as far as images lie directly in them."""
+    def with_images(self) -> Iterator[Folder]:
+        """This folder and those below it that have images directly in them."""
         if self.images:
             yield self
         for folder in self.folders:
-            yield from folder.holding_images()
+            yield from folder.with_images()
 
 
-def scan(root: Path) -> tuple[Folder, tuple[LeftOut, ...]]:
+def _scan_all(root: Path) -> tuple[Folder, tuple[LeftOut, ...]]:
     """A folder with all below it, and by their endings the files that are no images; hidden files do not count."""
     others: dict[str, list[str]] = defaultdict(list)
     tree = _scan(root, below_root="", above=frozenset(), others=others)
     left_out = [
-        LeftOut(
-            len(names), what, _NOTHING_THERE if what == _BROKEN else why_left_out(what), min(names), is_picture(what)
-        )
-        for what, names in others.items()
+        LeftOut(len(names), ending, why_left_out(ending), min(names), ending in UNREADABLE_PHOTOS)
+        for ending, names in others.items()
     ]
-    return tree, tuple(sorted(left_out, key=lambda each: (-each.count, each.what)))
+    return tree, tuple(sorted(left_out, key=lambda files: (-files.count, files.what)))
 
 
 def _scan(path: Path, *, below_root: str, above: frozenset[tuple[int, int]], others: dict[str, list[str]]) -> Folder:
-    """``above`` are the folders it lies in, against links that go in circles."""
+    """``above`` are the folders that it lies in, against links that go in circles."""
     images: list[str] = []
     folders: list[str] = []
     extensions = image_extensions()
@@ -302,12 +229,12 @@ def _scan(path: Path, *, below_root: str, above: frozenset[tuple[int, int]], oth
                 elif ending in extensions and entry.is_file():
                     images.append(entry.name)
                 else:
-                    what = _BROKEN if ending in extensions else ending or _NO_ENDING
-                    others[what].append(below_root + readable(entry.name))
+                    what = "broken links" if ending in extensions else ending or "files without an ending"
+                    others[what].append(below_root + printable(entry.name))
     except OSError as error:
         raise DataError(f"cannot read the folder {str(path)!r}: {error.strerror or error}") from error
     scanned = [
-        _scan(path / folder, below_root=f"{below_root}{readable(folder)}/", above=here, others=others)
+        _scan(path / folder, below_root=f"{below_root}{printable(folder)}/", above=here, others=others)
         for folder in sorted(folders, key=natural_key)
     ]
     return Folder(
@@ -316,4 +243,62 @@ def _scan(path: Path, *, below_root: str, above: frozenset[tuple[int, int]], oth
         images=tuple(sorted(images, key=natural_key)),
         folders=tuple(folder for folder in scanned if folder.images or folder.folders),
         empty=tuple(folder.below_root for folder in scanned if not folder.images and not folder.folders),
+    )
+
+
+def _label(folder: Folder, top: Folder, class_folders: ClassFolders | None) -> str:
+    """The class of the images in a folder: its path below the root or split, or the first part of it."""
+    parts = [class_name(part) for part in folder.below_root[len(top.below_root) :].split("/")[:-1]]
+    return "/".join(parts[:1] if class_folders == "top" else parts)
+
+
+def _check_flat(root: Path, folders: list[tuple[Folder, Folder]]) -> None:
+    """Refuse folders of images inside class folders: only the user can say whether they are classes."""
+    nested = [inner for _, folder in folders if folder.folders for inner in folder.with_images()]
+    if not nested:
+        return
+    deepest = {_label(inner, top, None) for top, folder in folders for inner in folder.with_images()}
+    tops = sorted({_label(folder, top, "top") for top, folder in folders}, key=natural_key)
+    example = next(name for name in sorted(deepest, key=natural_key) if "/" in name)
+    listed = [f"{folder.below_root} ({len(folder.images):,} images)" for folder in nested]
+    advice = ""
+    if len(folders) == 1 and len(folders[0][1].folders) > 1:
+        advice = f" Or give the one folder that everything lies in: {str(folders[0][1].path)!r}."
+    raise DataError(
+        f"{str(root)!r} has folders of images inside its class folders:\n{some_of(listed, most=5)}\n"
+        f"Which are the classes? With --class-folders deepest every folder that images lie in, {len(deepest):,} in "
+        f"all, such as {example!r}; with --class-folders top the {len(tops):,} at the top, such as {tops[0]!r}, each "
+        f"with all below it (in a recipe data.class_folders, from Python class_folders).{advice}"
+    )
+
+
+def _split_folders(tree: Folder) -> list[Folder]:
+    """The top folders that are splits rather than classes; none when the top folders are the classes.
+
+    One folder called ``train`` among others is a class (there are photographs of trains).
+    """
+    named = [folder for folder in tree.folders if folder.key in SPLIT_FOLDERS]
+    if len(named) < len(tree.folders) and len(named) < 2:
+        return []
+    flat = [folder.path.name for folder in named if not folder.folders]
+    if flat and (len(flat) < len(named) or len(named) == len(tree.folders)):
+        raise DataError(
+            f"{str(tree.path)!r} is divided into {', '.join(folder.path.name for folder in named)}, but "
+            f"{', '.join(map(repr, flat))} must hold class folders, not images; {_expected_layout(tree.path)}"
+        )
+    return [] if flat else named
+
+
+def _listed(others: tuple[LeftOut, ...]) -> str:
+    """What a folder without images does hold."""
+    listed = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in others[:3])
+    return f" ({listed})" if listed else ""
+
+
+def _expected_layout(root: Path) -> str:
+    name = printable(root.resolve().name) or "data"
+    return (
+        "one folder per class is expected:\n"
+        f"  {name}/\n    apple/\n      photo1.jpg\n      photo2.jpg\n    pear/\n      photo3.jpg\n"
+        f"or the same below {name}/train and {name}/test. Images are {_FORMATS}."
     )

@@ -1,4 +1,4 @@
-"""Images that a caller hands over: paths, bytes, Pillow's images, arrays and tensors, one or many."""
+"""Images that a caller passes in: paths, bytes, Pillow's images, arrays and tensors, one or many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearkin.errors import DataError
 
 @runtime_checkable
 class Tensor(Protocol):
-    """A tensor of torch, which is not imported for this: an exported encoder takes images where there is no torch."""
+    """A tensor of torch, which is not imported here: an exported encoder takes images where there is no torch."""
 
     def detach(self) -> Any: ...
 
@@ -38,16 +38,16 @@ _CHANNELS = (1, 3, 4)
 class ImageInputs:
     """One image or many, each decoded when it is asked for, in the order given.
 
-    Whatever form an image comes in, it gets what a file gets: it is turned upright by its EXIF tag, 16 bits keep their
-    scale, CMYK becomes RGB, transparency is laid on white, and it is shrunk to ``shorter_side``.
+    Whatever form an image comes in, it is treated as a file is: it is turned upright by its EXIF tag, 16 bits keep
+    their scale, CMYK becomes RGB, transparency is laid on white, and it is shrunk to ``shorter_side``.
 
     >>> images = ImageInputs([np.zeros((4, 6), np.uint8), Image.new("CMYK", (6, 4))], shorter_side=256)
     >>> len(images), images[0].shape, images[1].shape
     (2, (4, 6, 3), (4, 6, 3))
     """
 
-    def __init__(self, given: ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> None:
-        self._items = [_checked(item, place) for place, item in enumerate(_many(given), start=1)]
+    def __init__(self, images: ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> None:
+        self._items = [_checked(item, number) for number, item in enumerate(_as_list(images), start=1)]
         self._shorter_side = shorter_side
         self._lock = threading.Lock()
 
@@ -63,33 +63,33 @@ class ImageInputs:
             return decode_bytes(item, path=name, shorter_side=self._shorter_side)
         if isinstance(item, Image.Image):
             path = Path(getattr(item, "filename", "") or name)
-            # The same image may have been given twice, and Pillow's images are not made to be read by two threads.
+            # The same image may be in the list twice, and Pillow's images are not made to be read by two threads.
             with self._lock:
                 return decode_pillow(item, path=path, shorter_side=self._shorter_side)
         return decode_pillow(Image.fromarray(item), path=name, shorter_side=self._shorter_side)
 
 
-def as_images(given: Images | ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> Images:
-    """``given`` as images by row; those that have been opened already, which cannot be iterated over, as they are."""
-    if isinstance(given, (os.PathLike, Image.Image, np.ndarray, Tensor, Iterable)):
-        return ImageInputs(given, shorter_side=shorter_side)
-    return given
+def as_images(images: Images | ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> Images:
+    """``images`` by row; those that have been opened already, which cannot be iterated over, as they are."""
+    if isinstance(images, (os.PathLike, Image.Image, np.ndarray, Tensor, Iterable)):
+        return ImageInputs(images, shorter_side=shorter_side)
+    return images
 
 
-def _many(given: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput]:
-    if isinstance(given, Tensor):
-        tensor = given.detach().cpu()
+def _as_list(images: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput]:
+    if isinstance(images, Tensor):
+        tensor = images.detach().cpu()
         return tensor.unbind() if tensor.ndim == 4 else [tensor]
-    if isinstance(given, np.ndarray):
-        return list(given) if given.ndim == 4 or given.dtype.kind in "OU" else [given]
-    if isinstance(given, (str, os.PathLike, bytes, bytearray, Image.Image)):
-        return [given]
-    if isinstance(given, Iterable):
-        return given
-    raise DataError(f"cannot embed {type(given).__name__}: give {_ACCEPTED}")
+    if isinstance(images, np.ndarray):
+        return list(images) if images.ndim == 4 or images.dtype.kind in "OU" else [images]
+    if isinstance(images, (str, os.PathLike, bytes, bytearray, Image.Image)):
+        return [images]
+    if isinstance(images, Iterable):
+        return images
+    raise DataError(f"cannot embed {type(images).__name__}: give {_ACCEPTED}")
 
 
-def _checked(item: ImageInput, place: int) -> Path | bytes | Image.Image | NDArray[Any]:
+def _checked(item: ImageInput, number: int) -> Path | bytes | Image.Image | NDArray[Any]:
     """An item in one of four forms; what cannot be an image is refused before any is decoded."""
     if isinstance(item, (str, os.PathLike)):
         path = Path(item).expanduser()
@@ -99,24 +99,20 @@ def _checked(item: ImageInput, place: int) -> Path | bytes | Image.Image | NDArr
                 f"use nearkin embed"
             )
         if not path.exists():
-            raise DataError(f"there is no file {str(path)!r} (image {place} of those given)")
+            raise DataError(f"there is no file {str(path)!r} (image {number} of those given)")
         return path
     if isinstance(item, (bytes, bytearray)):
         return bytes(item)
     if isinstance(item, Image.Image):
         return item
-    if isinstance(item, (np.ndarray, Tensor)):
-        return _checked_array(item, place)
-    raise DataError(f"image {place} of those given is a {type(item).__name__}: give {_ACCEPTED}")
-
-
-def _checked_array(item: NDArray[Any] | Tensor, place: int) -> NDArray[Any]:
     if isinstance(item, Tensor):
         tensor = item.detach().cpu()
         # torch's own readers put the channels first.
         if tensor.ndim == 3 and tensor.shape[0] in _CHANNELS and tensor.shape[2] not in _CHANNELS:
             tensor = tensor.permute(1, 2, 0)
         item = tensor.numpy()
+    if not isinstance(item, np.ndarray):
+        raise DataError(f"image {number} of those given is a {type(item).__name__}: give {_ACCEPTED}")
     array: NDArray[Any] = np.ascontiguousarray(item)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
@@ -124,4 +120,4 @@ def _checked_array(item: NDArray[Any] | Tensor, place: int) -> NDArray[Any]:
     if array.size and ((array.dtype == np.uint8 and (grey or colour)) or (array.dtype == np.uint16 and grey)):
         return array
     advice = "; values from 0 to 1 become uint8 by (255 * x).round()" if array.dtype.kind == "f" else ""
-    raise DataError(f"image {place} of those given is {array.dtype} {list(array.shape)}: give {_ACCEPTED}{advice}")
+    raise DataError(f"image {number} of those given is {array.dtype} {list(array.shape)}: give {_ACCEPTED}{advice}")

@@ -1,4 +1,4 @@
-"""One image file in, one RGB array out, or an error that names the file and what is wrong with it."""
+"""Decoding: one image file in, one RGB array out, or an error that names the file and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,28 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from nearkin.errors import DataError, MissingExtraError, require
+
+MANIFEST_ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json")
+ARCHIVE_ENDINGS = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+NOT_IMAGES = "not images"
+
+_RAW_ENDINGS = (
+    *(".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".sr2", ".raf", ".orf", ".rw2", ".pef", ".srw"),
+    *(".raw", ".x3f", ".3fr", ".iiq"),
+)
+UNREADABLE_PHOTOS: Mapping[str, str] = {
+    **dict.fromkeys((".heic", ".heif", ".hif"), "HEIC photos: pip install 'nearkin[heic]' to read them"),
+    ".avif": "AVIF photos, which this Pillow cannot read: update it to 11.3 or newer",
+    ".jxl": "JPEG XL, which Pillow cannot read: convert to JPEG or PNG",
+    **dict.fromkeys(_RAW_ENDINGS, "camera raw files: export them as JPEG"),
+}
+"""Endings of photos that may not be readable here, and what to do about them."""
+
+# Pillow hands these to an outside program or a system renderer, so a data set could run code by holding one.
+_DRAWINGS = frozenset({"EPS", "WMF", "EMF"})
+
+# Formats that Pillow names but that hold no photograph: also video, and containers that it only recognises.
+_NO_PHOTOS = _DRAWINGS | {"PDF", "MPEG", "BUFR", "GRIB", "HDF5", "IPTC"}
 
 MAX_PIXELS = 120_000_000
 """An image with more, by the size in its file's header, is refused before any pixel is decoded."""
@@ -104,7 +127,7 @@ def decode_bytes(data: bytes, *, path: Path, shorter_side: int | None = None) ->
     try:
         with Image.open(io.BytesIO(data)) as opened:
             _check_size(opened, path)
-            if opened.format in DRAWINGS:
+            if opened.format in _DRAWINGS:
                 raise UnreadableImageError(path, f"a drawing ({opened.format}), not pixels; export it as PNG")
             if shorter_side is not None and opened.format in ("JPEG", "MPO"):
                 # At twice the final size the fraction is still resampled afterwards, so no aliasing comes in here.
@@ -113,7 +136,7 @@ def decode_bytes(data: bytes, *, path: Path, shorter_side: int | None = None) ->
     except UnreadableImageError:
         raise
     except Exception as error:  # a malformed file can make a decoder raise nearly anything
-        if isinstance(error, UnidentifiedImageError) and is_heic(data):
+        if isinstance(error, UnidentifiedImageError) and _is_heic(data):
             raise UnreadableImageError(path, "a HEIC photo: pip install 'nearkin[heic]' to read it") from error
         raise UnreadableImageError(path, _reason(error)) from error
 
@@ -126,10 +149,10 @@ def decode_pillow(image: Image.Image, *, path: Path, shorter_side: int | None = 
     """
     _hush_pillow()
     if isinstance(image, ImageFile.ImageFile) and image.fp is not None and image.tile and image.tell() == 0:
-        place = image.fp.tell()
+        position = image.fp.tell()
         image.fp.seek(0)
         data = image.fp.read()
-        image.fp.seek(place)
+        image.fp.seek(position)
         return decode_bytes(data, path=path, shorter_side=shorter_side)
     try:
         _check_size(image, path)
@@ -171,7 +194,7 @@ def _shrunk(image: Image.Image, shorter_side: int) -> Image.Image:
     if min(image.size) <= shorter_side:
         return image
     height, width = resized_shape(image.height, image.width, shorter_side)
-    # A box filter first takes very large images most of the way; with a gap of 3 the result is hardly to be told apart.
+    # A box filter first takes very large images most of the way; with a gap of 3 the result hardly differs.
     return image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=3.0)
 
 
@@ -199,10 +222,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _upright(pixels: Image.Image, opened: Image.Image) -> Image.Image:
-    # ImageOps.exif_transpose would also write the EXIF block anew, which fails on blocks that cameras got wrong.
+    # ImageOps.exif_transpose would also write the EXIF block again, which fails on blocks that cameras got wrong.
     try:
         orientation = opened.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # a malformed EXIF block, of which the pixels know nothing
+    except Exception:  # a malformed EXIF block
         return pixels
     turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return pixels if turn is None else pixels.transpose(turn)
@@ -233,51 +256,14 @@ def _hush_pillow() -> None:
             warnings.filterwarnings("ignore", category=category, module=_PILLOW_MODULES.pattern)
 
 
-MANIFEST_ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json")
-ARCHIVE_ENDINGS = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-OTHER_FILES = "not images"
-HEIC_ENDINGS = (".heic", ".heif", ".heics", ".heifs", ".hif")
-
-# Pillow hands these to an outside program or a system renderer, so a data set could run code by holding one.
-DRAWINGS = frozenset({"EPS", "WMF", "EMF"})
-
-# Formats that Pillow names but that hold no photograph: also video, and containers that it only recognises.
-_NO_PHOTOS = DRAWINGS | {"PDF", "MPEG", "BUFR", "GRIB", "HDF5", "IPTC"}
-
-_PICTURES_ELSEWHERE = {
-    "HEIC photos: pip install 'nearkin[heic]' to read them": HEIC_ENDINGS,
-    "AVIF photos, which this Pillow cannot read: update it to 11.3 or newer": (".avif", ".avifs"),
-    "JPEG XL, which Pillow cannot read: convert to JPEG or PNG": (".jxl",),
-    "camera raw files: export them as JPEG": (
-        *(".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".sr2", ".raf", ".orf", ".rw2", ".pef", ".srw"),
-        *(".raw", ".x3f", ".3fr", ".iiq"),
-    ),
-}
-_NO_PICTURES = {
-    "drawings or documents: export them as PNG": (
-        *(".pdf", ".eps", ".ps", ".svg", ".svgz", ".ai", ".wmf", ".emf", ".cdr", ".doc", ".docx", ".odt"),
-        *(".ppt", ".pptx", ".odp", ".indd"),
-    ),
-    "videos": (
-        *(".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".mts", ".m2ts"),
-    ),
-    "archives: unpack them": ARCHIVE_ENDINGS,
-}
-_REASONS = {
-    ending: reason for group in (_PICTURES_ELSEWHERE, _NO_PICTURES) for reason in group for ending in group[reason]
-}
-
-_ARCHIVE_STARTS = (
-    b"PK\x03\x04",
-    b"PK\x05\x06",
-    b"\x1f\x8b",
-    b"BZh",
-    b"\xfd7zXZ",
-    b"7z\xbc\xaf",
-    b"Rar!",
-    b"(\xb5/\xfd",
-)
-_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+@cache
+def register_heic() -> bool:
+    """Let Pillow read HEIC, if the extra ``heic`` is installed; returns whether it is."""
+    try:
+        require("pillow_heif", "heic").register_heif_opener()
+    except MissingExtraError:
+        return False
+    return True
 
 
 @cache
@@ -293,47 +279,33 @@ def image_extensions() -> frozenset[str]:
     return frozenset(readable | {".mpo"})  # opened by the JPEG reader, so Pillow has no opener of that name
 
 
-@cache
-def register_heic() -> bool:
-    """Whether Pillow reads HEIC here, which it does once the extra ``heic`` has been registered with it."""
-    try:
-        require("pillow_heif", "heic").register_heif_opener()
-    except MissingExtraError:
-        return False
-    return True
-
-
 def why_left_out(ending: str) -> str:
-    """What the files with an ending outside :func:`image_extensions` are, and what to do if they were meant.
+    """What to do about files with an ending outside :func:`image_extensions`.
 
-    >>> why_left_out(".mp4"), why_left_out(".xyz")
-    ('videos', 'not images')
+    >>> why_left_out(".nef"), why_left_out(".xyz")
+    ('camera raw files: export them as JPEG', 'not images')
     """
-    return _REASONS.get(ending.lower(), OTHER_FILES)
-
-
-def is_picture(ending: str) -> bool:
-    """Whether an ending outside :func:`image_extensions` is that of pictures all the same."""
-    return any(ending.lower() in endings for endings in _PICTURES_ELSEWHERE.values())
-
-
-def is_heic(data: bytes) -> bool:
-    """Whether the bytes of a file begin as HEIC does."""
-    return data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS
+    return UNREADABLE_PHOTOS.get(ending.lower(), NOT_IMAGES)
 
 
 def is_image_file(path: Path) -> bool:
     """Whether a file is one image, rather than a list of images: by its ending, or else by its first bytes."""
     ending = path.suffix.lower()
-    if ending in image_extensions() or is_picture(ending):
+    if ending in image_extensions() or ending in UNREADABLE_PHOTOS:
         return True
-    return ending not in (*MANIFEST_ENDINGS, *ARCHIVE_ENDINGS) and _opens_as_image(_head(path))
+    if ending in (*MANIFEST_ENDINGS, *ARCHIVE_ENDINGS):
+        return False
+    head = _head(path)
+    try:
+        with Image.open(io.BytesIO(head)) as image:
+            return image.format not in _NO_PHOTOS
+    except Exception:  # a decoder that meets bytes it is not made for may raise nearly anything
+        return _is_heic(head)
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is an archive (a spreadsheet is one, too)."""
-    head = _head(path)
-    return path.suffix.lower() in ARCHIVE_ENDINGS or head.startswith(_ARCHIVE_STARTS) or head[257:262] == b"ustar"
+    """Whether a file is an archive; a spreadsheet is one, too."""
+    return path.suffix.lower() in ARCHIVE_ENDINGS or _head(path).startswith((b"PK\x03\x04", b"\x1f\x8b"))
 
 
 def _head(path: Path) -> bytes:
@@ -344,11 +316,5 @@ def _head(path: Path) -> bytes:
         return b""
 
 
-def _opens_as_image(head: bytes) -> bool:
-    if is_heic(head):
-        return True
-    try:
-        with Image.open(io.BytesIO(head)) as image:
-            return image.format not in _NO_PHOTOS
-    except Exception:  # a decoder that meets bytes it is not made for may raise nearly anything
-        return False
+def _is_heic(data: bytes) -> bool:
+    return data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")

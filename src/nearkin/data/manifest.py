@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nearkin.data.file_names import class_name, existing_images, natural_key
 from nearkin.data.folder import SPLIT_FOLDERS
-from nearkin.data.images import ARCHIVE_ENDINGS, OTHER_FILES, is_archive, is_image_file, why_left_out
+from nearkin.data.images import is_archive, is_image_file
 from nearkin.data.table import SPLITS, ImageTable
 from nearkin.errors import DataError, did_you_mean
 
@@ -108,26 +108,42 @@ def _table(path: Path, text: str, base: Path, *, need_labels: bool) -> ImageTabl
     splits = ["train"] * len(rows)
     if "split" in columns:
         splits = [_split(line, columns["split"], value) for line, value in zip(rows, values("split"), strict=True)]
+    ids = values("id") if "id" in columns else files
+    first: dict[str, int] = {}
+    for line, name in zip(rows, ids, strict=True):
+        if name in first:
+            raise _LineError(
+                line,
+                f"{name!r} is already in line {first[name]}; ids must differ, and an image listed twice would be its "
+                "own nearest neighbour",
+            )
+        first[name] = line
     others = [name for name in names if name not in columns.values()]
     return ImageTable.build(
         path.stem,
         existing_images(base, files, listed_in=repr(str(path)), lines=[*rows], advice="; give root to change that"),
         labels,
         splits=splits,
-        ids=_unique(dict(zip(rows, values("id") if "id" in columns else files, strict=True))),
+        ids=ids,
         class_names=classes,
         columns={column: [row.get(column, "") for row in rows.values()] for column in others},
     )
 
 
 def _read_text(path: Path) -> str:
+    wanted = "a folder with one folder per class, or a list of images with their labels (CSV or JSON Lines)"
     if path.is_dir():
-        raise DataError(
-            f"{str(path)!r} is a folder; a CSV or JSON Lines file is needed, or read the folder with "
-            "nearkin.data.folder.read_folder"
-        )
+        raise DataError(f"{str(path)!r} is a folder: read it with nearkin.data.folder.read_folder, or give a list")
     if path.is_file():
-        _check_is_list(path)
+        if not path.stat().st_size:
+            raise DataError(f"{str(path)!r} is an empty file; give {wanted}")
+        if is_image_file(path):
+            raise DataError(f"{str(path)!r} is one image; give {wanted}")
+        if is_archive(path):
+            raise DataError(
+                f"{str(path)!r} is an archive or a spreadsheet; unpack it, or save the sheet as 'CSV UTF-8', and give "
+                f"{wanted}"
+            )
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -140,23 +156,6 @@ def _read_text(path: Path) -> str:
         line = content[: error.start].count(b"\n") + 1
         byte = f"0x{content[error.start]:02x}"
         raise _LineError(line, f"byte {byte} is not UTF-8; save the file as 'CSV UTF-8'") from error
-
-
-def _check_is_list(path: Path) -> None:
-    """Say of files that are something else what they are: that a photo is not UTF-8 would help nobody."""
-    wanted = "a folder with one folder per class, or a list of images with their labels (CSV or JSON Lines)"
-    if not path.stat().st_size:
-        raise DataError(f"{str(path)!r} is an empty file; give {wanted}")
-    if is_image_file(path):
-        raise DataError(f"{str(path)!r} is one image; give {wanted}")
-    if path.suffix.lower() in ARCHIVE_ENDINGS:
-        raise DataError(f"{str(path)!r} is an archive; unpack it, and give the folder that it unpacks to")
-    if (what := why_left_out(path.suffix)) != OTHER_FILES:
-        raise DataError(f"{str(path)!r} is no list of images (such files are {what}); give {wanted}")
-    if is_archive(path):
-        raise DataError(
-            f"{str(path)!r} is a spreadsheet or an archive; save the sheet as 'CSV UTF-8', or unpack the archive"
-        )
 
 
 def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -211,13 +210,12 @@ def _json_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
             raise _LineError(line, f"not a JSON object on one line: {error}") from error
         if not isinstance(record, dict):
             raise _LineError(line, f"a JSON object is needed, got {content.strip()[:40]!r}")
-        yield line, {key.strip(): _as_text(value) for key, value in record.items()}
-
-
-def _as_text(value: object) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        texts = {
+            key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for key, value in record.items()
+            if value is not None
+        }
+        yield line, {key.strip(): texts.get(key, "") for key in record}
 
 
 def _split(line: int, column: str, value: str) -> str:
@@ -225,16 +223,3 @@ def _split(line: int, column: str, value: str) -> str:
     if key not in SPLIT_FOLDERS:
         raise _LineError(line, f"column {column!r} has the unknown split {value!r}; {did_you_mean(key, SPLITS)}")
     return SPLIT_FOLDERS[key]
-
-
-def _unique(ids: dict[int, str]) -> list[str]:
-    first: dict[str, int] = {}
-    for line, name in ids.items():
-        if name in first:
-            raise _LineError(
-                line,
-                f"{name!r} stands in line {first[name]} already; ids must differ, and an image listed twice would be "
-                "its own nearest neighbour",
-            )
-        first[name] = line
-    return list(first)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearkin.data.benchmarks import benchmarks, read_benchmark
-from nearkin.data.file_names import readable
+from nearkin.data.file_names import printable
 from nearkin.data.folder import ClassFolders, folder_images, folder_table, suggest_folder
 from nearkin.data.images import is_image_file
 from nearkin.data.manifest import manifest_images, read_manifest
@@ -16,16 +16,15 @@ from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
 
-def data_root(given: str | Path | None = None) -> Path | None:
-    """The folder that holds the benchmarks: as given, or NEARKIN_DATA, or ``data`` here if there is such a folder."""
-    named = given or os.environ.get("NEARKIN_DATA")
-    if named:
-        return Path(named).expanduser()
+def data_root(root: str | Path | None = None) -> Path | None:
+    """The folder that holds the benchmarks: ``root``, or NEARKIN_DATA, or ``data`` here if there is such a folder."""
+    if chosen := root or os.environ.get("NEARKIN_DATA"):
+        return Path(chosen).expanduser()
     return Path("data") if Path("data").is_dir() else None
 
 
 def is_benchmark(source: str | Path) -> bool:
-    """Whether ``source`` names a benchmark rather than somebody's own images."""
+    """Whether ``source`` names a benchmark rather than a user's own images."""
     return str(source) in benchmarks()
 
 
@@ -53,36 +52,34 @@ def read_source(
 def collect_images(
     sources: str | Path | Sequence[str | Path], *, class_folders: ClassFolders | None = None
 ) -> ImageTable:
-    """Every image of the given files, folders and manifests, each once, in the order given.
+    """Every image of files, folders and manifests, each once, in the order given; labels are optional.
 
     >>> collect_images([])
     Traceback (most recent call last):
     ...
     nearkin.errors.RecipeError: give at least one image, folder or manifest
     """
-    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
-    if not given:
+    paths = [Path(source).expanduser() for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
+    if not paths:
         raise RecipeError("give at least one image, folder or manifest")
-    tables = [_table_of(Path(source).expanduser(), class_folders, alone=len(given) == 1) for source in given]
+    tables = [_unlabelled_table(path, class_folders) for path in paths]
     if len(tables) == 1:
         return tables[0]
     rows: dict[str, tuple[Path, str, str]] = {}
-    for table in tables:
+    for source, table in zip(paths, tables, strict=True):
+        prefix = f"{printable(source.as_posix())}/" if source.is_dir() else ""
         for image, label, name in zip(table.images, table.labels.tolist(), table.ids, strict=True):
-            rows.setdefault(os.path.abspath(image), (Path(image), table.class_names[label], name))
-    paths, labels, ids = zip(*rows.values(), strict=True)
-    joined = ImageTable.build(f"{len(tables)} sources", paths, labels, splits=["test"] * len(paths), ids=ids)
-    return replace(joined, left_out=tuple(each for table in tables for each in table.left_out))
+            rows.setdefault(os.path.abspath(image), (Path(image), table.class_names[label], prefix + name))
+    images, labels, ids = zip(*rows.values(), strict=True)
+    joined = ImageTable.build(f"{len(tables)} sources", images, labels, splits=["test"] * len(images), ids=ids)
+    return replace(joined, left_out=tuple(files for table in tables for files in table.left_out))
 
 
-def _table_of(source: Path, class_folders: ClassFolders | None, *, alone: bool) -> ImageTable:
+def _unlabelled_table(source: Path, class_folders: ClassFolders | None) -> ImageTable:
     if source.is_file() and is_image_file(source):
-        return ImageTable.build(source.name, [source], [""], splits=["test"], ids=[readable(source.as_posix())])
+        return ImageTable.build(source.name, [source], [""], splits=["test"], ids=[printable(source.as_posix())])
     if source.is_file():
         return manifest_images(source)
     if not source.exists():
         raise DataError(f"there is no image, folder or manifest {str(source)!r}{suggest_folder(source)}")
-    table = folder_images(source, class_folders=class_folders)
-    if alone:
-        return table
-    return replace(table, ids=tuple(f"{readable(source.as_posix())}/{name}" for name in table.ids))
+    return folder_images(source, class_folders=class_folders)

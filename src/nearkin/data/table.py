@@ -27,8 +27,8 @@ class LeftOut:
     """The files' ending, or what they are, in the plural."""
     reason: str
     example: str
-    picture: bool = False
-    """Whether somebody may well have meant them to be read."""
+    is_photo: bool = False
+    """Whether they are photos, which somebody may well have meant to be read."""
 
     def __str__(self) -> str:
         what = self.what[:-1] if self.count == 1 and not self.what.startswith(".") else self.what

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.cache import Images
-from nearkin.data.file_names import readable
+from nearkin.data.file_names import printable
 from nearkin.data.image_inputs import ImageInputs
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.source import collect_images
@@ -61,7 +61,7 @@ class Source:
 
     @property
     def name(self) -> str | None:
-        return None if self.path is None else readable(os.path.abspath(self.path))
+        return None if self.path is None else printable(os.path.abspath(self.path))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def sources_of(given: Any, labels: Labels, shorter_side: int | None) -> Sources:
     for i, (path, label) in enumerate(zip(table.images, table.labels.tolist(), strict=True)):
         class_name = None if labels is None else table.class_names[label] or None
         rows.append(Source(Path(path), i, class_name, {key: str(column[i]) for key, column in table.columns.items()}))
-    name = readable(os.path.abspath(images[0])) if len(images) == 1 else f"{len(images)} sources"
+    name = printable(os.path.abspath(images[0])) if len(images) == 1 else f"{len(images)} sources"
     columns = {key: values.tolist() for key, values in table.columns.items()}
     return Sources(name, None, rows, columns, tuple(map(str, table.left_out)))
 

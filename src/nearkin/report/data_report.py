@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from nearkin.data.images import OTHER_FILES
+from nearkin.data.images import NOT_IMAGES
 from nearkin.data.table import LeftOut
 from nearkin.report.formats import counted
 from nearkin.runs.data import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
@@ -30,11 +30,11 @@ def data_report_text(report: DataReport, *, overview: bool = True) -> Text:
 
 def left_out_text(left_out: Sequence[LeftOut], unreadable: Sequence[str] = ()) -> Text:
     """Files that were not read, by type; empty where all were."""
-    lines = [str(each) for each in sorted(left_out, key=lambda each: not each.picture) if each.reason != OTHER_FILES]
-    if others := [each for each in left_out if each.reason == OTHER_FILES]:
+    lines = [str(each) for each in sorted(left_out, key=lambda each: not each.is_photo) if each.reason != NOT_IMAGES]
+    if others := [each for each in left_out if each.reason == NOT_IMAGES]:
         listed = ", ".join(f"{each.count:,} {each.what}" for each in others[:_MOST_LINES])
         more = f", {len(others) - _MOST_LINES} more file types" if len(others) > _MOST_LINES else ""
-        lines.append(f"{listed}{more}: {OTHER_FILES}")
+        lines.append(f"{listed}{more}: {NOT_IMAGES}")
     broken = [f"cannot be read: {each}" for each in unreadable]
     if len(broken) > _MOST_LINES:
         broken[_MOST_LINES:] = [f"… and {len(broken) - _MOST_LINES:,} more that cannot be read"]

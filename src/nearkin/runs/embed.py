@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin import ranks
-from nearkin.data.file_names import readable
+from nearkin.data.file_names import printable
 from nearkin.data.images import UnreadableImageError
 from nearkin.data.source import collect_images
 from nearkin.data.table import ImageTable, LeftOut
@@ -109,5 +109,5 @@ def _csv(table: ImageTable, embeddings: NDArray[np.float32]) -> bytes:
     writer = csv.writer(text)
     writer.writerow(["id", "path", "label", *(f"e{i}" for i in range(embeddings.shape[1]))])
     for name, path, label, row in zip(*_columns(table), embeddings.tolist(), strict=True):
-        writer.writerow([name, readable(path), label, *(f"{value:.8g}" for value in row)])
+        writer.writerow([name, printable(path), label, *(f"{value:.8g}" for value in row)])
     return text.getvalue().encode()
