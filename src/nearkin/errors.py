@@ -73,7 +73,7 @@ class MissingExtraError(NearkinError, ImportError):
 
 
 class TrainingError(NearkinError):
-    """A run that cannot go on, for instance because its loss is not finite."""
+    """A run that cannot continue, for instance because its loss is not finite."""
 
     exit_code = 5
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -36,21 +35,14 @@ BUCKET = 1 << 23
 
 T = TypeVar("T")
 
-
-@dataclass
-class _World:
-    rank: int
-    size: int
-    groups: dict[str, Any] = field(default_factory=dict)
-    """By the kind of device that tensors are on."""
-
-
-_joined: _World | None = None
+_size, _rank = 1, 0
+_groups: dict[str, Any] | None = None
+"""Process groups by the type of device that tensors are on; None while this process is alone."""
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
-    """Within, this process is one of those that torchrun started together, if it was; within itself it does nothing.
+    """Within, this process is one of those that torchrun started together, if it was; nested it does nothing.
 
     A process group that the caller has made before is used, and left as it is.
 
@@ -58,48 +50,48 @@ def joined() -> Iterator[None]:
     ...     rank(), world()
     (0, 1)
     """
-    global _joined
-    if _joined is not None or (started_together() == 1 and not dist.is_initialized()):
+    global _size, _rank, _groups
+    if _groups is not None or (started_together() == 1 and not dist.is_initialized()):
         yield
         return
     made = not dist.is_initialized()
     if made:
-        _check_started()
-        with _peers():
-            store, number, size = next(iter(rendezvous("env://", timeout=MEETING)))
-            # A store may live through a restart, with the addresses of processes that are gone.
-            store = PrefixStore(f"nearkin/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-            # Gloo whatever the devices: objects and waiting go through it, and tensors through a group of their own.
-            dist.init_process_group("gloo", store=store, rank=number, world_size=size, timeout=PATIENCE)
-    _joined = _World(dist.get_rank(), dist.get_world_size())
+        _join()
+    _size, _rank, _groups = dist.get_world_size(), dist.get_rank(), {}
     try:
         yield
         wait_for_all()
         if made:
             dist.destroy_process_group()
     finally:
-        _joined = None
+        _size, _rank, _groups = 1, 0, None
 
 
 def started_together() -> int:
     """How many processes torchrun has started, or 1."""
-    said = os.environ.get("WORLD_SIZE") or "1"
-    if not said.isdecimal() or int(said) == 0:
+    size = os.environ.get("WORLD_SIZE") or "1"
+    if not size.isdecimal() or int(size) == 0:
         raise RecipeError(
-            f"WORLD_SIZE must be the number of processes that torchrun has started, got {said!r}: start them with "
+            f"WORLD_SIZE must be the number of processes that torchrun has started, got {size!r}: start them with "
             f"torchrun, or unset WORLD_SIZE for one process alone"
         )
-    return int(said)
+    return int(size)
 
 
-def _check_started() -> None:
-    """Refuse to wait for processes that nobody has started: some systems set WORLD_SIZE for purposes of their own."""
-    if lacking := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+def _join() -> None:
+    # Some systems set WORLD_SIZE for purposes of their own: nobody would answer.
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         raise RecipeError(
-            f"WORLD_SIZE={started_together()} says that this process is one of several, but {', '.join(lacking)} "
-            f"{'is' if len(lacking) == 1 else 'are'} not set: start them with torchrun, or unset WORLD_SIZE for one "
+            f"WORLD_SIZE={started_together()} says that this process is one of several, but {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set: start them with torchrun, or unset WORLD_SIZE for one "
             f"process alone"
         )
+    with _peers():
+        store, number, size = next(iter(rendezvous("env://", timeout=MEETING)))
+        # A store may live through a restart, with the addresses of processes that are gone.
+        store = PrefixStore(f"nearkin/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        # Gloo whatever the devices: objects and waiting go through it, and tensors through a group of their own.
+        dist.init_process_group("gloo", store=store, rank=number, world_size=size, timeout=PATIENCE)
 
 
 def was_restarted() -> bool:
@@ -109,12 +101,12 @@ def was_restarted() -> bool:
 
 def world() -> int:
     """How many processes there are."""
-    return 1 if _joined is None else _joined.size
+    return _size
 
 
 def rank() -> int:
     """Which of them this one is, counted from 0."""
-    return 0 if _joined is None else _joined.rank
+    return _rank
 
 
 def is_first() -> bool:
@@ -124,24 +116,24 @@ def is_first() -> bool:
 
 def local_rank() -> int:
     """Which of the processes on this machine this one is, counted from 0."""
-    return 0 if _joined is None else int(os.environ.get("LOCAL_RANK", "0"))
+    return 0 if _groups is None else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def on_this_machine() -> int:
     """How many of the processes share this machine's cores and memory."""
-    return 1 if _joined is None else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 1 if _groups is None else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def share_of(count: int, *, of: int | None = None) -> range:
-    """The places of ``count`` that are this rank's (or those of rank ``of``): contiguous, the first ranks one more.
+    """The indices below ``count`` that are this rank's (or rank ``of``'s): contiguous, the first ranks have one more.
 
     >>> share_of(5)
     range(0, 5)
     """
-    each, more = divmod(count, world())
+    size, remainder = divmod(count, world())
     number = rank() if of is None else of
-    start = number * each + min(number, more)
-    return range(start, start + each + (number < more))
+    start = number * size + min(number, remainder)
+    return range(start, start + size + (number < remainder))
 
 
 def gather_rows(rows: Tensor, count: int) -> Tensor:
@@ -163,37 +155,34 @@ def with_summed_gradient(x: Tensor) -> Tensor:
 
 
 def sum_of_parts(part: Tensor) -> Tensor:
-    """The sum over the ranks, which all of them go on with alike: every part takes the whole gradient."""
+    """The sum over the ranks, used alike by all of them afterwards: every part takes the whole gradient."""
     return part if world() == 1 else _SumOfParts.apply(part)  # type: ignore[no-untyped-call]
 
 
 def sum_within(part: Tensor) -> Tensor:
-    """The sum over the ranks, with which each goes on in another way: every part takes the sum of the gradients."""
+    """The sum over the ranks, used differently by each afterwards: every part takes the sum of the gradients."""
     return with_summed_gradient(sum_of_parts(part))
 
 
 def add_up_(tensors: Sequence[Tensor]) -> None:
-    """Replace tensors of one kind by their sums over the ranks."""
+    """Replace tensors of one type by their sums over the ranks."""
     if world() == 1:
         return
-    waiting, numbers = [], 0
+    bucket: list[Tensor] = []
     for number, tensor in enumerate(tensors):
-        waiting.append(tensor)
-        numbers += tensor.numel()
-        if numbers >= BUCKET or number == len(tensors) - 1:
-            flat = torch.cat([each.flatten() for each in waiting])
+        bucket.append(tensor)
+        if sum(waiting.numel() for waiting in bucket) >= BUCKET or number == len(tensors) - 1:
+            flat = torch.cat([waiting.flatten() for waiting in bucket])
             _all_reduce(flat)
-            parts = torch.split(flat, [each.numel() for each in waiting])
-            for each, summed in zip(waiting, parts, strict=True):
-                each.copy_(summed.view_as(each))
-            waiting, numbers = [], 0
+            for waiting, summed in zip(bucket, torch.split(flat, [w.numel() for w in bucket]), strict=True):
+                waiting.copy_(summed.view_as(waiting))
+            bucket = []
 
 
 def largest_of_all_(tensor: Tensor) -> None:
     """Replace a tensor by its largest values over the ranks."""
     if world() > 1:
-        with _peers():
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=_group(tensor))
+        _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
 def from_first(compute: Callable[[], T]) -> T:
@@ -215,7 +204,7 @@ def from_first(compute: Callable[[], T]) -> T:
 
 
 def first_on_each_machine(compute: Callable[[], T]) -> T:
-    """``compute`` everywhere, but on every machine by one rank before the others: they find what it has left."""
+    """``compute`` everywhere, on every machine by one rank before the others, which find what it has left."""
     if world() == 1:
         return compute()
     if local_rank() == 0:
@@ -225,49 +214,49 @@ def first_on_each_machine(compute: Callable[[], T]) -> T:
 
 
 def wait_for_all() -> None:
-    """Go on when every rank has come here, however long that takes."""
+    """Wait until every rank has come here, however long that takes."""
     if world() > 1:
         with _peers():
             dist.barrier()
 
 
 def is_first_to_fail() -> bool:
-    """Whether no other rank has asked this before: the one that has something to say about why all of them end."""
+    """Whether no other rank has asked this before: only the first to fail explains why all of them end."""
     if not dist.is_initialized():
         return os.environ.get("RANK", "0") == "0"
     try:
         store = dist.distributed_c10d._get_default_store()
         return bool(store.add("nearkin/failed", 1) == 1)
-    except RuntimeError:  # whoever kept the store is gone, and has said why
+    except RuntimeError:  # the rank that kept the store is gone, and has explained why
         return False
 
 
 class Agreement:
-    """Wishes of any rank that all follow at the same time: known after the next step, so that nobody waits for it."""
+    """Requests of any rank that all ranks follow at the same time: known one step later, so that nobody waits."""
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, Any] | None = None
 
-    def on(self, *wishes: bool) -> list[bool]:
-        """Which of the wishes that were given at the last call some rank had; alone, those of this call."""
+    def on(self, *requests: bool) -> list[bool]:
+        """Which of the requests given at the last call some rank had; alone, those of this call."""
         if world() == 1:
-            return list(wishes)
+            return list(requests)
         with _peers():
-            known = [False] * len(wishes)
+            agreed = [False] * len(requests)
             if self._pending is not None:
                 self._pending[1].wait()
-                known = [value > 0 for value in self._pending[0].tolist()]
-            wanted = torch.tensor([float(wish) for wish in wishes])
-            self._pending = (wanted, dist.all_reduce(wanted, group=_group(wanted), async_op=True))
-        return known
+                agreed = [value > 0 for value in self._pending[0].tolist()]
+            counts = torch.tensor([float(request) for request in requests])
+            self._pending = (counts, dist.all_reduce(counts, group=_group(counts), async_op=True))
+        return agreed
 
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, count: int) -> Tensor:
-        ctx.own = share_of(count)
-        if len(rows) != len(ctx.own):
-            raise ValueError(f"rank {rank()} has {len(ctx.own)} of {count} rows, got {len(rows)}")
+        ctx.local = share_of(count)
+        if len(rows) != len(ctx.local):
+            raise ValueError(f"rank {rank()} has {len(ctx.local)} of {count} rows, got {len(rows)}")
         # Shares differ by one row at most; collectives want them of one size.
         most = len(share_of(count, of=0))
         padded = rows.new_zeros(most, *rows.shape[1:])
@@ -280,7 +269,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient[ctx.own.start : ctx.own.stop], None
+        return gradient[ctx.local.start : ctx.local.stop], None
 
 
 class _SummedGradient(torch.autograd.Function):
@@ -308,24 +297,24 @@ class _SumOfParts(torch.autograd.Function):
         return gradient
 
 
-def _all_reduce(tensor: Tensor) -> None:
+def _all_reduce(tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
     with _peers():
-        dist.all_reduce(tensor, group=_group(tensor))
+        dist.all_reduce(tensor, op=operation, group=_group(tensor))
 
 
 def _group(tensor: Tensor) -> Any:
-    """The process group for tensors where this one is, made when the ranks first need it."""
-    assert _joined is not None
-    kind = tensor.device.type
-    if kind not in _joined.groups:
+    """The process group for tensors on this one's device type, made when the ranks first need it."""
+    assert _groups is not None
+    device = tensor.device
+    if device.type not in _groups:
         backend = "gloo"
-        if kind == "cuda":
-            places: list[Any] = [None] * _joined.size
-            dist.all_gather_object(places, (socket.gethostname(), tensor.device.index))
+        if device.type == "cuda":
+            devices: list[Any] = [None] * _size
+            dist.all_gather_object(devices, (socket.gethostname(), device.index))
             # NCCL wants a GPU for each rank; ranks that share one, as in a test, go through the host.
-            backend = "nccl" if len(set(places)) == _joined.size else "gloo"
-        _joined.groups[kind] = dist.new_group(backend=backend, timeout=STEP_TIMEOUT)
-    return _joined.groups[kind]
+            backend = "nccl" if len(set(devices)) == _size else "gloo"
+        _groups[device.type] = dist.new_group(backend=backend, timeout=STEP_TIMEOUT)
+    return _groups[device.type]
 
 
 @contextlib.contextmanager
@@ -336,7 +325,7 @@ def _peers() -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise LostRankError(
-            f"another process of this run has ended or does not answer ({reason}). If it has said nothing itself it "
-            f"was killed, perhaps for want of memory. torchrun --max-restarts=3 goes on by itself from the last "
+            f"another process of this run has ended or does not answer ({reason}). If it has printed nothing itself it "
+            f"was killed, perhaps for lack of memory. torchrun --max-restarts=3 continues by itself from the last "
             f"checkpoint; otherwise use the same command with --resume"
         ) from error

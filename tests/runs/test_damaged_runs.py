@@ -91,7 +91,7 @@ def test_another_runs_files_are_refused(folder, recipe, photos, tmp_path, differ
     if difference == "images":
         shutil.rmtree(photos / "kiwi")
         other = recipe
-        said = "its images, classes or split are others"
+        said = "its images, classes or split differ"
     else:
         other = load_recipe(recipe.as_mapping(), ["training.seed=1"])
         said = r"training\.seed was 1, is 0"

@@ -42,8 +42,8 @@ def test_a_checkpoint_never_runs_code(recipe_for, tmp_path):
 @pytest.mark.parametrize(
     "content, said",
     [
-        ([1, 2], "is no checkpoint of nearkin; begin anew with --overwrite"),
-        ({"weights": {}}, "is no checkpoint of nearkin; begin anew with --overwrite"),
+        ([1, 2], "is no checkpoint of nearkin; train again with --overwrite"),
+        ({"weights": {}}, "is no checkpoint of nearkin; train again with --overwrite"),
         ({"encoder": {}, "format": -1}, r"was written by another version of nearkin \(format -1\)"),
     ],
 )

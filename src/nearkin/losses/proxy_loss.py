@@ -81,7 +81,7 @@ class ProxyLoss(nn.Module):
             similarities, spread = self._similarities_and_spread(embeddings, vectors, spread=tau > 0)
             value = self.from_similarities(similarities, labels)
             if tau and vectors.shape[1] > 1:
-                value = value + tau * self.bank.local_share * ranks.sum_of_parts(spread)
+                value = value + tau * ranks.sum_of_parts(self.bank.local_share * spread)
             if self.weighting is not None and self.training:
                 unit = l2_normalise(at_least_float32(embeddings.detach()))
                 linear = vectors.shape[1] == 1

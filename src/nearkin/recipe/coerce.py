@@ -48,11 +48,11 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
 
 def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[str, Any]:
     """``values`` in the types that the fields of ``section`` declare; a key that is none of them is refused."""
-    kinds = get_type_hints(section)
+    types_of = get_type_hints(section)
     for key in values:
-        if key not in kinds:
-            raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), kinds)}")
-    return {key: coerce(value, kinds[key], f"{where}.{key}") for key, value in values.items()}
+        if key not in types_of:
+            raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), types_of)}")
+    return {key: coerce(value, types_of[key], f"{where}.{key}") for key, value in values.items()}
 
 
 def _coerce_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:

@@ -1,4 +1,4 @@
-"""What decides a run: the same notion for a recipe's hash, for its usual folder and for whether a run may go on."""
+"""What decides a run: one notion for a recipe's hash, for its usual folder and for whether a run may be resumed."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def read_layers(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """What a recipe file says, on top of its base, which may have one in turn.
 
     Args:
-        file: may hold ``base:``, a path beside it or the name of a recipe that comes with nearkin.
+        file: may hold ``base:``, a path next to it or the name of a recipe that comes with nearkin.
         above: the files that it is the base of.
     """
     content = read_yaml(file)

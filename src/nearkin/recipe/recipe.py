@@ -27,22 +27,22 @@ class DataSection:
     transform: str = "standard"
     """How crops are cut: standard, mild, ccp, profs, glyphs or digits."""
     image_size: int | None = None
-    """Overrides the side of the crop."""
+    """Side of the crops in pixels; default: the transform's."""
     crop_scale: tuple[float, float] | None = None
-    """Overrides the smallest and largest share of the area that a training crop covers."""
+    """Smallest and largest share of the image that a training crop covers; default: the transform's."""
     random_erasing: float = 0.0
     """Probability that a box of a training crop, of 2 to 33 % of its area, is filled with the backbone's mean pixel."""
     cache: Literal["auto", "disk", "memory", "device"] = "auto"
-    """Where decoded images are kept: on ``disk``, in ``memory`` and not on disk, or on disk and for training on the GPU
-    (``device``), which then makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
+    """Where decoded images are kept: on ``disk``, in ``memory`` only, or on disk and the GPU (``device``), which then
+    makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
     shorter_side: int = 256
-    """Decoded images are kept with this shorter side, or with a longer one where ``image_size`` or
-    ``protocol.eval_size`` ask for it; none is ever enlarged for that."""
+    """Decoded images are stored with this shorter side, or a longer one where ``image_size`` or ``protocol.eval_size``
+    need it; none is ever enlarged for that."""
     unreadable_tolerance: float = 0.01
     """A larger share of unreadable files stops the run before training."""
     workers: int | None = None
     """Threads that decode images and prepare batches; default: every core to decode, up to four for batches. For a GPU
-    without the images on it batches are prepared by processes; default: every core but one."""
+    without the images on it these are processes; default: every core but one."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class EncoderSection:
     pooling: str = "avg"
     """How the feature map becomes one vector: avg, max, avg+max, gem, or gem3 with p fixed at 3."""
     normalisation: Literal["l2", "ball"] = "l2"
-    """Onto the unit sphere, or into the unit ball, where length counts too."""
+    """``l2``: onto the unit sphere; ``ball``: into the unit ball, where length counts too."""
     weights: str | None = None
     """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
     freeze_batch_norm: bool = False
-    """Batch-norm keeps the statistics that it came with."""
+    """Batch-norm keeps the running statistics of its pretrained weights."""
     freeze_batch_norm_affine: bool = False
-    """Batch-norm's scale and shift do not train, whatever ``freeze_batch_norm`` says of its statistics."""
+    """Batch-norm's scale and shift do not train; ``freeze_batch_norm`` is about its statistics."""
     head_init: Literal["default", "glorot", "pca"] = "default"
     """How the projection begins: Kaiming-normal by fan-out as in Proxy-Anchor, Glorot-uniform as in Keras, or ``pca``:
     the principal axes of the training images' features."""
@@ -83,7 +83,7 @@ class PartSection:
     name: str
     """Which one: ``nearkin list losses`` and ``nearkin list methods`` show them."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Its own options; in a recipe they stand beside the name."""
+    """Its options; in a recipe file they stand next to the name."""
 
 
 @dataclass(frozen=True)
@@ -95,76 +95,76 @@ class TrainingSection:
     max_steps: int | None = None
     """Ends the run after this many steps, whatever ``epochs`` says."""
     stop_at_epoch: float | None = None
-    """Ends the run there, with the schedule of all ``epochs``: what ``nearkin train --final`` sets."""
+    """Ends the run at this epoch, with the schedule of all ``epochs``; ``nearkin train --final`` sets it."""
     batch_size: int = 128
-    """Images of a step, of all processes together."""
+    """Images in one step, over all processes together."""
     micro_batch: int | None = None
-    """Images that are in the network at a time: the step of the whole batch in the memory of so many images. It takes
-    up to a third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``. By default
-    all of the batch, but on a CPU as many as keep about a gigabyte, where that is the same training."""
+    """Images in the network at a time: the step of the whole batch in the memory of this many images. It takes up to a
+    third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``. Default: the whole batch,
+    on a CPU as many as keep about a gigabyte where that is the same training."""
     sampler: Literal["random", "balanced"] = "random"
-    """Batches of any images, or of so many images of each of some classes."""
+    """``random``: any images; ``balanced``: ``images_per_class`` images of each of some classes."""
     images_per_class: int = 4
     """Images of one class in a balanced batch."""
     optimiser: Literal["adamw", "adam", "sgd"] = "adamw"
-    """Who takes the steps."""
+    """The optimiser: ``adamw``, ``adam`` or ``sgd``."""
     learning_rate: float = 1e-4
-    """That of the backbone, and of what the objective learns beside its proxies."""
+    """Learning rate of the backbone, and of what the loss learns other than proxies."""
     weight_decay: float = 1e-4
-    """Of everything that is learned; apart from the gradient with adamw, added to it with the others."""
+    """For all parameters; decoupled from the gradient with adamw, added to it with the others."""
     momentum: float = 0.9
     """For SGD."""
     beta2: float = 0.999
-    """How slowly Adam and AdamW forget the squares of past gradients."""
+    """Decay rate of the second moments of Adam and AdamW."""
     head_lr_multiplier: float = 1.0
-    """The projection's rate, as a multiple of the learning rate."""
+    """Learning rate of the projection, as a multiple of ``learning_rate``."""
     proxy_lr_multiplier: float = 100.0
-    """The proxies' rate, as a multiple of the learning rate."""
+    """Learning rate of the proxies, as a multiple of ``learning_rate``."""
     schedule: Literal["constant", "step", "milestones", "plateau", "cosine"] = "step"
-    """How the rates fall."""
+    """How the learning rates fall."""
     lr_decay_every: int = 10
     """Epochs between decays (step), or evaluations without improvement (plateau)."""
     lr_decay_factor: float = 0.5
-    """What the rates are multiplied by at a decay (step, milestones, plateau)."""
+    """Factor of the learning rates at a decay (step, milestones, plateau)."""
     min_learning_rate: float = 0.0
-    """The rate does not fall below this (plateau, milestones); head and proxies in proportion."""
+    """The learning rate does not fall below this (plateau, milestones); head and proxies in proportion."""
     milestones: tuple[int, ...] = ()
-    """Epochs after which the rate decays (milestones); one that is named twice counts twice."""
+    """Epochs after which the learning rate decays (milestones); one that is listed twice counts twice."""
     warmup_epochs: int = 0
-    """Epochs at the start that train head and proxies only."""
+    """Epochs at the start in which only head and proxies train."""
     ema_decay: float | None = None
-    """Evaluate and save an average of the encoder's weights over the steps, of which each step leaves this share, such
-    as 0.995; training goes on with the weights themselves."""
+    """Evaluate and save an exponential moving average (EMA) of the encoder's weights with this decay, such as 0.995;
+    training continues with the weights themselves."""
     l2_sp: float = 0.0
-    """Pulls the backbone back to its pretrained weights: half of this, times the squared distance, is added to the loss
-    (L2-SP)."""
+    """Weight of L2-SP: half of it, times the squared distance of the backbone from its pretrained weights, is added to
+    the loss."""
     max_grad_norm: float | None = None
     """Gradients are scaled down so that the norm of all of them together is at most this."""
     max_grad_value: float | None = None
     """Every single number of the gradients is cut to at most this, as Proxy-Anchor's code does (10)."""
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
     """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
-    keep ten bits of each factor, on GPUs that do so; ``float32`` keeps all of them there too."""
+    use ten bits of each factor, on GPUs that can; ``float32`` uses all of them there too."""
     cuda_graphs: Literal["auto", "always", "never"] = "auto"
     """Whether the network's passes run as CUDA graphs, which launch faster and take more memory. ``auto``: where there
     is ample memory, and not for networks of other packages."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     seed: int = 0
-    """Decides the head, the proxies, the batches and their crops."""
+    """Seed of the head, the proxies, the batches and their crops."""
     evaluate_every: int = 1
     """Epochs between evaluations."""
     evaluate_every_steps: int | None = None
     """Steps between evaluations; replaces ``evaluate_every``."""
     early_stop_patience: int | None = None
-    """Ends the run after so many evaluations without a new best, whatever the method. It needs validation classes, or
+    """Ends the run after this many evaluations without a new best, whatever the method. It needs validation classes, or
     ``protocol.monitor_test``."""
     evaluation_batch_size: int | None = None
-    """Images that are embedded at a time; default: 256, on a CPU no more pixels than 32 of 224 × 224 have."""
+    """Images embedded at a time; default: 256, on a CPU as many as have the pixels of 32 images of 224 × 224."""
     checkpoint_minutes: float = 5.0
     """A checkpoint is written at every evaluation, and at least this often."""
     tensorboard: bool = False
-    """Also write what TensorBoard reads into the run folder (extra ``tensorboard``)."""
+    """Also write TensorBoard events into the run folder (extra ``tensorboard``)."""
 
 
 @dataclass(frozen=True)
@@ -189,25 +189,25 @@ class ProtocolSection:
     label_noise: float = 0.0
     """Share of the training labels that is replaced by another training class."""
     split_seed: int = 0
-    """Decides every split that the data set does not bring, which images ``train_share`` leaves and which labels are
-    wrong."""
+    """Seed of every split that the data set does not bring, of the images that ``train_share`` leaves and of the wrong
+    labels."""
     validation_seed: int | None = None
-    """Decides which classes the protocol ``validation`` holds out; default: as ``split_seed``. In a study each seed
-    above 0 holds out others, so that several draws of them choose a row; a number here holds all seeds to one."""
+    """Seed of the classes that the protocol ``validation`` holds out; default: ``split_seed``. In a study every seed
+    above 0 holds out other classes, so that a row is chosen by several draws; a number here fixes them for all."""
     select_by: str | None = None
-    """Score that chooses the best evaluation; default: R@1, within the error that so few validation images have MAP@R;
+    """Score that chooses the best evaluation; default: R@1, and MAP@R among evaluations within its standard error;
     MAP@R alone with ``mlrc``."""
     monitor_test: bool = False
-    """Lets training follow the scores of the test classes where these choose the epoch: the schedule ``plateau``,
-    ``training.early_stop_patience`` and CCP's patience, which are refused there otherwise. Every table names it."""
+    """Lets training look at the scores of the test classes where these choose the epoch: the schedule ``plateau``,
+    ``training.early_stop_patience`` and CCP's patience, which are refused there otherwise. Every table says so."""
     flip: bool = False
-    """What is scored is the mean of an image's embedding and its mirror image's, normalised. Every table names it."""
+    """Scored embeddings are the mean of those of an image and of its mirror image, normalised. Every table says so."""
     eval_size: int | None = None
-    """Side of the crops that are scored, of images scaled in proportion; default: as in training, times
-    ``eval_scale``. Every table names it."""
+    """Side of the crops that are scored, of images scaled in proportion; default: as in training, times ``eval_scale``.
+    Every table says so."""
     eval_scale: float = 1.0
     """Side of the crops that are scored as a multiple of those of training, to the nearest eight pixels: 1.15 makes
-    256 of 224. Every table names it; ``eval_size`` takes precedence."""
+    256 of 224. ``eval_size`` takes precedence. Every table says so."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     """Every k of R@k."""
     precision_at: tuple[int, ...] = ()

@@ -46,7 +46,7 @@ Write = Callable[[], None]
 
 
 class Checkpoint(TypedDict):
-    """What those look at who do not go on with the run."""
+    """What is read of a checkpoint without resuming the run."""
 
     step: int
     objective: dict[str, Tensor]
@@ -58,7 +58,7 @@ class Checkpoint(TypedDict):
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint to be looked at."""
     content = _read(path)
-    put_back(content, path)
+    restore_classes(content, path)
     return cast(Checkpoint, content)
 
 
@@ -66,7 +66,7 @@ def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
     """Write ``checkpoints/last.pt``, then drop best weights, and slices of classes, that have been superseded.
 
     Of several ranks all must call it; a checkpoint counts from the moment that the first has written ``last.pt``. With
-    a ``writer`` that is written while the caller goes on.
+    a ``writer`` it is written in the background.
     """
     values = {name: getattr(state, name) for name in _VALUES}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
@@ -99,10 +99,10 @@ def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
 
 def load_last(state: TrainingState, folder: TrainingFolder) -> None:
     """Put a freshly built state back to where ``last.pt`` was written."""
-    content = _read_own(folder.last_checkpoint, folder)
-    put_back(content, folder.last_checkpoint)
+    content = _read_of_run(folder.last_checkpoint, folder)
+    restore_classes(content, folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
-        own_moments(content["optimiser"], state.optimiser)
+        keep_local_moments(content["optimiser"], state.optimiser)
         for name in (*_PARTS, "sampler", *([] if state.ema is None else ["ema"])):
             getattr(state, name).load_state_dict(content[name])
         for name in ("step", *_VALUES):
@@ -117,20 +117,20 @@ def load_best(state: TrainingState, folder: TrainingFolder) -> None:
     """Put the encoder and objective back to the best evaluation."""
     if state.best is not None:
         file = folder.best_checkpoint(int(state.best["step"]))
-        content = _read_own(file, folder)
-        put_back(content, file)
+        content = _read_of_run(file, folder)
+        restore_classes(content, file)
         with _fitting(file):
             state.eval_encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
 
 
 def check_best(state: TrainingState, folder: TrainingFolder) -> None:
-    """Find out before training goes on, not at its end, that the best weights so far are gone."""
+    """Find out before training resumes, not at its end, that the best weights so far are gone."""
     if state.best is None or state.protocol.selects_on == "last":
         return
     try:
         file = folder.best_checkpoint(int(state.best["step"]))
-        put_back(_read_own(file, folder), file)
+        restore_classes(_read_of_run(file, folder), file)
     except DataError as error:
         raise DataError(
             f"{error}. These are the best weights so far; {folder.last_checkpoint.name} is whole, and can be used with "
@@ -141,7 +141,7 @@ def check_best(state: TrainingState, folder: TrainingFolder) -> None:
 def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, Tensor]:
     """The encoder's weights of a finished run, or of the checkpoint of one that is not finished.
 
-    An exported encoder that is damaged, or another run's, gives way to the checkpoint beside it.
+    An exported encoder that is damaged, or another run's, gives way to the checkpoint next to it.
     """
     if which == "best" and folder.encoder_file.exists():
         try:
@@ -185,7 +185,7 @@ def _exported(folder: TrainingFolder) -> dict[str, Tensor]:
         weights = safetensors.torch.load_file(file)
     except (SafetensorError, *_UNREADABLE) as error:
         raise DataError(f"{file} cannot be read: it is not whole ({error})") from error
-    if differing := _otherwise(known, folder):
+    if differing := _differences(known, folder):
         raise DataError(f"{file} is not of this run ({', '.join(differing)})")
     return weights
 
@@ -196,9 +196,9 @@ def _from_checkpoint(folder: TrainingFolder, which: str) -> dict[str, Tensor]:
             f"{folder.path} has no checkpoint yet: train it with: "
             f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
         )
-    content = _read_own(folder.last_checkpoint, folder)
+    content = _read_of_run(folder.last_checkpoint, folder)
     if which == "best" and content["best"] is not None:
-        content = _read_own(folder.best_checkpoint(content["best"]["step"]), folder)
+        content = _read_of_run(folder.best_checkpoint(content["best"]["step"]), folder)
     weights: dict[str, Tensor] = content.get("ema", content)["encoder"]
     return weights
 
@@ -227,7 +227,7 @@ def _write(
     needed: list[str] = []
     banks = banks_in(state.objective, state.learned)
     if ranks.world() > 1 and banks:
-        content, taken = take_out(content, banks, state.optimiser)
+        content, taken = split_off_classes(content, banks, state.optimiser)
         content["slices"] = needed = write_slice(path, state.step, taken, banks[0].classes)
     if ranks.is_first():
         content, arrive = copied_to_host(content)
@@ -268,10 +268,10 @@ def _read(path: Path) -> dict[str, Any]:
 def _advice(path: Path) -> str:
     """What can be done without a checkpoint; the exported encoder only helps where it is whole and of this run."""
     folder = TrainingFolder(path.parent.parent)
-    anew = "begin anew with --overwrite"
+    again = "train again with --overwrite"
     if not folder.encoder_file.exists() or not is_encoder_whole(folder):
-        return anew
-    return f"{folder.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed; or {anew}"
+        return again
+    return f"{folder.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed; or {again}"
 
 
 def _run_of(recipe: Recipe, folder: TrainingFolder) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def _run_of(recipe: Recipe, folder: TrainingFolder) -> dict[str, Any]:
     return {"recipe": known, "split": None if split is None else split.content_hash}
 
 
-def _otherwise(known: Mapping[str, Any] | None, folder: TrainingFolder) -> list[str]:
+def _differences(known: Mapping[str, Any] | None, folder: TrainingFolder) -> list[str]:
     """What a checkpoint has otherwise than its folder."""
     if known is None:
         return ["it does not say of which run it is"]
@@ -292,14 +292,14 @@ def _otherwise(known: Mapping[str, Any] | None, folder: TrainingFolder) -> list[
     found = differences(deciding(saved, besides=LOCATIONS), deciding(here, besides=LOCATIONS))
     split = folder.split if folder.split_file.exists() else None
     if split is not None and known["split"] not in (None, split.content_hash):
-        found["split"] = "its images, classes or split are others"
+        found["split"] = "its images, classes or split differ"
     return list(found.values())
 
 
-def _read_own(file: Path, folder: TrainingFolder) -> dict[str, Any]:
+def _read_of_run(file: Path, folder: TrainingFolder) -> dict[str, Any]:
     """What a checkpoint of the run holds; one that was copied from another run is refused."""
     content = _read(file)
-    if differing := _otherwise(content.get("run"), folder):
+    if differing := _differences(content.get("run"), folder):
         raise DataError(f"{file} is not of this run ({', '.join(differing)}): put back the run's own; {_advice(file)}")
     return content
 
@@ -313,39 +313,39 @@ def _fitting(file: Path) -> Iterator[None]:
         raise DataError(f"{file} does not fit this run ({reason}): {_advice(file)}") from error
 
 
-def take_out(
+def split_off_classes(
     content: Any, banks: Sequence[ProxyBank], optimiser: torch.optim.Optimizer
 ) -> tuple[Any, dict[str, Tensor]]:
-    """``content`` with names in the place of proxies and of what the optimiser keeps of them, and these by name."""
-    own = {}
+    """``content`` with names instead of proxies and of the optimiser's state of them, and these tensors by name."""
+    classes_of = {}
     for bank in banks:
         for tensor in (*bank.parameters(), *bank.buffers()):
-            moments = [each for each in optimiser.state.get(tensor, {}).values() if isinstance(each, Tensor)]
-            for each in (tensor, *(moment for moment in moments if moment.shape == tensor.shape)):
-                own[each.data_ptr()] = bank.classes
+            moments = [value for value in optimiser.state.get(tensor, {}).values() if isinstance(value, Tensor)]
+            for sharded in (tensor, *(moment for moment in moments if moment.shape == tensor.shape)):
+                classes_of[sharded.data_ptr()] = bank.classes
     taken: dict[str, Tensor] = {}
 
     def without(value: Any, name: str) -> Any:
-        if isinstance(value, Tensor) and value.data_ptr() in own:
+        if isinstance(value, Tensor) and value.data_ptr() in classes_of:
             taken[name] = value.detach().cpu().contiguous()
-            return {_SLICED: name, "rows": own[value.data_ptr()]}
+            return {_SLICED: name, "rows": classes_of[value.data_ptr()]}
         if isinstance(value, dict | list):
             value = copy.copy(value)  # an optimiser gives out the very dictionaries that it works with
-            for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
-                value[key] = without(each, f"{name}/{key}" if name else str(key))
+            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                value[key] = without(item, f"{name}/{key}" if name else str(key))
         return value
 
     return without(content, ""), taken
 
 
-def slice_file(checkpoint: Path, step: int, own: range) -> Path:
-    """Where the classes ``own`` of a checkpoint lie; the step is in the name, so that none is ever written over.
+def slice_file(checkpoint: Path, step: int, classes: range) -> Path:
+    """Where ``classes`` of a checkpoint lie; the step is in the name, so that none is ever written over.
 
     >>> slice_file(Path("last.pt"), 40, range(0, 512)).name
     'last-00000040-classes-00000000-00000512.safetensors'
     """
     stem = checkpoint.stem.partition("-")[0]
-    return checkpoint.with_name(f"{stem}-{step:08d}-classes-{own.start:08d}-{own.stop:08d}.safetensors")
+    return checkpoint.with_name(f"{stem}-{step:08d}-classes-{classes.start:08d}-{classes.stop:08d}.safetensors")
 
 
 def write_slice(checkpoint: Path, step: int, taken: dict[str, Tensor], classes: int) -> list[str]:
@@ -356,14 +356,14 @@ def write_slice(checkpoint: Path, step: int, taken: dict[str, Tensor], classes: 
     return [slice_file(checkpoint, step, share).name for share in shares]
 
 
-def put_back(content: dict[str, Any], checkpoint: Path) -> None:
-    """Put this rank's classes, alone all of them, where :func:`take_out` has left their names."""
+def restore_classes(content: dict[str, Any], checkpoint: Path) -> None:
+    """Put this rank's classes, alone all of them, where :func:`split_off_classes` has left their names."""
 
     def fill(holder: Any) -> None:
         for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
             if isinstance(value, dict) and _SLICED in value:
-                own = ranks.share_of(value["rows"])
-                holder[key] = torch.cat(list(_rows(value[_SLICED], own, content["slices"], checkpoint)))
+                local = ranks.share_of(value["rows"])
+                holder[key] = torch.cat(list(_rows(value[_SLICED], local, content["slices"], checkpoint)))
             elif isinstance(value, dict | list):
                 fill(value)
 
@@ -371,20 +371,20 @@ def put_back(content: dict[str, Any], checkpoint: Path) -> None:
         fill(content)
 
 
-def own_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> None:
+def keep_local_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> None:
     """Keep this rank's classes of an optimiser's state that one process has written whole."""
     parameters = [(group["name"], p) for group in optimiser.param_groups for p in group["params"]]
     for number, (group, parameter) in enumerate(parameters):
         for key, value in saved["state"].get(number, {}).items() if group == "proxies" else ():
             if isinstance(value, Tensor) and value.ndim == parameter.ndim and len(value) != len(parameter):
-                own = ranks.share_of(len(value))
-                saved["state"][number][key] = value[own.start : own.stop].clone()
+                local = ranks.share_of(len(value))
+                saved["state"][number][key] = value[local.start : local.stop].clone()
 
 
-def _rows(name: str, own: range, files: Sequence[str], checkpoint: Path) -> Iterator[Tensor]:
+def _rows(name: str, classes: range, files: Sequence[str], checkpoint: Path) -> Iterator[Tensor]:
     for file in files:
         start, stop = (int(part) for part in Path(file).stem.split("-")[-2:])
-        first, last = max(own.start, start), min(own.stop, stop)
+        first, last = max(classes.start, start), min(classes.stop, stop)
         if first >= last:
             continue
         try:
@@ -399,9 +399,9 @@ def _rows(name: str, own: range, files: Sequence[str], checkpoint: Path) -> Iter
 class BackgroundWriter:
     """Does what it is given one after another; after a failure nothing more.
 
-    Before anything of another step :meth:`make_way` waits, so that copies do not pile up; whoever would rather go on
-    asks whether it :attr:`is_busy`. Best weights are put off until the checkpoint that points at them. A failure is
-    raised in the caller's thread, at the next call. Leaving the context waits.
+    Before anything of another step :meth:`make_way` waits, so that copies do not pile up; a caller that would rather
+    not wait asks whether it :attr:`is_busy`. Best weights are put off until the checkpoint that points at them. A
+    failure is raised in the caller's thread, at the next call. Leaving the context waits.
 
     >>> written = []
     >>> with BackgroundWriter() as writer:
@@ -420,9 +420,9 @@ class BackgroundWriter:
     def __enter__(self) -> BackgroundWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown(wait=True)
-        if kind is None:
+        if error is None:
             self.wait()
 
     def make_way(self, step: int) -> None:
@@ -437,7 +437,7 @@ class BackgroundWriter:
         return not all(future.done() for future in self._pending)
 
     def put_off(self, write: Write) -> None:
-        """Have something written just before what is begun next, in the place of what was put off until then."""
+        """Have something written just before what is begun next, replacing what was put off before."""
         self._put_off = write
 
     def begin(self, write: Write) -> None:
@@ -481,11 +481,11 @@ def copied_to_host(content: Any) -> tuple[Any, Write]:
                 copies[key] = _on_host(value.detach())
             return copies[key]
         if isinstance(value, tuple):
-            return tuple(copied(each) for each in value)
+            return tuple(copied(item) for item in value)
         if isinstance(value, dict | list):
             value = copy.copy(value)  # with the versions of modules that a state dictionary has as an attribute
-            for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
-                value[key] = copied(each)
+            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                value[key] = copied(item)
             return value
         return copy.deepcopy(value)
 
@@ -503,13 +503,7 @@ def copied_to_host(content: Any) -> tuple[Any, Write]:
 def _on_host(value: Tensor) -> Tensor:
     if value.is_cuda:
         return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-    if value.device.type == "cpu" and value.dtype in (
-        torch.float32,
-        torch.float64,
-        torch.int64,
-        torch.uint8,
-        torch.bool,
-    ):
+    if value.device.type == "cpu" and value.dtype != torch.bfloat16:
         # By numpy, in this thread alone: torch's threads would wait for each other at every tensor.
         return torch.from_numpy(np.array(value.numpy(), order="K"))
     return value.to("cpu", copy=True)

@@ -49,7 +49,7 @@ def check_micro_batch(training: TrainingSection, batch_statistics: bool) -> None
 
 
 def has_batch_statistics(network: nn.Module) -> bool:
-    """Whether an image's embedding depends on the images beside it, by batch-norm with the statistics of the batch.
+    """Whether an image's embedding depends on the other images of the batch, through live batch-norm.
 
     >>> layer = nn.BatchNorm2d(3)
     >>> has_batch_statistics(layer), has_batch_statistics(layer.eval())

@@ -106,7 +106,7 @@ def clip_gradients(optimiser: torch.optim.Optimizer, training: TrainingSection) 
 def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
     """Make the gradients of several ranks those of one process that has the whole batch.
 
-    Of the encoder's each rank has the part of its images, and they are summed. What the objective learns beside its
+    Of the encoder's each rank has the part of its images, and they are summed. What the objective learns besides its
     proxies has the whole gradient everywhere, and takes the first rank's, so that no rounding sets ranks apart; a
     rank's proxies are its own.
     """
@@ -197,7 +197,7 @@ class ProximalTerm:
 
 
 class WeightEma:
-    r"""An encoder whose weights follow those of the one that trains, :math:`w \leftarrow d\,w + (1-d)\,\theta`.
+    r"""An exponential moving average of the encoder's weights, :math:`w \leftarrow d\,w + (1-d)\,\theta`.
 
     After step :math:`t` it is :math:`d = \min(\text{decay}, (1+t)/(10+t))`: a short ramp, without which the head's
     random start would stay in the average for hundreds of steps. Buffers, such as batch-norm's running statistics, are
@@ -220,11 +220,10 @@ class WeightEma:
         self.updates = 0
         # Listed once: walking the modules of a deep network takes time in every step.
         self._trained, self._averaged = ([p.detach() for p in each.parameters()] for each in (trained, self.encoder))
-        # By kind, as one launch copies tensors of one kind.
-        kinds = {buffer.dtype for buffer in trained.buffers()}
-        self._buffers = [
-            tuple([b for b in each.buffers() if b.dtype == kind] for each in (self.encoder, trained)) for kind in kinds
-        ]
+        # By dtype, as one launch copies tensors of one dtype.
+        dtypes = {buffer.dtype for buffer in trained.buffers()}
+        pair = (self.encoder, trained)
+        self._buffers = [tuple([b for b in e.buffers() if b.dtype == dtype] for e in pair) for dtype in dtypes]
 
     @torch.no_grad()
     def update(self) -> None:

@@ -112,7 +112,7 @@ class TrainingState:
     labels: NDArray[np.int64]
     """Labels of the training images, renumbered 0, 1, …, in the order of ``train_set``."""
     learned: nn.Module | None = None
-    """What the method learns beside encoder and objective."""
+    """What the method learns besides encoder and objective."""
     ema: WeightEma | None = None
     """The average of the encoder's weights, where the recipe asks for one."""
     add_l2_sp: Callable[[], None] | None = None
@@ -261,7 +261,7 @@ class TrainingState:
             )
 
         with self.time.on("evaluations"):
-            # Whatever the ranks make of the same embeddings, they go on with the first one's scores.
+            # Rounding may differ between ranks, so all of them use the first one's scores.
             scores = self.protocol.score(part, embed, distance=encoder.distance, final=final)
             return ranks.from_first(lambda: scores)
 
@@ -366,7 +366,7 @@ class Method:
             raise RecipeError(f"method.{error}") from error
 
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
-        """What the method learns beside encoder and objective; its proxy banks are trained at the proxies' rate."""
+        """What the method learns besides encoder and objective; its proxy banks are trained at the proxies' rate."""
         return None
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:

@@ -39,7 +39,7 @@ class Ccp(Method):
     it has converged, θ* becomes the weights of its best evaluation, and new proxies are started from images: of b
     images per class, embedded with the present network, greedy k-centre takes the K that lie farthest from the proxies
     the sub-problem ended with. So the classes are covered by ever new points instead of proxies that coalesce.
-    Scores dip where a sub-problem begins, so the schedule ``plateau`` then counts anew.
+    Scores dip where a sub-problem begins, so the schedule ``plateau`` then counts from zero.
 
     A pair loss gets the proxies as its references. A loss that owns proxies (Proxy-Anchor, MPA, ISA, …) keeps its own,
     and CCP turns those to the chosen images; ``proxies_per_class`` is then the loss's. Such proxies lie all around the
@@ -164,7 +164,7 @@ class Ccp(Method):
             patience, plateau = options.get("patience", 3), recipe.training.lr_decay_every
             if recipe.training.schedule == "plateau" and plateau >= patience:
                 raise RecipeError(
-                    f"the plateau schedule counts anew in every sub-problem of CCP, which ends after method.patience "
+                    f"the plateau schedule starts again in every sub-problem of CCP, which ends after method.patience "
                     f"({patience}) evaluations without improvement, so that with training.lr_decay_every={plateau} the "
                     f"rate would never fall: raise method.patience above that, or set training.schedule=constant"
                 )
@@ -313,7 +313,7 @@ class Ccp(Method):
         self._reference.load_state_dict(state["reference"])
         weights = state["best_weights"]
         self._best_weights = None if weights is None else [w.to(device) for w in weights]
-        proxies = state.get("best_proxies")  # checkpoints of earlier versions have none
+        proxies = state["best_proxies"]
         self._best_proxies = None if proxies is None else proxies.to(device)
         self._anchor_rows = state["anchor_rows"].numpy()
         for name in _KEPT:

@@ -1,4 +1,4 @@
-"""Several updates of the proxies per batch: what VCPA's Newton steps are held against."""
+"""Several updates of the proxies per batch: what VCPA's Newton steps are compared with."""
 
 from __future__ import annotations
 
