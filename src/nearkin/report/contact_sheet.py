@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearkin.data.images import decode
 from nearkin.index import Hit, Index
-from nearkin.report.figure_style import PLAIN, STYLE, new_figure, save_figure, shorten, show_image
+from nearkin.report.figure_style import PLAIN, Cell, new_figure, save_figure, shorten, show_row
 
 _COLUMNS, _MOST, _MOST_GROUPS = 10, 60, 40
 _SIDE = 192
@@ -19,48 +19,39 @@ _SIDE = 192
 
 def draw_sheet(file: Path, index: Index, results: Sequence[tuple[str, Sequence[Hit]]]) -> None:
     """Write a contact sheet of queries, given by path or ``""``, with up to sixty hits of each."""
-    rows = []
+    rows: list[tuple[str, list[Cell]]] = []
     for query, hits in results:
-        confidences = [f"{hit.score:.3f}" if hit.confidence is None else f"{hit.confidence:.0%}" for hit in hits]
-        cells = [(hit.id, f"{hit.id}: {text}", hit.label) for hit, text in zip(hits, confidences, strict=True)]
-        rows.append((query, cells))
-    _draw(file, index, rows, queries=True)
+        cells = []
+        if query:
+            cells.append((decode(query, shorter_side=_SIDE), PLAIN, shorten(Path(query).name, 18)))
+        for hit in hits[:_MOST]:
+            text = f"{hit.score:.3f}" if hit.confidence is None else f"{hit.confidence:.0%}"
+            cells.append(_cell(index, hit.id, f"{hit.id}: {text}", hit.label))
+        rows.append(("query" if query else "", cells))
+    _draw(file, rows)
 
 
 def draw_groups(file: Path, index: Index, groups: Sequence[tuple[str, Sequence[int]]]) -> None:
     """Write a contact sheet of up to forty named groups of items, with up to sixty items of each."""
-    rows = []
-    for name, ids in groups[:_MOST_GROUPS]:
-        items = index.items(ids[:_MOST])
-        titles = [f"{name}\n{item.id}" if item is items[0] else str(item.id) for item in items]
-        rows.append(("", [(item.id, title, item.label) for item, title in zip(items, titles, strict=True)]))
-    _draw(file, index, rows, queries=False)
-
-
-def _draw(
-    file: Path, index: Index, rows: Sequence[tuple[str, list[tuple[int, str, str | None]]]], *, queries: bool
-) -> None:
-    """Rows of a query's path and of cells: id, title and label of an item."""
-    import matplotlib
-
-    lines = [
-        ("" if start else query, cells[start : start + _COLUMNS])
-        for query, cells in rows
-        for start in range(0, min(len(cells), _MOST) or 1, _COLUMNS)
+    rows = [
+        (name, [_cell(index, item.id, str(item.id), item.label) for item in index.items(ids[:_MOST])])
+        for name, ids in groups[:_MOST_GROUPS]
     ]
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(1.25 * (_COLUMNS + queries) + 0.3, 1.6 * max(len(lines), 1) + 0.2)
-        grid = figure.add_gridspec(max(len(lines), 1), _COLUMNS + queries)
-        for row, (query, cells) in enumerate(lines):
-            if query:
-                axis = figure.add_subplot(grid[row, 0])
-                show_image(axis, decode(query, shorter_side=_SIDE), PLAIN)
-                axis.set_title("query", fontsize=8)
-                axis.set_xlabel(shorten(Path(query).name, 18), fontsize=7)
-            for column, (id, title, label) in enumerate(cells, start=int(queries)):
-                axis = figure.add_subplot(grid[row, column])
-                with Image.open(io.BytesIO(index.thumbnail(id))) as image:
-                    show_image(axis, np.array(image), PLAIN)
-                axis.set_title(title, fontsize=8)
-                axis.set_xlabel(shorten(label or "", 18), fontsize=7)
-        save_figure(figure, file, dpi=110)
+    _draw(file, rows)
+
+
+def _cell(index: Index, id: int, title: str, label: str | None) -> Cell:
+    with Image.open(io.BytesIO(index.thumbnail(id))) as image:
+        return np.array(image.convert("RGB")), PLAIN, f"{title}\n{shorten(label or '', 18)}"
+
+
+def _draw(file: Path, rows: Sequence[tuple[str, list[Cell]]]) -> None:
+    lines = [
+        ("" if start else name, cells[start : start + _COLUMNS])
+        for name, cells in rows
+        for start in range(0, len(cells) or 1, _COLUMNS)
+    ] or [("", [])]
+    figure = new_figure(1.25 * _COLUMNS + 1, 1.6 * len(lines) + 0.2)
+    for axis, (name, cells) in zip(figure.subplots(len(lines), 1, squeeze=False)[:, 0], lines, strict=True):
+        show_row(axis, cells, name=shorten(name, 18), columns=_COLUMNS)
+    save_figure(figure, file, dpi=110)

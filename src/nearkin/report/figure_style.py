@@ -37,6 +37,7 @@ CLASS_COLOURS = (
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
     "#ee7733", "#332288", "#99cc33", "#7b4b2a", "#009988", "#777777",
 )  # fmt: skip
+Cell = tuple[NDArray[np.uint8], str, str]
 CLASS_MARKERS = ("o", "s", "^", "D", "v", "P")
 GREY = "#888888"
 RIGHT, WRONG, PLAIN, MARGIN = "#1a9850", "#d73027", "#444444", "#f2f2f2"
@@ -98,20 +99,30 @@ def class_style(index: int) -> dict[str, str]:
     return {"color": CLASS_COLOURS[colour], "marker": CLASS_MARKERS[turn % len(CLASS_MARKERS)]}
 
 
-def show_image(axis: Any, image: NDArray[np.uint8], colour: str) -> None:
-    """An image in a square frame, so that tall and wide images take the same room."""
-    height, width = image.shape[:2]
-    half = max(height, width) / 2
-    axis.imshow(image, interpolation="antialiased")
-    axis.set_facecolor(MARGIN)
-    axis.set_xlim(width / 2 - half - 0.5, width / 2 + half - 0.5)
-    axis.set_ylim(height / 2 + half - 0.5, height / 2 - half - 0.5)
-    axis.set_xticks([])
-    axis.set_yticks([])
-    for side in axis.spines.values():
-        side.set_visible(True)
-        side.set_color(colour)
-        side.set_linewidth(2.5)
+def show_row(axis: Any, cells: Sequence[Cell], *, name: str = "", colour: str = "black", columns: int = 0) -> None:
+    """Images in a row of square frames, each ``(image, colour of the frame, caption)``, with a name at the left.
+
+    A wrong image also has a cross, so that colour is not the only sign. ``columns`` leaves room for more images.
+    """
+    from matplotlib.patches import Rectangle
+
+    for column, (image, edge, caption) in enumerate(cells):
+        left, (height, width) = 1.1 * column, image.shape[:2]
+        axis.add_patch(Rectangle((left, 0), 1, 1, facecolor=MARGIN, edgecolor=edge, lw=2.5))
+        half_width, half_height = (0.48 * side / max(height, width) for side in (width, height))
+        middle = left + 0.5
+        extent = (middle - half_width, middle + half_width, 0.5 - half_height, 0.5 + half_height)
+        axis.imshow(image, extent=extent, interpolation="antialiased", zorder=2)
+        axis.text(middle, -0.06, caption, ha="center", va="top", fontsize=6)
+        if edge == WRONG:
+            box = {"boxstyle": "square,pad=0.1", "facecolor": WRONG, "edgecolor": "none"}
+            style = {"fontsize": 9, "color": "white", "weight": "bold", "bbox": box, "zorder": 3}
+            axis.text(left + 0.93, 0.93, "×", ha="right", va="top", **style)
+    axis.set_xlim(-0.05, 1.1 * (columns or max(len(cells), 1)) - 0.05)
+    axis.set_ylim(-0.05, 1.05)
+    axis.set_aspect("equal")
+    axis.set_axis_off()
+    axis.text(-0.12, 0.5, name, ha="right", va="center", fontsize=8, color=colour)
 
 
 def shorten(name: str, length: int) -> str:
@@ -148,10 +159,6 @@ def class_name(run: OpenedRun, label: int, length: int = 24) -> str:
     return shorten(run.data.table.class_names[label], length)
 
 
-def show_examples(axes: Sequence[Any], run: OpenedRun, label: int, colour: str) -> None:
-    """Training images of a class, from the left. A small class leaves axes empty."""
-    rows = run.examples(label, len(axes))
-    for axis, row in zip(axes, rows, strict=False):
-        show_image(axis, run.data.images[row], colour)
-    for axis in axes[len(rows) :]:
-        axis.set_axis_off()
+def examples(run: OpenedRun, label: int, count: int, colour: str) -> list[Cell]:
+    """Training images of a class, for :func:`show_row`."""
+    return [(run.data.images[row], colour, "") for row in run.examples(label, count)]

@@ -15,13 +15,14 @@ from nearkin.report.figure_style import (
     RIGHT,
     STYLE,
     WRONG,
+    Cell,
     class_name,
     new_figure,
     run_title,
     save_figure,
     set_title,
     shared_title,
-    show_image,
+    show_row,
 )
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, open_runs
 from nearkin.report.query_results import SHOWN, Neighbour, QueryResults, retrieve
@@ -84,38 +85,29 @@ def _figure(blocks: Mapping[str, QueryResults], subtitle: str) -> Any:
         raise CannotDrawError("no test class has two images")
     # In a class of five there are four to find: a fifth neighbour would be wrong in any case.
     shown = min(_SHOWN.get(len(blocks), _FEWEST), *first.true[queries].tolist())
-    widths = [1.0] + len(blocks) * [0.12, *shown * [1.0]]
-    figure = new_figure(0.98 * sum(widths) + 1.3, 1.16 * len(queries) + 1.1)
+    figure = new_figure(0.98 * (1 + (shown + 0.12) * len(blocks)) + 1.3, 1.16 * len(queries) + 1.1)
     title = f"Nearest neighbours among {run.protocol.test_classes}"
     set_title(figure, f"{title} (green: same class, red and ×: another)", subtitle)
-    grid = figure.add_gridspec(len(queries), len(widths), width_ratios=widths)
-    for q, query in enumerate(queries):
-        show_query(figure.add_subplot(grid[q, 0]), first, query, titled=q == 0)
-    for b, (heading, results) in enumerate(blocks.items()):
-        for q, query in enumerate(queries):
-            for n, neighbour in enumerate(results.neighbours_of(query)[:shown]):
-                axis = figure.add_subplot(grid[q, 2 + b * (shown + 1) + n])
-                show_neighbour(axis, results.run, neighbour)
-                if q == 0 and n == 0:
-                    axis.set_title(heading[: 14 * shown], fontsize=9, loc="left")
+    widths = [1, *len(blocks) * [shown]]
+    grid = figure.subplots(len(queries), 1 + len(blocks), width_ratios=widths, squeeze=False)
+    for axes, query in zip(grid, queries, strict=True):
+        show_row(axes[0], [query_cell(first, query)], name=class_name(run, int(first.queries.labels[query]), 18))
+        for axis, results in zip(axes[1:], blocks.values(), strict=True):
+            show_row(axis, hit_cells(results.run, results.neighbours_of(query)[:shown]), columns=shown)
+    for axis, heading in zip(grid[0], ["query", *blocks], strict=True):
+        axis.set_title(heading[: 14 * shown], fontsize=9, loc="left")
     return figure
 
 
-def show_query(axis: Any, results: QueryResults, query: int, *, titled: bool) -> None:
-    """A query's image with its class at the left."""
-    show_image(axis, results.run.data.images[int(results.queries.rows[query])], PLAIN)
-    name = class_name(results.run, int(results.queries.labels[query]), 18)
-    axis.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
-    if titled:
-        axis.set_title("query", fontsize=9)
+def query_cell(results: QueryResults, query: int) -> Cell:
+    return results.run.data.images[int(results.queries.rows[query])], PLAIN, ""
 
 
-def show_neighbour(axis: Any, run: OpenedRun, neighbour: Neighbour) -> None:
-    """A hit in a green frame, or in a red one with a cross and its class, so that colour is not the only sign."""
-    show_image(axis, run.data.images[neighbour.row], RIGHT if neighbour.right else WRONG)
-    if not neighbour.right:
-        axis.text(
-            0.93, 0.93, "×", transform=axis.transAxes, ha="right", va="top", fontsize=9, color="white", weight="bold",
-            bbox={"boxstyle": "square,pad=0.1", "facecolor": WRONG, "edgecolor": "none"},
-        )  # fmt: skip
-        axis.set_xlabel(class_name(run, neighbour.label, 16), fontsize=6)
+def hit_cells(run: OpenedRun, neighbours: Sequence[Neighbour]) -> list[Cell]:
+    """Hits in green frames, or in red ones with their class."""
+    return [
+        (run.data.images[hit.row], RIGHT, "")
+        if hit.right
+        else (run.data.images[hit.row], WRONG, class_name(run, hit.label, 16))
+        for hit in neighbours
+    ]

@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.numerics import l2_normalise
-from nearkin.report.figure_style import RUN_COLOURS, class_name, new_figure, number, run_title, set_title, show_examples
+from nearkin.report.figure_style import (
+    RUN_COLOURS,
+    class_name,
+    examples,
+    new_figure,
+    number,
+    run_title,
+    set_title,
+    show_row,
+)
 from nearkin.report.opened_run import CannotDrawError, OpenedRun
 
 PAIRS_SHOWN = 3
@@ -32,19 +41,15 @@ def draw_run(run: OpenedRun) -> Any:
     figure = new_figure(13.2, 2.1 * shown + 0.9)
     title = f"Closest and farthest of {count:,} training classes, by the cosine similarity of their {what}"
     set_title(figure, title, run_title(run))
-    widths = [*IMAGES_SHOWN * [1.0], 0.1, *IMAGES_SHOWN * [1.0]]
-    grid = figure.add_gridspec(2 * shown, len(widths), width_ratios=widths)
-    for block, (title, pairs) in enumerate(zip(("closest", "farthest"), extreme_pairs(vectors, shown), strict=True)):
-        left = block * (IMAGES_SHOWN + 1)
+    grid = figure.subplots(2 * shown, 2, squeeze=False)
+    for column, (title, pairs) in enumerate(zip(("closest", "farthest"), extreme_pairs(vectors, shown), strict=True)):
         for rank, (first, second, cosine) in enumerate(pairs):
             for row, index in enumerate((first, second)):
-                axes = [figure.add_subplot(grid[2 * rank + row, left + column]) for column in range(IMAGES_SHOWN)]
-                label, colour = int(classes[index]), RUN_COLOURS[row]
-                show_examples(axes, run, label, colour)
-                name = class_name(run, label, 20)
-                axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, color=colour)
+                axis, label, colour = grid[2 * rank + row, column], int(classes[index]), RUN_COLOURS[row]
+                cells = examples(run, label, IMAGES_SHOWN, colour)
+                show_row(axis, cells, name=class_name(run, label, 20), colour=colour, columns=IMAGES_SHOWN)
                 if row == 0:
-                    axes[0].set_title(f"{title}, similarity {number(cosine, 3)}", loc="left", fontsize=9)
+                    axis.set_title(f"{title}, similarity {number(cosine, 3)}", loc="left", fontsize=9)
     return figure
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nearkin.report.figure_style import new_figure, run_title, set_title
-from nearkin.report.figures.neighbours import show_neighbour, show_query
+from nearkin.report.figure_style import RIGHT, class_name, new_figure, run_title, set_title, show_row
+from nearkin.report.figures.neighbours import hit_cells, query_cell
 from nearkin.report.opened_run import NothingToShowError, OpenedRun
 from nearkin.report.query_results import retrieve
 
@@ -19,18 +19,14 @@ def draw_run(run: OpenedRun) -> Any:
     if not queries:
         raise NothingToShowError("every query has an image of its class as the nearest neighbour")
     shown = results.hits.shape[1]
-    widths = [1.0, 0.12, *shown * [1.0], 0.3, 1.0]
-    figure = new_figure(0.98 * sum(widths) + 1.3, 1.16 * len(queries) + 1.1)
+    figure = new_figure(0.98 * (shown + 2.5) + 1.3, 1.16 * len(queries) + 1.1)
     wrong, total = int((results.recall == 0).sum()), int((results.true > 0).sum())
     title = f"Worst queries: {wrong:,} of {total:,} have a wrong nearest neighbour"
     set_title(figure, f"{title} (last column: the nearest image of the query's class)", run_title(run))
-    grid = figure.add_gridspec(len(queries), len(widths), width_ratios=widths)
-    for q, query in enumerate(queries):
-        show_query(figure.add_subplot(grid[q, 0]), results, query, titled=q == 0)
-        for n, neighbour in enumerate(results.neighbours_of(query)):
-            show_neighbour(figure.add_subplot(grid[q, 2 + n]), run, neighbour)
-        neighbour, rank = results.first_right(query)
-        axis = figure.add_subplot(grid[q, len(widths) - 1])
-        show_neighbour(axis, run, neighbour)
-        axis.set_xlabel(f"rank {rank:,}", fontsize=7)
+    grid = figure.subplots(len(queries), 3, width_ratios=[1, shown, 1], squeeze=False)
+    for (left, middle, right), query in zip(grid, queries, strict=True):
+        show_row(left, [query_cell(results, query)], name=class_name(run, int(results.queries.labels[query]), 18))
+        show_row(middle, hit_cells(run, results.neighbours_of(query)))
+        first, rank = results.first_right(query)
+        show_row(right, [(run.data.images[first.row], RIGHT, f"rank {rank:,}")])
     return figure
