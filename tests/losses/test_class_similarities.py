@@ -38,18 +38,18 @@ def one_at_a_time(s, kind, gamma):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("per_class", [1, 4])
 def test_one_similarity_of_several_equals_the_formula(kind, gamma, per_class):
-    s = torch.rand(3, 5, per_class, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    expected = torch.stack([torch.stack([one_at_a_time(c, kind, gamma) for c in row]) for row in s])
+    s = torch.rand(per_class, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    expected = torch.stack([one_at_a_time(s[:, n, c], kind, gamma) for n in range(3) for c in range(5)]).view(3, 5)
     torch.testing.assert_close(combine(s, kind, gamma=gamma), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("gamma", [0.1, 1e-3])
 def test_extreme_similarities_stay_finite(gamma):
-    s = torch.tensor([[[1.0, -1.0], [-1.0, -1.0], [1.0, 1.0]]], requires_grad=True)
+    s = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, 1.0]], requires_grad=True)
     value = combine(s, "softmax", gamma=gamma)
     (slope,) = torch.autograd.grad(value.sum(), s)
-    torch.testing.assert_close(value.detach(), torch.tensor([[1.0, -1.0, 1.0]]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(slope, torch.tensor([[[1.0, 0.0], [0.5, 0.5], [0.5, 0.5]]]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(value.detach(), torch.tensor([1.0, -1.0, 1.0]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(slope, torch.tensor([[1.0, 0.5, 0.5], [0.0, 0.5, 0.5]]), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -38,6 +38,6 @@ class CosFace(ProxyLoss):
         self.margin = margin
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        column = labels[:, None]
-        positive = similarities.gather(1, column)
-        return F.cross_entropy(self.scale * similarities.scatter(1, column, positive - self.margin), labels)
+        margin = similarities.new_full((len(labels), 1), self.margin)
+        harder = similarities.scatter_add(1, labels[:, None], -margin)
+        return F.cross_entropy(self.scale * harder, labels)

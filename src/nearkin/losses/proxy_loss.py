@@ -114,12 +114,12 @@ class ProxyLoss(nn.Module):
         local, vectors = self.bank.local, at_least_float32(self.bank.vectors).to(unit.dtype)
         lengths = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
         if labels is None:
-            cosines = torch.linalg.vecdot(unit[local.start : local.stop, None], vectors).div_(lengths)
+            cosines = torch.linalg.vecdot(unit[local.start : local.stop, None], vectors).div_(lengths).T
         else:
             rows = (labels - local.start).clamp(0, len(local) - 1)
-            cosines = torch.stack([(unit * vectors[rows, k]).sum(1) for k in range(self.bank.per_class)], 1)
-            cosines = cosines.div_(lengths[rows])
-        positive = combine(cosines[:, None], self.class_similarity, gamma=self.gamma).squeeze(1)
+            cosines = torch.stack([(unit * vectors[rows, k]).sum(1) for k in range(self.bank.per_class)])
+            cosines = cosines.div_(lengths[rows].T)
+        positive = combine(cosines, self.class_similarity, gamma=self.gamma)
         if labels is None:
             return ranks.gather_rows(positive, self.num_classes)
         is_local = (labels >= local.start) & (labels < local.stop)
