@@ -31,16 +31,12 @@ def list_(
 
     [bold]nearkin list losses[/bold]  names for objective.name, with their options
     """
-    from nearkin.report.listings import LISTINGS, Listing, list_datasets
+    from nearkin.report.listings import LISTINGS, list_datasets
 
     if what == "recipes":
-        from nearkin.studies.expected_scores import listed_recipes, recipes_page
+        from nearkin.studies.expected_scores import list_recipes
 
-        recipes = listed_recipes()
-        if markdown:
-            print(recipes_page(recipes), end="")
-            return
-        listing = Listing("Recipes", "", ("name", "summary"), tuple(recipes))
+        listing = list_recipes(expected=markdown)
     elif what == "datasets":
         listing = list_datasets(data_root)
     else:

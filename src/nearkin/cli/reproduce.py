@@ -25,7 +25,6 @@ from nearkin.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from nearkin.studies.paper_rows import Settings
     from nearkin.studies.reproduce import Reproduction
     from nearkin.studies.study import Row
 
@@ -103,7 +102,7 @@ def reproduce(
     interrupted resumes with the same command, and a row whose data or weights are not here is skipped and says so.
     The folder gets the table as Markdown, CSV and JSON, and a figure; tables of one paper share their runs.
     """
-    from nearkin.studies.paper_rows import Settings
+    from nearkin.studies.paper_rows import Settings, list_tables
     from nearkin.studies.papers import papers
     from nearkin.studies.reproduce import Reproduction
 
@@ -111,7 +110,8 @@ def reproduce(
     changes = changes_from(changes, epochs=epochs, device=device)
     settings = Settings(backbone, weights, None if data_root is None else str(data_root), tuple(changes))
     if name is None or name in papers():
-        _print_tables(name, settings, as_json)
+        tables = list_tables(name, settings)
+        print(json.dumps(list(tables.records))) if as_json else print_table(tables)
         return
     study = Reproduction(
         name,
@@ -129,35 +129,6 @@ def reproduce(
         _print_rows(study, as_json)
     else:
         run_study(study, jobs=jobs, format_=format_, as_json=as_json, verbose=verbose)
-
-
-def _print_tables(paper: str | None, settings: Settings, as_json: bool) -> None:
-    """Every table and figure, with what is missing here to run it."""
-    from nearkin.report.table import NOTHING, Part, Table
-    from nearkin.studies.paper_rows import availability
-    from nearkin.studies.papers import items, paper_titles
-
-    known = [availability(item, settings) for item in items(paper)]
-    if as_json:
-        print(json.dumps(known))
-        return
-    parts = []
-    for key, title in paper_titles().items():
-        cells = [
-            [
-                each["table"],
-                each["title"],
-                ", ".join(each["data"]) or NOTHING,
-                str(each["rows"] or NOTHING),
-                each["missing"],
-            ]
-            for each in known
-            if each["table"].startswith(f"{key}/")
-        ]
-        columns = ("table", "what it shows", "data", "rows", "missing here")
-        parts += [Part.of(columns, cells, title=f"{key.upper()}: {title}", texts=5)] if cells else []
-    hint = "Run one: nearkin reproduce TABLE. See its rows: nearkin reproduce TABLE --list"
-    print_table(Table("", tuple(parts), (hint,)))
 
 
 def _print_rows(study: Reproduction, as_json: bool) -> None:

@@ -16,8 +16,17 @@ from nearkin.errors import DataError, mistakes_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint, flat, short_hash
 from nearkin.recipe.reading import layered
-from nearkin.report.table import NOTHING
-from nearkin.studies.papers import Item, PaperRow, PaperTable, shipped_recipe, tables_of, text_of
+from nearkin.report.table import NOTHING, Part, Table
+from nearkin.studies.papers import (
+    Item,
+    PaperRow,
+    PaperTable,
+    items,
+    paper_titles,
+    shipped_recipe,
+    tables_of,
+    text_of,
+)
 from nearkin.studies.rows import base_recipe
 from nearkin.studies.study import Row
 from nearkin.training.recipes import load_recipe
@@ -213,13 +222,28 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
     return words
 
 
-def availability(item: Item, settings: Settings) -> dict[str, Any]:
-    """A table or figure with its rows and data sets, and what is missing here to run it.
+def list_tables(paper: str | None, settings: Settings) -> Table:
+    """Every table and figure of one paper or of all, with its data sets and rows, and what is missing to run it.
 
-    >>> from nearkin.studies.papers import find_item
-    >>> availability(find_item("mpa/table-4"), Settings(root="/no/such/folder"))["missing"]
-    'data: cub; weights: bn_inception'
+    >>> table = list_tables("mpa", Settings(root="/no/such/folder"))
+    >>> [record["missing"] for record in table.records if record["table"] == "mpa/table-4"]
+    ['data: cub; weights: bn_inception']
     """
+    records = [_availability(item, settings) for item in items(paper)]
+    parts = []
+    for key, title in paper_titles().items():
+        cells = [
+            [record["table"], record["title"], ", ".join(record["data"]), str(record["rows"] or ""), record["missing"]]
+            for record in records
+            if record["table"].startswith(f"{key}/")
+        ]
+        columns = ("table", "what it shows", "data", "rows", "missing here")
+        parts += [Part.of(columns, cells, title=f"{key.upper()}: {title}", texts=5)] if cells else []
+    hint = "Run one: nearkin reproduce TABLE. See its rows: nearkin reproduce TABLE --list"
+    return Table("", tuple(parts), (hint,), records=tuple(records))
+
+
+def _availability(item: Item, settings: Settings) -> dict[str, Any]:
     tables = tables_of(item)
     data = [name for table in tables for name in table.data]
     lines = [(table, row, name) for table in tables for name in table.data for row in table.rows_on(name)]
