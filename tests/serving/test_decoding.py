@@ -9,11 +9,10 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from nearkin.data.images import decode_bytes
 from nearkin.serving import decoding
-from nearkin.serving.decode_worker import FORMATS, part_of
+from nearkin.serving.decode_worker import part_of
 from nearkin.serving.decoding import Decoder
 from nearkin.serving.errors import RequestError
 
@@ -47,12 +46,12 @@ def png_of(width, height):
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
-def test_pixels_are_those_of_the_package(decoder, encode, tmp_path, format):
-    content = encode(np.random.default_rng(0).integers(0, 255, (50, 70, 3)), format)
-    for side in (None, 32):
-        expected = decode_bytes(content, path=tmp_path, shorter_side=side)
-        np.testing.assert_array_equal(decode(decoder, content, side), expected)
+def test_pixels_are_those_of_the_package(decoder, encode, tmp_path):
+    for format in ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"):
+        content = encode(np.random.default_rng(0).integers(0, 255, (50, 70, 3)), format)
+        for side in (None, 32):
+            expected = decode_bytes(content, path=tmp_path, shorter_side=side)
+            np.testing.assert_array_equal(decode(decoder, content, side), expected)
 
 
 def test_a_crop_is_cut_before_it_is_shrunk(decoder, encode):
@@ -73,16 +72,10 @@ def test_more_pixels_than_allowed_are_refused_by_the_header(decoder):
     assert decode(decoder, png_of(1000, 1000)).shape == (1000, 1000, 3)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no image", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"\x89PNG\r\n\x1a\n", b"P"]
-)
-def test_what_is_no_image_is_said_to_be_none(decoder, content):
-    assert refusal(decoder, content)[0] == 415
-
-
-def test_only_some_formats_are_tried(decoder, encode):
-    assert "EPS" not in FORMATS
-    assert refusal(decoder, encode(np.zeros((4, 4, 3)), "TGA"))[0] == 415
+def test_what_is_no_image_is_said_to_be_none(decoder, encode):
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    for content in (b"", b"no image", postscript, b"\x89PNG\r\n\x1a\n", b"P", encode(np.zeros((4, 4, 3)), "TGA")):
+        assert refusal(decoder, content)[0] == 415
 
 
 def test_a_damaged_image_is_said_to_be_damaged(decoder, encode):
@@ -172,8 +165,3 @@ def test_closing_ends_the_processes(encode):
     for number in numbers:
         with pytest.raises(ProcessLookupError):
             os.kill(number, 0)
-
-
-def test_a_greyscale_image_of_16_bits_is_read(decoder, tmp_path):
-    Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "deep.png")
-    assert decode(decoder, (tmp_path / "deep.png").read_bytes())[0, 0].tolist() == [156, 156, 156]

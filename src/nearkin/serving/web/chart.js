@@ -72,7 +72,7 @@ export class Chart {
         button("", "plus", () => this.zoom(1.6), { class: "tool", "aria-label": "Zoom in", title: "Zoom in (+)", id: "zoom-in" }),
         button("", "minus", () => this.zoom(1 / 1.6), { class: "tool", "aria-label": "Zoom out", title: "Zoom out (−)", id: "zoom-out" }),
         button("", "fit", () => this.fit(), { class: "tool", "aria-label": "Show all", title: "Show all (0)", id: "zoom-fit" })),
-      canWrite() ? h("div", { class: "group" }, button("", "again", makeAnew, { class: "tool", "aria-label": "Make the map anew", title: "Make the map anew" })) : null);
+      canWrite() ? h("div", { class: "group" }, button("", "again", makeAnew, { class: "tool", "aria-label": "Make the map again", title: "Make the map again" })) : null);
     this.host = h("div", { class: "chart" }, this.points, this.over, bar, this.legend, this.tip, this.said);
     place.replaceChildren(this.host);
     this.paint = painter(this.points);

@@ -60,7 +60,7 @@ export function detail(items, place) {
       items.length > 1 ? h("button", { type: "button", class: "step back", "aria-label": "Previous photo", disabled: place === 0, onclick: () => step(-1) }, icon("chevron")) : null,
       items.length > 1 ? h("button", { type: "button", class: "step on", "aria-label": "Next photo", disabled: place === items.length - 1, onclick: () => step(1) }, icon("chevron")) : null),
     h("dl", {},
-      item.confidence !== null && item.confidence !== undefined ? [h("dt", {}, "Same kind"), h("dd", { class: "sure" }, meter(item), h("strong", {}, percent(item.confidence)))] : null,
+      item.confidence !== null && item.confidence !== undefined ? [h("dt", {}, "Same class"), h("dd", { class: "sure" }, meter(item), h("strong", {}, percent(item.confidence)))] : null,
       item.score !== undefined ? [h("dt", {}, facts.about.distance === "cosine" ? "Similarity" : "Distance"), h("dd", {}, Math.abs(item.score).toFixed(3))] : null,
       h("dt", {}, "Label"), h("dd", { id: "detail-label" }, labelled(item)),
       item.path ? [h("dt", {}, "File"), h("dd", { class: "path", title: item.path }, shortPath(item.path))] : null,

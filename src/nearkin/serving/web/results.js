@@ -87,7 +87,7 @@ function said(title, note) {
 const summary = (answer) => {
   const sure = hits.filter((hit) => hit.confidence >= 0.8).length;
   const shown = `${number(hits.length)}${answer.more ? "+" : ""} ${hits.length === 1 ? "photo" : "photos"}`;
-  return `${shown}${sure ? `, ${number(sure)} of them surely of its kind` : ""} · ${Math.max(1, Math.round(answer.seconds * 1000))} ms`;
+  return `${shown}${sure ? `, ${number(sure)} of them surely of its class` : ""} · ${Math.max(1, Math.round(answer.seconds * 1000))} ms`;
 };
 
 /** What went wrong, and what to do: another photo where it is the photo, and else the same again. */
@@ -185,7 +185,7 @@ async function start(state) {
   body.replaceChildren(
     h("div", { class: "hero" },
       h("h1", {}, "Find its near kin"),
-      h("p", {}, state.lost ? "A photo does not outlive a reload of the page. Choose it again." : `Drop a photo anywhere, paste one, or choose a file: the nearest of ${plural(about.items, "photo", "photos")}${about.labels.length ? ` of ${plural(about.labels.length, "kind", "kinds")}` : ""} appear.`),
+      h("p", {}, state.lost ? "A photo does not outlive a reload of the page. Choose it again." : `Drop a photo anywhere, paste one, or choose a file: the nearest of ${plural(about.items, "photo", "photos")}${about.labels.length ? ` of ${plural(about.labels.length, "label", "labels")}` : ""} appear.`),
       button("Choose a photo", "image", () => $("#file").click(), { class: "button strong large", id: "choose" })),
     h("h2", { class: "or" }, "Or begin with one of these"), sample);
   const { items } = await call("samples?n=24");

@@ -48,7 +48,7 @@ async function download() {
   const text = [["path", "label", ...columns], ...rows].map((row) => row.map(quoted).join(",")).join("\n");
   save(`${text}\n`, "selection.csv", "text/csv");
   const without = items.length - rows.length;
-  toast(`${plural(rows.length, "photo", "photos")} in selection.csv${without ? `, ${number(without)} without a file or of unknown kind left out` : ""}`);
+  toast(`${plural(rows.length, "photo", "photos")} in selection.csv${without ? `, ${number(without)} without a file or of unknown class left out` : ""}`);
 }
 
 function draw() {
