@@ -140,7 +140,17 @@ CHEAP = (
     "report",
     "table",
 )
-LEFT_OUT = ("--engine postgresql", "--engine http", "--backbone", "runs/cub", "RUN", "manifest.csv", "--only uncertainty", *ADDED, "…")
+LEFT_OUT = (
+    "--engine postgresql",
+    "--engine http",
+    "--backbone",
+    "runs/cub",
+    "RUN",
+    "manifest.csv",
+    "--only uncertainty",
+    *ADDED,
+    "…",
+)
 
 
 @pytest.fixture(scope="module")
