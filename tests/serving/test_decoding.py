@@ -10,9 +10,8 @@ import zlib
 import numpy as np
 import pytest
 
-from nearkin.data.images import decode_bytes
+from nearkin.data.images import crop_shares, decode_bytes
 from nearkin.serving import decoding
-from nearkin.serving.decode_worker import part_of
 from nearkin.serving.decoding import Decoder
 from nearkin.serving.errors import RequestError
 
@@ -59,9 +58,9 @@ def test_a_crop_is_cut_before_it_is_shrunk(decoder, encode):
     crop = (0.5, 0.25, 0.5, 0.5)
     np.testing.assert_array_equal(decode(decoder, encode(pixels), None, crop), pixels[20:60, 30:60])
     assert decode(decoder, encode(pixels), 20, crop).shape == (26, 20, 3)
-    assert part_of(pixels, (0.999, 0.999, 0.0001, 0.0001)).shape == (1, 1, 3)
-    assert part_of(pixels, (1.0, 1.0, 0.001, 0.001)).shape == (1, 1, 3)
-    assert part_of(pixels, (0.0, 0.0, 1.0, 1.001)).shape == pixels.shape
+    assert crop_shares(pixels, (0.999, 0.999, 0.0001, 0.0001)).shape == (1, 1, 3)
+    assert crop_shares(pixels, (1.0, 1.0, 0.001, 0.001)).shape == (1, 1, 3)
+    assert crop_shares(pixels, (0.0, 0.0, 1.0, 1.001)).shape == pixels.shape
 
 
 def test_more_pixels_than_allowed_are_refused_by_the_header(decoder):

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -318,3 +318,17 @@ def _head(path: Path) -> bytes:
 
 def _is_heic(data: bytes) -> bool:
     return data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")
+
+
+def crop_shares(pixels: NDArray[np.uint8], crop: Sequence[float]) -> NDArray[np.uint8]:
+    """The part ``x, y, width, height`` of an image ``[H, W, 3]``, as shares of it; at least one pixel.
+
+    >>> crop_shares(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), (0.5, 0.0, 0.5, 0.25))[..., 0].tolist()
+    [[6, 9]]
+    """
+    x, y, width, height = crop
+    spans = []
+    for start, size, total in ((y, height, pixels.shape[0]), (x, width, pixels.shape[1])):
+        first = min(round(start * total), total - 1)
+        spans.append(slice(first, max(first + 1, round((start + size) * total))))
+    return pixels[tuple(spans)]

@@ -28,7 +28,7 @@ from nearkin.data.table import ImageTable
 from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.engine import Engine
-from nearkin.index.items import File, Items, NewItem
+from nearkin.index.items import File, Item, Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
@@ -202,8 +202,9 @@ def _write_batch(
     ids = known | {digest: first + i for i, digest in enumerate(new)}
     with items.writing():
         for loaded in new.values():
-            source, id = loaded.source, ids[loaded.hash]
-            items.insert(NewItem(id, loaded.hash, source.name, source.label, source.columns, loaded.thumbnail))
+            source = loaded.source
+            item = Item(ids[loaded.hash], source.name, source.label, source.columns)
+            items.insert(item, loaded.hash, loaded.thumbnail)
         items.set_fact("rows", first + len(new))
         deleted = [id for loaded in batch if (id := _record(loaded, items, ids)) is not None]
     if deleted:

@@ -58,18 +58,6 @@ class File:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class NewItem:
-    """An item to be written; its id is the row of its vector."""
-
-    id: int
-    hash: bytes
-    path: str | None
-    label: str | None
-    columns: Mapping[str, str]
-    thumbnail: bytes
-
-
 class Items:
     """One connection to an index's database, for any thread; a writer holds the index's lock."""
 
@@ -215,10 +203,11 @@ class Items:
             elif fields[name].is_number and wrong is not None:
                 raise DataError(f"the column {name!r} holds numbers in this index, and {wrong!r} is none: rename it")
 
-    def insert(self, item: NewItem) -> None:
-        values = [item.id, item.hash, item.path, item.label]
+    def insert(self, item: Item, hash: bytes, thumbnail: bytes) -> None:
+        """Write a new item, whose id is the row of its vector."""
+        values = [item.id, hash, item.path, item.label]
         self.rows("INSERT INTO items(id, hash, path, label) VALUES (?, ?, ?, ?)", values)
-        self.rows("INSERT INTO thumbnails VALUES (?, ?)", [item.id, item.thumbnail])
+        self.rows("INSERT INTO thumbnails VALUES (?, ?)", [item.id, thumbnail])
         self.update(item.id, item.label, item.columns)
 
     def update(self, id: int, label: str | None, columns: Mapping[str, str]) -> None:

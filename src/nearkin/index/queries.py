@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.image_inputs import ImageInputs, Tensor
+from nearkin.data.images import crop_shares
 from nearkin.errors import RecipeError
 from nearkin.index.engine import unit_rows
 from nearkin.runs.model import Model
@@ -87,17 +88,7 @@ def cropped(image: Any, crop: Sequence[float]) -> NDArray[np.uint8]:
             f"crop must lie within the image, as shares of it from 0 to 1: x {x:g} to {x + width:g}, "
             f"y {y:g} to {y + height:g} does not"
         )
-    pixels = ImageInputs([image], shorter_side=None)[0]
-    rows, columns = (
-        _span(start, size, total) for start, size, total in zip((y, x), (height, width), pixels.shape[:2], strict=True)
-    )
-    return pixels[rows, columns]
-
-
-def _span(start: float, size: float, total: int) -> slice:
-    """The pixels of a share of ``total``, one at least."""
-    first = min(round(start * total), total - 1)
-    return slice(first, max(first + 1, round((start + size) * total)))
+    return crop_shares(ImageInputs([image], shorter_side=None)[0], numbers)
 
 
 def combined(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.images import UnreadableImageError, decode_bytes, decode_pillow, register_heic
+from nearkin.data.images import UnreadableImageError, crop_shares, decode_bytes, decode_pillow, register_heic
 
 try:
     import resource
@@ -85,24 +85,11 @@ def decoded(
         if crop is None:
             return decode_bytes(content, path=_NAME, shorter_side=shorter_side)
         whole = decode_bytes(content, path=_NAME)
-        return decode_pillow(Image.fromarray(part_of(whole, crop)), path=_NAME, shorter_side=shorter_side)
+        return decode_pillow(Image.fromarray(crop_shares(whole, crop)), path=_NAME, shorter_side=shorter_side)
     except UnreadableImageError as error:
         raise Refused(422, f"the image cannot be read: {error.reason}") from error
     except MemoryError as error:
         raise Refused(422, "the image takes too much memory to decode: send it smaller, or as JPEG") from error
-
-
-def part_of(pixels: NDArray[np.uint8], crop: tuple[float, ...]) -> NDArray[np.uint8]:
-    """The part ``x, y, width, height`` of an image, as shares of it; at least one pixel.
-
-    >>> part_of(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), (0.5, 0.0, 0.5, 0.25))[..., 0].tolist()
-    [[6, 9]]
-    """
-    height, width = pixels.shape[:2]
-    x, y, wide, high = crop
-    left, top = min(int(x * width), width - 1), min(int(y * height), height - 1)
-    right, bottom = max(left + 1, round((x + wide) * width)), max(top + 1, round((y + high) * height))
-    return pixels[top:bottom, left:right]
 
 
 def _limit(name: str, value: int) -> None:
