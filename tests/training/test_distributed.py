@@ -1,6 +1,6 @@
 """Several processes come to what one comes to: gradients, courses of runs, checkpoints; on gloo, for real.
 
-What they need of their own lies in nearkin.ranks, nearkin.encoders.synchronised, nearkin.losses._gathered and
+What they need of their own lies in nearkin.ranks, nearkin.encoders.synchronised, nearkin.losses.proxy_loss and
 nearkin.training.checkpoint.
 """
 
