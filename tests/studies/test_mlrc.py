@@ -108,7 +108,8 @@ def test_one_repeat_and_then_a_second(recipe, tmp_path, work):
     save_file(
         {key: value * 1.5 for key, value in weights.items()}, folder / "fold-0" / "seed-5" / "encoder.safetensors"
     )
-    mlrc(recipe, folder=folder)
+    with pytest.warns(Notice):
+        mlrc(recipe, folder=folder)
     assert len(embedded) == 5, "other weights have other embeddings"
 
 

@@ -43,7 +43,7 @@ class Published:
     def text(self) -> str:
         """With the digits that papers print: one, or two where it has two.
 
-        >>> [each.text for each in look_up(paper="MPA", table="7", method="MPA K=8")][:2]
+        >>> [value.text for value in look_up(paper="MPA", table="7", method="MPA K=8")][:2]
         ['69.1', '67.4']
         """
         digits = 1 if round(self.value, 1) == self.value else 2
@@ -53,14 +53,14 @@ class Published:
 def look_up(**wanted: str | int) -> list[Published]:
     """The values whose fields are as given; without any, all of ``published.csv``, which comes with the package.
 
-    >>> [(each.metric, each.value) for each in look_up(paper="MPA", table="7", method="MPA K=8")][:2]
+    >>> [(line.metric, line.value) for line in look_up(paper="MPA", table="7", method="MPA K=8")][:2]
     [('R@1', 69.1), ('nDCG@2', 67.4)]
     """
     known = {field.name for field in fields(Published)}
     for name in wanted:
         if name not in known:
             raise ValueError(f"published values have no field {name!r}; they have {', '.join(sorted(known))}")
-    return [each for each in _every() if all(getattr(each, name) == value for name, value in wanted.items())]
+    return [line for line in _every() if all(getattr(line, name) == value for name, value in wanted.items())]
 
 
 @functools.cache
@@ -106,12 +106,12 @@ class PublishedLine:
     @property
     def scores(self) -> dict[str, Statistic]:
         """As fractions."""
-        return {name: Statistic(each.value, each.spread).scaled(0.01) for name, each in self.values.items()}
+        return {name: Statistic(value.value, value.spread).scaled(0.01) for name, value in self.values.items()}
 
     @property
     def texts(self) -> dict[str, str]:
         """As they are printed."""
-        return {name: each.text for name, each in self.values.items()}
+        return {name: value.text for name, value in self.values.items()}
 
     @property
     def encoder(self) -> str:
@@ -120,8 +120,8 @@ class PublishedLine:
     @property
     def what(self) -> str:
         """Where it is printed, and with what backbone."""
-        place = f"table {self.table}" if not self.table.startswith(("fig", "text")) else self.table
-        return f"published: {self.paper}, {place} ({self.encoder})"
+        source = f"table {self.table}" if not self.table.startswith(("fig", "text")) else self.table
+        return f"published: {self.paper}, {source} ({self.encoder})"
 
 
 def published_lines(recipe: Recipe, protocol: str) -> list[PublishedLine]:
@@ -144,15 +144,15 @@ def published_lines(recipe: Recipe, protocol: str) -> list[PublishedLine]:
         return []
     lines: dict[tuple[str, str, str, str, int], dict[str, Published]] = {}
     for name in published_names(recipe):
-        for each in look_up(method=name, dataset=DATA_NAMES.get(source, source), protocol=protocol):
-            if "(" in each.table:  # measured under the condition that follows, such as a tenth of the images
+        for value in look_up(method=name, dataset=DATA_NAMES.get(source, source), protocol=protocol):
+            if "(" in value.table:  # measured under the condition that follows, such as a tenth of the images
                 continue
-            key = (each.paper, each.table, each.method, each.backbone, each.dim)
-            lines.setdefault(key, {})[SAME_SCORE.get(each.metric, each.metric)] = each
-    own = recipe.encoder.backbone
-    own = {"bn_inception": "bninception", "resnet50_v1": "resnet50"}.get(own, own)
-    found = [PublishedLine(*key, protocol, values, key[3] == own) for key, values in lines.items()]
-    return sorted(found, key=lambda each: not each.same_backbone)
+            key = (value.paper, value.table, value.method, value.backbone, value.dim)
+            lines.setdefault(key, {})[SAME_SCORE.get(value.metric, value.metric)] = value
+    backbone = recipe.encoder.backbone
+    backbone = {"bn_inception": "bninception", "resnet50_v1": "resnet50"}.get(backbone, backbone)
+    matching = [PublishedLine(*key, protocol, values, key[3] == backbone) for key, values in lines.items()]
+    return sorted(matching, key=lambda line: not line.same_backbone)
 
 
 def published_names(recipe: Recipe) -> list[str]:
@@ -169,8 +169,8 @@ def published_names(recipe: Recipe) -> list[str]:
         usual = loss.options.get("proxies_per_class", 10) == (2 if few else 10)
         return [_SEVERAL_PROXIES[loss.name]] if usual else []
     if method.name == "plain" and loss.name in _PLAIN:
-        own = loss.options.get("proxies_per_class", 1) == 1 and loss.options.get("stochastic", True)
-        return [_PLAIN[loss.name]] if own else []
+        usual = loss.options.get("proxies_per_class", 1) == 1 and loss.options.get("stochastic", True)
+        return [_PLAIN[loss.name]] if usual else []
     if method.name == "ccp" and loss.name in _PAIR and method.options.get("anchors", "proxies") == "proxies":
         # In CCP's tables L stands for eight proxies per class, four on the data sets with small classes.
         large = method.options.get("proxies_per_class", 8) == (4 if few else 8)

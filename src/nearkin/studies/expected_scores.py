@@ -43,7 +43,7 @@ def list_recipes(*, expected: bool = True) -> Listing:
             table, paper_row = pair
             row = f"nearkin reproduce {table.item.id} --rows {paper_row.name} --data {recipe.data.source}"
             values = table.published_values(paper_row, recipe.data.source)
-            scores, source = [(each.metric, each.value, each.spread, each.dim) for each in values], "published"
+            scores, source = [(v.metric, v.value, v.spread, v.dim) for v in values], "published"
         text = f"{_scores_text(scores)} ({source})" if scores else None
         texts = {"name": name, "summary": summary, "command": command}
         records.append({**texts, "expected": text, "row": row, "scores": scores})
@@ -67,8 +67,8 @@ def _digits(value: float) -> str:
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, PaperRow] | None:
     """The first row of its paper that is the recipe unchanged, if possible one with published values."""
     paper, source = name.partition("/")[0], recipe.data.source
-    own = [item for item in items(paper) if not item.same_as] if paper in papers() else []
-    tables = [table for item in own for table in tables_of(item) if source in table.data]
+    original = [item for item in items(paper) if not item.same_as] if paper in papers() else []
+    tables = [table for item in original for table in tables_of(item) if source in table.data]
     rows = [(table, row) for table in tables for row in table.rows_on(source) if row.recipe == name]
     same = [(table, row) for table, row in rows if recipe_of(table, row, source, Settings()) == recipe]
     return min(same, key=lambda pair: not pair[0].published_values(pair[1], source), default=None)

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from nearkin.data.cache import OpenedImages
-from nearkin.disk import check_writable, write_atomically
+from nearkin.disk import write_atomically
 from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
 from nearkin.evaluation.confidence import combination_interval, mean_interval
 from nearkin.evaluation.ensemble import concatenate_embeddings, fold_combinations
@@ -28,7 +28,7 @@ from nearkin.recipe.identity import fingerprint
 from nearkin.report import formats
 from nearkin.report.formats import counted
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.runs.data import Announce, RunData, split_as_stored
+from nearkin.runs.data import RunData, split_as_stored
 from nearkin.runs.defaults import default_folder
 from nearkin.runs.outcome import Outcome
 from nearkin.runs.scores import ENSEMBLE_FILE, Combinations, Conditions, EnsembleScores, FoldModel
@@ -71,7 +71,7 @@ def mlrc(
 
     Raises:
         RecipeError: where the folder holds models of another recipe.
-        NearkinError: where a model did not finish, of the kind that its failure was.
+        NearkinError: where a model did not finish; the class is that of its error.
         InterruptedRunError: after Ctrl-C or SIGTERM; calling again resumes.
     """
     check = RealityCheck(load_recipe(recipe, changes) if isinstance(recipe, str) else recipe, repeats, folder)
@@ -99,20 +99,10 @@ class RealityCheck(Study):
         number = f"{folds} folds × {counted(len(self.seeds), 'repeat')} = {counted(len(models), 'model')}"
         return [f"Plan: {number}, {done} of them finished already, into {self.folder}"]
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        overwrite: bool = False,
-        console: Console | None = None,
-        announce: Announce | None = None,
-    ) -> list[Outcome]:
-        console = console or Console(quiet=True)
-        check_writable(self.folder)
-        outcomes = super().run(jobs=jobs, overwrite=overwrite, console=console, announce=announce)
+    def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
         if (failure := self.failure(outcomes)) is not None:
-            kinds: tuple[type[NearkinError], ...] = (RecipeError, DataError, MissingExtraError, BusyError)
-            raise next((kind for kind in kinds if kind.exit_code == failure[1]), TrainingError)(failure[0])
+            errors: tuple[type[NearkinError], ...] = (RecipeError, DataError, MissingExtraError, BusyError)
+            raise next((error for error in errors if error.exit_code == failure[1]), TrainingError)(failure[0])
         score_models(self.runs(), self.folder, console)
         return outcomes
 

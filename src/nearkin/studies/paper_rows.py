@@ -126,9 +126,11 @@ def recipe_of(table: PaperTable, row: PaperRow, data: str, settings: Settings, *
         stand_in = {"data": {"source": settings.stand_in}} if settings.stand_in else {}
         return load_recipe(layered(paper, stand_in), overrides)
     suited = base_recipe(data, overrides=[f"data.root={json.dumps(settings.root)}"], say=say)
-    own = table.row_changes(row, data)
-    own = [{key: each[key] for key in each if key not in ("objective", "method")} for each in own]
-    return load_recipe(functools.reduce(layered, own, _on_other_data(load_recipe(paper), suited)), overrides)
+    kept = [
+        {section: values for section, values in changes.items() if section not in ("objective", "method")}
+        for changes in table.row_changes(row, data)
+    ]
+    return load_recipe(functools.reduce(layered, kept, _on_other_data(load_recipe(paper), suited)), overrides)
 
 
 def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:

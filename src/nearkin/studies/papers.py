@@ -122,9 +122,9 @@ class PaperTable:
     def recipe_of(self, row: PaperRow, data: str) -> dict[str, Any]:
         """The paper's recipe of a row on a data set, as a mapping; on other data than the paper's, that for CUB."""
         known = _load(paper_folder(self.item.paper) / "data.yml").get(data, {}) if data in self.data else {}
-        own = [known.get("all", {}), known.get(row.recipe.rpartition("/")[2], {})]
+        of_data = [known.get("all", {}), known.get(row.recipe.rpartition("/")[2], {})]
         shared = [self.changes, self.changes_on.get(data, {})]
-        return functools.reduce(layered, [*own, *shared, *self.row_changes(row, data)], shipped_recipe(row.recipe))
+        return functools.reduce(layered, [*of_data, *shared, *self.row_changes(row, data)], shipped_recipe(row.recipe))
 
     def row_changes(self, row: PaperRow, data: str) -> list[Changes]:
         """What the row itself changes."""

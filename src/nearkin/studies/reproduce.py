@@ -17,7 +17,6 @@ from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
 from nearkin.errors import DataError
 from nearkin.report.formats import counted
 from nearkin.report.table import Table
-from nearkin.runs.data import Announce
 from nearkin.runs.outcome import Outcome
 from nearkin.studies.figures import Panel, draw
 from nearkin.studies.mlrc import score_models
@@ -116,16 +115,7 @@ class Reproduction(Study):
         plan = [f"Plan: {number}, into {self.folder}"] if runs else []
         return [f"Skipped: {problem}" for problem in skipped] + plan
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        overwrite: bool = False,
-        console: Console | None = None,
-        announce: Announce | None = None,
-    ) -> list[Outcome]:
-        console = console or Console(quiet=True)
-        outcomes = super().run(jobs=jobs, overwrite=overwrite, console=console)
+    def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
         for row in (row for row in self.rows if row.mlrc):
             models = planned_runs([row], self.folder / "runs", self.seeds)
             if not all(model.folder.is_finished for model in models):

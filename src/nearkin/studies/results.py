@@ -181,7 +181,7 @@ class RowResult:
         conditions = [scores.conditions for scores in self.scores]
         if self.row.mlrc:
             conditions = [] if self.ensemble is None else [self.ensemble.conditions]
-        values = (getattr(each, name) for each in conditions)
+        values = (getattr(of_run, name) for of_run in conditions)
         return sorted({str(value) for value in values if value is not None})
 
 

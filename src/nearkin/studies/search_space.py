@@ -64,14 +64,14 @@ def read_space(texts: Iterable[str | Path], recipe: Recipe) -> Space:
 
 def check_space(space: Space, recipe: Recipe) -> None:
     """Refuse a space in which an end of a range or a choice makes a recipe that cannot be trained."""
-    ends = {key: listed_values(each) or [each.low, each.high] for key, each in space.items()}
+    ends = {key: listed_values(values) or [values.low, values.high] for key, values in space.items()}
     for key, values in ends.items():
         for value in values if len(values) <= 64 else (values[0], values[-1]):
             point = {other: value if other == key else ends[other][0] for other in space}
             try:
                 validate(recipe_at(recipe, point))
             except ValueError as error:
-                listing = " ".join(f"{name}={value_text(each)}" for name, each in point.items())
+                listing = " ".join(f"{name}={value_text(chosen)}" for name, chosen in point.items())
                 raise RecipeError(f"the space holds {listing}, and that cannot be trained: {error}") from error
 
 
@@ -108,12 +108,13 @@ def grid(space: Space) -> list[dict[str, Any]]:
     >>> grid(read_space(["training.batch_size=8,16"], Recipe()))
     [{'training.batch_size': '8'}, {'training.batch_size': '16'}]
     """
-    values = {key: listed_values(each) for key, each in space.items()}
+    values = {key: listed_values(distribution) for key, distribution in space.items()}
     for key, listed in values.items():
         if listed is None:
             raise RecipeError(f"a grid needs values, and {key} is a range of fractions: list them as {key}=a,b,c")
     return [
-        dict(zip(space, point, strict=True)) for point in itertools.product(*(each or () for each in values.values()))
+        dict(zip(space, point, strict=True))
+        for point in itertools.product(*(listed or () for listed in values.values()))
     ]
 
 
@@ -163,8 +164,8 @@ def _distribution(key: str, written: Any, recipe: Recipe, firsts: Mapping[str, A
     if match["log"] and not low > 0:
         raise RecipeError(f"a logarithmic range begins above 0, got {low:g}")
     whole = isinstance(low, int) and isinstance(high, int)
-    kind = optuna.IntDistribution if whole else optuna.FloatDistribution
-    return kind(low, high, log=bool(match["log"]))
+    distribution = optuna.IntDistribution if whole else optuna.FloatDistribution
+    return distribution(low, high, log=bool(match["log"]))
 
 
 def _typed(key: str, value: Any, recipe: Recipe, firsts: Mapping[str, Any]) -> Any:

@@ -160,7 +160,12 @@ class Study(ABC):
         left = [run for run in runs if run.was_changed(allow=overwrite) or not run.folder.is_finished]
         if announce is not None and left and not is_benchmark(left[0].recipe.data.source):
             opened(left[0].recipe, console, announce)
-        return run_all(runs, jobs=jobs, overwrite=overwrite, console=console)
+        outcomes = run_all(runs, jobs=jobs, overwrite=overwrite, console=console) if runs else []
+        return self.finish(outcomes, console)
+
+    def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
+        """What is left to do once the runs have ended, such as scoring several models as one."""
+        return outcomes
 
     @abstractmethod
     def tables(self) -> list[Table]:
@@ -221,8 +226,9 @@ def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) 
                 runs.append(PlannedRun(row, seed, RunFolder(path / f"seed-{seed}")))
                 continue
             for fold in range(folds := row.recipe.protocol.folds):
-                own = seeds[0] + repeat * folds + fold
-                runs.append(PlannedRun(row, own, RunFolder(path / f"fold-{fold}" / f"seed-{own}"), fold))
+                seed_of_fold = seeds[0] + repeat * folds + fold
+                folder_of_fold = RunFolder(path / f"fold-{fold}" / f"seed-{seed_of_fold}")
+                runs.append(PlannedRun(row, seed_of_fold, folder_of_fold, fold))
     return runs
 
 

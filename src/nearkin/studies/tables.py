@@ -182,7 +182,7 @@ def conditions_of(results: Results) -> list[str]:
     reading = "One run of each row, so no spread."
     if repeats != {1}:
         reading = f"Mean ± sample standard deviation over n runs{', none with one' if 1 in repeats else ''}."
-    compared = [each for rows in by_data(results).values() for each in _compared(rows)]
+    compared = [comparison for rows in by_data(results).values() for comparison in _compared(rows)]
     return ["; ".join(parts) + ".", *theirs, f"{reading} {how_to_read(compared)}".strip()]
 
 
@@ -290,9 +290,9 @@ def _chosen(results: Results) -> Part:
 def _compared(results: Results) -> list[Comparison]:
     """Rows compared with their bases; rows of a paper, which name none, only where that gives intervals."""
     compared = [compared_with_base(result, results) for result, _ in families(results)]
-    known = [each for each in compared if each is not None]
+    known = [comparison for comparison in compared if comparison is not None]
     if any(result.row.published for result in results):
-        known = [each for each in known if any(apart.interval for apart in each.differences.values())]
+        known = [row for row in known if any(apart.interval for apart in row.differences.values())]
     return known
 
 

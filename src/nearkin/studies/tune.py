@@ -358,7 +358,7 @@ class Search:
 
         def on_end(number: int, code: int, message: str) -> None:
             if not is_done(number):
-                missing.extend(kind(message) for kind in (DataError, MissingExtraError) if code == kind.exit_code)
+                missing.extend(error(message) for error in (DataError, MissingExtraError) if code == error.exit_code)
                 if missing or code in (InterruptedRunError.exit_code, BusyError.exit_code):
                     return  # where something is missing no other trial will fare better
                 _end(study, number, [], "FAIL", reason=message)
@@ -401,10 +401,10 @@ class Search:
         parts = [
             f"{counted(len(history), 'trial')}: " + ", ".join(f"{n} {status}" for status, n in count.items()),
             f"{self.sampler} sampler, seed {self.seed}, {'no' if self.pruner == 'none' else self.pruner} pruner",
-            f"{self.recipe.protocol.name} protocol, {' and '.join(sorted({each.selection for each in environments}))}",
+            f"{self.recipe.protocol.name} protocol, {' and '.join(sorted({run.selection for run in environments}))}",
             f"seed {seeds[0]} alone, so no spread" if len(seeds) == 1 else f"mean over seeds {', '.join(seeds)}",
             f"at most {training.epochs} epochs" + (f", {training.max_steps} steps" if training.max_steps else ""),
-            " and ".join(sorted({each.hardware for each in environments})),
+            " and ".join(sorted({run.hardware for run in environments})),
         ]
         return ["; ".join(part for part in parts if part) + ".", "The test classes have not been looked at."]
 
@@ -412,7 +412,7 @@ class Search:
         """What a person should know before using the result."""
         lines = []
         for trial in self.ranking[:1]:
-            ends = {key: (each.low, each.high) for key, each in self.space.items() if hasattr(each, "low")}
+            ends = {key: (d.low, d.high) for key, d in self.space.items() if hasattr(d, "low")}
             near = [key for key, (low, high) in ends.items() if not 1.03 * low < trial.params[key] < high / 1.03]
             lines += [f"The best {key} lies at an end of its range: a wider one may hold better." for key in near]
         reasons: dict[str, list[str]] = {}
