@@ -63,6 +63,7 @@ def test_a_row_of_a_table(example, photos, tmp_path, capsys):
     assert f"{100 * recall:.1f}" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # tests/training/test_distributed.py has the same in the fast suite
 def test_two_processes_have_the_losses_of_one(example, photos, tmp_path, capfd):
     changes = ["--recipe", "own_photos/small", f"data.source={json.dumps(str(photos))}", *FEW, "training.device=cpu"]
     alone = example("two_processes").main(["--output", str(tmp_path / "one"), *changes])

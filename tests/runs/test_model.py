@@ -15,7 +15,7 @@ from nearkin.report.opened_run import OpenedRun
 from nearkin.runs.data import open_data
 from nearkin.runs.embed import embed_files
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.model import load_again
+from nearkin.runs.model import reload
 from nearkin.runs.trained_run import identity_of, load_run, proxies_of
 
 
@@ -143,7 +143,7 @@ def test_several_models_are_one_whose_cosine_is_the_mean_of_theirs(trained, phot
     paths = (trained, other, [trained, other], [other, trained])
     assert len({both.identity} | {nearkin.load(path, device="cpu").identity for path in paths}) == 5
     assert nearkin.load([trained]).identity == nearkin.load(trained).identity
-    again = load_again(both.path, both.options, device="cpu")
+    again = reload(both.path, both.options, device="cpu")
     assert (again.identity, again.options) == (both.identity, {"flip": True, "also": [str(other)]})
     np.testing.assert_array_equal(again.encode(images), vectors)
     assert both.held_out().vectors.shape == (16, 16)

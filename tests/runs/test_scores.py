@@ -14,7 +14,7 @@ from nearkin.recipe import EncoderSection, Recipe
 from nearkin.runs.environment import Environment, weights_hash
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.outcome import FILE, Outcome
-from nearkin.runs.scores import ENSEMBLE_FILE, Conditions, Cost, EnsembleScores, Evaluated, FinalOf, Scores
+from nearkin.runs.scores import ENSEMBLE_FILE, Conditions, Cost, EnsembleScores, EvaluationResult, FinalOf, Scores
 
 ASSETS = Path(__file__).parents[1] / "assets" / "records"
 SCORES = json.loads((ASSETS / "scores.json").read_text())
@@ -76,9 +76,9 @@ def test_whether_the_epoch_was_chosen_on_the_test_classes(protocol, selection, c
 def test_an_evaluation_is_of_a_run_or_of_a_backbone():
     shared = {"data": "photos", "images": 8, "classes": 2, "hardware": "CPU", "scores": {"R@1": 0.5}}
     of_run = {"run": "runs/a", "checkpoint": "best", "trained_on": None, "note": None}
-    assert dict(Evaluated(**shared, run="runs/a", checkpoint="best")) == of_run | shared
+    assert dict(EvaluationResult(**shared, run="runs/a", checkpoint="best")) == of_run | shared
     of_backbone = {"backbone": "small", "weights": "its own"}
-    assert dict(Evaluated(**shared, **of_backbone)) == of_backbone | shared
+    assert dict(EvaluationResult(**shared, **of_backbone)) == of_backbone | shared
 
 
 def test_ensemble_scores(tmp_path):

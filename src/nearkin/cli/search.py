@@ -274,12 +274,12 @@ def cluster(
 def _opened(folder: Path, run: Path | None, device: str | None) -> Index:
     """An index with its encoder, which is loaded from ``run`` if that is given."""
     from nearkin.index import Index
-    from nearkin.runs.model import load_again
+    from nearkin.runs.model import reload
 
     if run is None and device is None:
         return Index.open(folder)
     status = Index.open(folder).status()
-    return Index.open(folder, load_again(run or status.model, status.model_options, device=device))
+    return Index.open(folder, reload(run or status.model, status.model_options, device=device))
 
 
 def _fractions(crop: str, image: str) -> list[float]:

@@ -57,7 +57,7 @@ def serve(
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, "serve")
     from nearkin.index import Index
-    from nearkin.runs.model import load_again
+    from nearkin.runs.model import reload
     from nearkin.serving.app import serve as run_server
     from nearkin.serving.middleware import log_to_stderr
     from nearkin.serving.settings import Settings, is_loopback
@@ -76,7 +76,7 @@ def serve(
     index = Index.open(folder)
     if run is not None or device is not None:
         status = index.status()
-        model = load_again(run or status.model, status.model_options, device=device)
+        model = reload(run or status.model, status.model_options, device=device)
         index = Index.open(folder, model)
 
     def ready(url: str) -> None:

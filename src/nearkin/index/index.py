@@ -26,7 +26,7 @@ from nearkin.index.search import Classified, Hit, SearchContext, SearchOptions, 
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.lock import sole_writer_of
-from nearkin.runs.model import Model, load_again
+from nearkin.runs.model import Model, reload
 
 FORMAT = 1
 
@@ -145,7 +145,7 @@ class Index:
         """The encoder of the index, loaded from where it was when the index was made."""
         if self._model is None:
             try:
-                model = load_again(self._items.fact("model"), self._items.fact("model_options") or {})
+                model = reload(self._items.fact("model"), self._items.fact("model_options") or {})
             except DataError as error:
                 raise DataError(
                     f"the encoder of {self.path} cannot be loaded: {error}. Give the path of its run: "

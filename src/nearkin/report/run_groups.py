@@ -13,7 +13,7 @@ from nearkin.errors import DataError
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import deciding, fingerprint
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs, source_of
-from nearkin.runs.data import Progress, say_if_images_differ
+from nearkin.runs.data import Progress, notice_changed_images
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.scores import EnsembleScores, Scores
 
@@ -98,7 +98,7 @@ def gather_runs(
     for path, *_ in known.values():
         folder = RunFolder.existing(path)
         by_source.setdefault((source_of(folder.recipe().data), folder.images), []).append(path)
-    say_if_images_differ(RunFolder(path) for path, *_ in known.values())
+    notice_changed_images(RunFolder(path) for path, *_ in known.values())
     by_data, left_out = [], []
     for same_data in by_source.values():
         families: dict[str, list[OpenedRun]] = {}

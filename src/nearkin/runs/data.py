@@ -110,7 +110,7 @@ def split_as_stored(
     return RunData(images, Protocol(recipe.protocol, images.table, splits=splits), changes)
 
 
-def say_if_images_differ(folders: Iterable[RunFolder]) -> None:
+def notice_changed_images(folders: Iterable[RunFolder]) -> None:
     """Give a notice where the images of one source changed between runs that are compared with each other."""
     first: dict[str, tuple[str, RunFolder]] = {}
     for folder in folders:

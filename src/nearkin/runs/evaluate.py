@@ -23,8 +23,8 @@ from nearkin.evaluation.reranking import Rerank
 from nearkin.recipe import ProtocolSection
 from nearkin.runs.data import SCORED, Announce, Progress, describe_data, open_data, open_run_data
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.model import check_alike
-from nearkin.runs.scores import Evaluated
+from nearkin.runs.model import check_compatible
+from nearkin.runs.scores import EvaluationResult
 from nearkin.runs.trained_run import TrainedRun, load_run
 from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
@@ -47,7 +47,7 @@ def evaluate_run(
     rerank: Rerank | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
-) -> Evaluated:
+) -> EvaluationResult:
     """Scores of a run's encoder on its own test classes, or on ``data``.
 
     The test classes are the images that were kept for testing when the run began (``split.csv``), as far as they are
@@ -70,12 +70,12 @@ def evaluate_run(
     """
     runs = [load_run(one, which=which, device=device, flip=flip, eval_size=eval_size) for one in (path, *also)]
     run, *others = runs
-    check_alike([one.encoder.distance for one in runs], [data_of(one.recipe).shorter_side for one in runs])
+    check_compatible([one.encoder.distance for one in runs], [data_of(one.recipe).shorter_side for one in runs])
     if data is None:
-        own = ranks.first_on_each_machine(
+        stored = ranks.first_on_each_machine(
             lambda: open_run_data(run.folder, run.recipe, data_root=data_root, progress=progress, scored=SCORED[1:])
         )
-        opened, protocol, part = own.images, own.protocol, own.protocol.test
+        opened, protocol, part = stored.images, stored.protocol, stored.protocol.test
     else:
         section = replace(
             data_of(run.recipe), source=data, class_folders=class_folders or run.recipe.data.class_folders
@@ -101,7 +101,7 @@ def evaluate_run(
     for other in others:  # these may have been trained on what the first was tested on
         note = _note(_trained_on(other.folder, opened, part), opened, part)
         notes += [note and f"of {other.folder.path}: {note}"]
-    return Evaluated(
+    return EvaluationResult(
         run=str(path),
         checkpoint=which,
         data=opened.table.name,
@@ -128,7 +128,7 @@ def evaluate_backbone(
     progress: Progress | None = None,
     watch: Callable[[str, int, int], None] | None = None,
     announce: Announce | None = None,
-) -> Evaluated:
+) -> EvaluationResult:
     """Scores of a backbone's pooled features, without a head, on the test split of ``data`` or on all of it.
 
     Images and features are treated as in training on own photos, so that the scores compare with those of such a run.
@@ -168,16 +168,16 @@ def evaluate_backbone(
 
             show(0)
             return embedded_by_all(
-                lambda own, told: embed_images(
+                lambda local_rows, local_progress: embed_images(
                     encoder,
                     opened.images,
                     eval_transform_of(recipe),
-                    rows=own,
+                    rows=local_rows,
                     batch_size=recipe.training.evaluation_batch_size,
                     workers=recipe.data.workers,
                     device=torch_device,
                     dtype=autocast_dtype(recipe.training.precision, torch_device),
-                    progress=told,
+                    progress=local_progress,
                     flip=recipe.protocol.flip,
                 ),
                 rows,
@@ -185,7 +185,7 @@ def evaluate_backbone(
             )
 
         scores = protocol.score(part, embed, distance=encoder.distance, final=True)
-        return Evaluated(
+        return EvaluationResult(
             backbone=backbone,
             weights=str(encoder.weights_report or ("its own" if brings_weights else "none, random numbers")),
             data=opened.table.name,

@@ -66,7 +66,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What :func:`export` wrote."""
 
     file: Path
@@ -83,7 +83,7 @@ def export(
     which: str = "best",
     images: ImageInput | Iterable[ImageInput] | None = None,
     data_root: str | Path | None = None,
-) -> Exported:
+) -> ExportResult:
     """Write the encoder of a run as one file, from raw uint8 pixels ``[N, H, W, 3]`` of any size to embeddings.
 
     The file is checked before it gets its name: on ``images``, by default some of the run's own, its embeddings must
@@ -128,7 +128,7 @@ def export(
             temporary.unlink(missing_ok=True)
     card = target.with_name(f"{target.name}.md")
     write_atomically(card, _card(trained, target, check).encode())
-    return Exported(target, card, settings, check)
+    return ExportResult(target, card, settings, check)
 
 
 class PixelsToEmbeddings(nn.Module):

@@ -99,8 +99,8 @@ def load(
     return _load_one(path, which, device, {"flip": flip, "eval_size": eval_size})
 
 
-def load_again(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
-    """The model of which ``path`` and ``options`` were kept (:attr:`Model.options`)."""
+def reload(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
+    """The model again, from the ``path`` and ``options`` that it was loaded with (:attr:`Model.options`)."""
     others = {key: value for key, value in options.items() if key != "also"}
     return load([path, *options.get("also", ())], device=device, **others)
 
@@ -149,7 +149,7 @@ def concatenated(models: Sequence[Model]) -> Model:
     the same size and be compared by the same distance.
     """
     first = models[0]
-    check_alike([model.distance for model in models], [model.shorter_side for model in models])
+    check_compatible([model.distance for model in models], [model.shorter_side for model in models])
 
     def held_out() -> HeldOut | None:
         # Only images that none of the models was trained on.
@@ -177,7 +177,7 @@ def joint_identity(identities: Sequence[str]) -> str:
     return hashlib.sha256(f"concatenated {' '.join(identities)}".encode()).hexdigest()[:32]
 
 
-def check_alike(distances: Sequence[str], sizes: Sequence[int | None]) -> None:
+def check_compatible(distances: Sequence[str], sizes: Sequence[int | None]) -> None:
     """Refuse models that differ in how vectors are compared, or in the size of decoded images."""
     if len(set(distances)) > 1:
         raise RecipeError(

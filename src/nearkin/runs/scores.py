@@ -126,7 +126,7 @@ class Scores(Record):
 
     @property
     def chosen_on_test(self) -> bool:
-        """Whether the reported epoch is the one with the best test scores, beside which tables put the last."""
+        """Whether the reported epoch is the one with the best test scores; tables then show the last one, too."""
         last_epoch = self.conditions.selection.startswith("last epoch")
         return self.conditions.protocol in SELECTED_ON_TEST and not last_epoch
 
@@ -137,7 +137,7 @@ class Scores(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluated(Record):
+class EvaluationResult(Record):
     """Scores of an encoder on images that need not be its own: of a run, or of a backbone without any training."""
 
     data: str

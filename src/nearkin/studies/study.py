@@ -38,7 +38,7 @@ from nearkin.report.differences import COMPARED
 from nearkin.report.formats import counted
 from nearkin.report.published import Published
 from nearkin.report.table import Table
-from nearkin.runs.data import Announce, open_data, report_on, say_if_images_differ
+from nearkin.runs.data import Announce, notice_changed_images, open_data, report_on
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.outcome import FILE, Outcome
@@ -287,7 +287,7 @@ def run_all(
             f"interrupted with {done} of {len(runs)} runs finished; what was begun is saved. "
             f"The same command resumes from here"
         ) from stop
-    say_if_images_differ([planned.folder for planned in runs])
+    notice_changed_images([planned.folder for planned in runs])
     outcomes = [(planned.folder.path, planned.outcome) for planned in runs]
     return [runner.busy.get(path, known) if known.status == "unfinished" else known for path, known in outcomes]
 

@@ -38,7 +38,7 @@ from nearkin.report import formats
 from nearkin.report.figure_style import save_figure
 from nearkin.report.formats import counted
 from nearkin.report.table import Part, Table
-from nearkin.runs.data import Announce, say_if_images_differ
+from nearkin.runs.data import Announce, notice_changed_images
 from nearkin.runs.defaults import RUNS, default_folder
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
@@ -211,7 +211,7 @@ class Search:
                     f"interrupted with {done} of {self.trials} trials done; what was begun is saved in {self.folder}. "
                     f"The same command resumes from here"
                 ) from stop
-        say_if_images_differ(self._run_folders())
+        notice_changed_images(self._run_folders())
         return []
 
     def train(self, number: int, console: Console) -> None:
