@@ -128,7 +128,7 @@ def test_few_references_are_proposed_where_few_are_near(scan):
     tiles = [coded[start : start + 1000] for start in range(0, 4000, 1000)]
     proposed, settled = propose(coded[:8], tiles, coded[::4], 10, "cosine")
     assert settled.all()
-    assert sum(map(len, proposed)) < 8 * 150
+    assert sum(8 * len(columns) + len(where) for columns, where in proposed) < 8 * 150
 
 
 def test_the_definition_is_the_same_in_any_company():

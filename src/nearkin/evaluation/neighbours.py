@@ -48,14 +48,14 @@ Found = Callable[[Ints, Ints, Floats], None]
 
 BLOCK_BYTES = 256 * 2**20
 """Memory for a block of queries, next to the vectors, an 8-bit and a float64 copy of them."""
-_QUERIES, _TILE = 512, 2048
+_QUERIES, _TILE = 512, 1024
 """Queries and references of one product: their products stay in the processor's cache."""
 _SAMPLE = 4096
 """References from which it is guessed how similar the k-th is."""
-_SAFETY = (4.5, 2.0, 0.5)
+_SAFETY = (4.5, 1.0)
 """How far guesses of that err on the safe side, in standard deviations: the boldest that proves right counts."""
-_DENSE = 0.15
-"""Share of a tile's pairs from which the whole tile is cheaper to multiply in float64 than the pairs."""
+_DENSE = 0.33
+"""Share of queries from which it is cheaper to compare a reference with all of them."""
 _PAIRS = 1 << 19
 """Numbers of pairs of vectors that are laid next to each other at a time."""
 _BEYOND = 32
@@ -308,16 +308,16 @@ class _Search:
             near = gaps.sort(dim=1)
         return near.indices.cpu().numpy(), near.values.cpu().numpy()
 
-    def _nearest_on_cpu(self, query: Floats, proposed: list[Ints], places: int) -> tuple[Ints, Floats]:
+    def _nearest_on_cpu(self, query: Floats, proposed: list[tuple[Ints, Ints]], places: int) -> tuple[Ints, Floats]:
         squares = None if self.squares is None else self._squares_of(query)
         whole, single = [], []
-        for number, where in enumerate(proposed):
+        for number, (columns, where) in enumerate(proposed):
             start, tile = number * _TILE, self.rows[number * _TILE : (number + 1) * _TILE]
-            columns = slice(start, start + len(tile))
-            if len(where) > _DENSE * len(query) * len(tile):
-                products = _product(query, tile)
-                whole.append((start, self._gaps(products, None if squares is None else squares[:, None], columns)))
-            elif len(where):
+            if len(columns):
+                products = _product(query, tile if len(columns) == len(tile) else tile[columns])
+                own = None if squares is None else squares[:, None]
+                whole.append((columns + start, self._gaps(products, own, columns + start)))
+            if len(where):
                 row, column = np.divmod(where, len(tile))
                 products = _pair_products(query, row, tile, column)
                 own = None if squares is None else squares[row]
@@ -346,7 +346,7 @@ class _Search:
         """Whether something that was left out may be as near as what is at the last place."""
         if gaps.shape[1] == len(self.rows):
             return False
-        return bool(self._close(query, gaps)[:, min(places, gaps.shape[1]) - 1 :].all(axis=1).any())
+        return bool(self._close(query, gaps[:, min(places, gaps.shape[1]) - 1 :]).all(axis=1).any())
 
     def _settle(self, ids: Ints, gaps: Floats, rows: Ints, query: Any) -> NDArray[np.bool_] | None:
         """Put neighbours that are too close for float64 into the order of the definition, in ``ids [B, M]`` itself.
@@ -491,19 +491,18 @@ def _hashes(x: Any) -> Ints:
 
 
 def _gathered(
-    queries: int, whole: list[tuple[int, Floats]], single: list[tuple[Ints, Ints, Floats]]
+    queries: int, whole: list[tuple[Ints, Floats]], single: list[tuple[Ints, Ints, Floats]]
 ) -> tuple[NDArray[np.int32], Floats]:
-    """References and gaps ``[B, M]`` from whole tiles and single pairs; short rows end with infinity."""
-    wide = sum(gaps.shape[1] for _, gaps in whole)
+    """References and gaps ``[B, M]`` from whole columns and single pairs; short rows end with infinity."""
+    wide = sum(len(columns) for columns, _ in whole)
     row = np.concatenate([each[0] for each in single] or [np.empty(0, dtype=np.int64)])
     counts = np.bincount(row, minlength=queries)
     ids = np.zeros((queries, wide + int(counts.max())), dtype=np.int32)
     gaps = np.full(ids.shape, np.inf)
     at = 0
-    for start, tile in whole:
-        ids[:, at : at + tile.shape[1]] = np.arange(start, start + tile.shape[1])
-        gaps[:, at : at + tile.shape[1]] = tile
-        at += tile.shape[1]
+    for columns, values in whole:
+        ids[:, at : at + len(columns)], gaps[:, at : at + len(columns)] = columns, values
+        at += len(columns)
     if len(row):
         order = np.argsort(row.astype(np.uint16), kind="stable")
         row = row[order]
@@ -619,7 +618,7 @@ def propose(
     *,
     masks: Sequence[NDArray[np.bool_] | None] | None = None,
     each: Callable[..., Iterator[Any]] = map,
-) -> tuple[list[Ints], NDArray[np.bool_]]:
+) -> tuple[list[tuple[Ints, Ints]], NDArray[np.bool_]]:
     """Every reference that could be among the ``k`` nearest of a query, and few others.
 
     The sample tells roughly how similar the k-th reference is. What is certainly less similar than that is left out.
@@ -635,8 +634,8 @@ def propose(
         each: as ``map``, over the tiles.
 
     Returns:
-        For each tile the positions of proposed pairs in the flattened ``[Q, tile]``, and for which queries ``[Q]``
-        nothing is missing.
+        For each tile the references that are proposed to all queries, as most of them want them, and the positions of
+        further pairs in the flattened ``[Q, tile]``; and for which queries ``[Q]`` nothing is missing.
     """
     masks = masks or [None] * len(tiles)
     total = sum(len(tile) if mask is None else int(mask.sum()) for tile, mask in zip(tiles, masks, strict=True))
@@ -651,22 +650,32 @@ def propose(
             nearest_ones = np.sort(np.partition(similar, least, axis=1)[:, least:], axis=1)
             limits = nearest_ones[:, [places[0] - place for place in places]] - error
 
-    def scan(number: int) -> tuple[Ints, Singles, NDArray[np.int64]]:
-        """Proposed pairs, how similar they are at most, and how many certainly exceed each limit ``[L, Q]``."""
+    def scan(number: int) -> tuple[Ints, Ints, Singles, Ints]:
+        """References for all, further pairs, how similar these are at most, and how many certainly exceed a limit."""
         similar, error = queries.products(tiles[number], distance)
         if (mask := masks[number]) is not None:
             similar[:, ~mask] = -np.inf
-        where = np.flatnonzero(similar >= limits[:, :1] - error)
+        near = similar >= limits[:, :1] - error
+        columns = np.empty(0, dtype=np.int64)
+        if np.count_nonzero(near) > near.size // 16:
+            columns = np.flatnonzero(np.count_nonzero(near, axis=0) > _DENSE * len(queries))
+            near[:, columns] = False
+        where = np.flatnonzero(near)
         rows, values = where // similar.shape[1], similar.ravel()[where]
-        certain = [np.bincount(rows[values >= limit[rows]], minlength=len(queries)) for limit in (limits + error).T]
-        return where, values + error[rows, 0], np.stack(certain)
+        certain = [
+            np.bincount(rows[values >= limit[rows]], minlength=len(queries))
+            + np.count_nonzero(similar[:, columns] >= limit[:, None], axis=1)
+            for limit in (limits + error).T
+        ]
+        return columns, where, values + error[rows, 0], np.stack(certain)
 
     scanned = list(each(scan, range(len(tiles))))
     # The highest limit that at least k references certainly exceed.
-    right = sum(certain for _, _, certain in scanned) >= k
+    right = sum(certain for *_, certain in scanned) >= k
     limit = np.take_along_axis(limits, np.maximum(right.sum(axis=0) - 1, 0)[:, None], axis=1)[:, 0]
     proposed = [
-        where[upper >= limit[where // len(tile)]] for (where, upper, _), tile in zip(scanned, tiles, strict=True)
+        (columns, where[upper >= limit[where // len(tile)]])
+        for (columns, where, upper, _), tile in zip(scanned, tiles, strict=True)
     ]
     return proposed, right[0]
 

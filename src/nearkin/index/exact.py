@@ -116,9 +116,12 @@ class ExactEngine:
         return min(self._codes.available(), self._figures.available())
 
 
-def _by_query(pairs: list[Ids], rows: list[Ids], queries: int) -> list[Ids]:
-    """The rows of each query, ascending, from the positions in each tile ``[queries, rows]``."""
-    query = np.concatenate([where // len(numbers) for where, numbers in zip(pairs, rows, strict=True)])
-    row = np.concatenate([numbers[where % len(numbers)] for where, numbers in zip(pairs, rows, strict=True)])
-    order = np.argsort(query, kind="stable")
+def _by_query(proposed: list[tuple[Ids, Ids]], rows: list[Ids], queries: int) -> list[Ids]:
+    """The rows of each query, ascending, from what :func:`propose` gives for each tile of ``rows``."""
+    pairs = []
+    for (columns, where), numbers in zip(proposed, rows, strict=True):
+        pairs.append((np.repeat(np.arange(queries), len(columns)), np.tile(numbers[columns], queries)))
+        pairs.append((where // len(numbers), numbers[where % len(numbers)]))
+    query, row = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    order = np.lexsort((row, query))
     return np.split(row[order], np.searchsorted(query[order], np.arange(1, queries)))
