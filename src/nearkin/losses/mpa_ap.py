@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from nearkin.losses.mpa_dw import DataWiseMultiProxyAnchor
-from nearkin.numerics import log1p_sum_exp
+from nearkin.losses.proxy_loss import positives_and_negatives
+from nearkin.numerics import log1p_exp
 
 __all__ = ["AllPairsMultiProxyAnchor"]
 
@@ -33,13 +35,11 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
         start_scale: the proxies' length at the start, times the usual, as in :class:`MultiProxyAnchor`.
 
     Example:
-        >>> import torch
         >>> loss = AllPairsMultiProxyAnchor(num_classes=10, dim=8)
         >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        column = labels[:, None]
-        pull = self.alpha * (self.margin - similarities.gather(1, column))
-        push = self.alpha * (similarities + self.margin)
-        return log1p_sum_exp(push.scatter(1, column, pull), 1).mean()
+        positive, negatives = positives_and_negatives(similarities, labels, scale=self.alpha, over="classes")
+        pull, push = self.alpha * (self.margin - positive), negatives + self.alpha * self.margin
+        return log1p_exp(torch.logaddexp(pull, push)).mean()

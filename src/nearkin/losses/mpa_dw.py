@@ -6,8 +6,8 @@ from torch import Tensor
 
 from nearkin.inputs import check_positive
 from nearkin.losses.class_similarities import ClassSimilarity
-from nearkin.losses.proxy_loss import ProxyLoss
-from nearkin.numerics import EXCLUDED, log1p_exp, log1p_sum_exp
+from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
+from nearkin.numerics import log1p_exp
 
 __all__ = ["DataWiseMultiProxyAnchor"]
 
@@ -67,7 +67,6 @@ class DataWiseMultiProxyAnchor(ProxyLoss):
         self.margin = margin
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        column = labels[:, None]
-        pull = self.alpha * (self.margin - similarities.gather(1, column).squeeze(1))
-        push = (self.alpha * (similarities + self.margin)).scatter(1, column, EXCLUDED)
-        return (log1p_exp(pull) + log1p_sum_exp(push, 1)).mean()
+        positive, negatives = positives_and_negatives(similarities, labels, scale=self.alpha, over="classes")
+        pull, push = self.alpha * (self.margin - positive), negatives + self.alpha * self.margin
+        return (log1p_exp(pull) + log1p_exp(push)).mean()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nearkin.inputs import check_choice, check_positive
 from nearkin.losses.informative_samples import InformativeSampleWeights, PairWeights
-from nearkin.losses.proxy_loss import ProxyLoss
-from nearkin.numerics import EXCLUDED, log1p_sum_exp, log1p_sum_exp_by_label
+from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
+from nearkin.numerics import log1p_exp, log1p_sum_exp_by_label
 
 __all__ = ["ProxyAnchor"]
 
@@ -88,16 +88,18 @@ def proxy_anchor(
     >>> proxy_anchor(torch.tensor([[0.1, -0.1]]), torch.tensor([0]), alpha=32.0, margin=0.1)
     tensor(1.0397)
     """
-    column, classes = labels[:, None], similarities.shape[1]
-    pull = alpha * (margin - similarities.gather(1, column).squeeze(1))  # one for every sample
-    push = alpha * (similarities + margin)
-    if weights is not None:
-        pull, push = weights.positive * pull, weights.negative * push
-    pull = log1p_sum_exp_by_label(pull, labels, classes)
-    push = log1p_sum_exp(push.scatter(1, column, EXCLUDED), 0)
+    classes = similarities.shape[1]
     if weights is None:
+        positive, negatives = positives_and_negatives(similarities, labels, scale=alpha, over="samples")
+        pull = log1p_sum_exp_by_label(alpha * (margin - positive), labels, classes)
+        push = log1p_exp(negatives + alpha * margin)
         present = similarities.new_zeros(classes).index_fill_(0, labels, 1.0).sum()
         return pull.sum() / (present if positive_norm == "present" else classes) + push.sum() / classes
+    positive = similarities.gather(1, labels[:, None]).squeeze(1)
+    weighted = weights.negative * (similarities + margin)
+    _, negatives = positives_and_negatives(weighted, labels, scale=alpha, over="samples")
+    pull = log1p_sum_exp_by_label(weights.positive * alpha * (margin - positive), labels, classes)
+    push = log1p_exp(negatives)
     mean_positive, mean_negative = _mean_weights(weights, labels, absent=0.0 if positive_norm == "present" else 1.0)
     return pull.sum() / mean_positive.sum() + push.sum() / mean_negative.sum()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from nearkin import ranks
 from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
 from nearkin.losses.class_similarities import ClassSimilarity, Combination, class_similarities, combine
 from nearkin.losses.informative_samples import InformativeSampleWeights, PairWeights
-from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
+from nearkin.numerics import EXCLUDED, NORM_FLOOR, at_least_float32, full_precision, l2_normalise
 from nearkin.proxies import ProxyBank
 
 
@@ -144,3 +146,43 @@ class ProxyLoss(nn.Module):
         check_embeddings(embeddings, dim=self.bank.dim)
         check_labels(labels, embeddings.shape[0], num_classes=self.num_classes)
         return labels.long()
+
+
+def positives_and_negatives(
+    similarities: Tensor, labels: Tensor, *, scale: float, over: Literal["classes", "samples"]
+) -> tuple[Tensor, Tensor]:
+    """The similarities ``[N]`` to the samples' own classes, and ``log Σ exp(scale · s)`` of the other similarities.
+
+    The sums are over the other classes of a sample, ``[N]``, or over the samples of other classes of a class, ``[C]``;
+    an empty one gives about :data:`~nearkin.numerics.EXCLUDED`. Plain PyTorch gives the same with more arrays of the
+    size of ``similarities [N, C]``, which count with a million classes: here there is one besides them.
+
+    >>> similarities, labels = torch.tensor([[0.9, 0.5, 0.5], [0.1, 0.8, 0.2]]), torch.tensor([0, 1])
+    >>> positives_and_negatives(similarities, labels, scale=1.0, over="classes")
+    (tensor([0.9000, 0.8000]), tensor([1.1931, 0.8444]))
+    """
+    return _PositivesAndNegatives.apply(similarities, labels, scale, 1 if over == "classes" else 0)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _PositivesAndNegatives(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, similarities: Tensor, labels: Tensor, scale: float, dim: int) -> tuple[Tensor, Tensor]:
+        column = labels[:, None]
+        positive = similarities.gather(1, column).squeeze(1)
+        exponents = (similarities * scale).scatter_(1, column, EXCLUDED)
+        top = exponents.amax(dim, keepdim=True)
+        negatives = exponents.sub_(top).exp_().sum(dim, keepdim=True).log_().add_(top)
+        ctx.save_for_backward(similarities, column, negatives)
+        ctx.scale, ctx.dim = scale, dim
+        return positive, negatives.squeeze(dim)
+
+    @staticmethod
+    def backward(ctx: Any, for_positive: Tensor, for_negatives: Tensor) -> tuple[Tensor, None, None, None]:
+        similarities, column, negatives = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: second derivatives are wanted
+            exponents = (ctx.scale * similarities).scatter(1, column, EXCLUDED)
+            shares = ctx.scale * exponents.softmax(ctx.dim) * for_negatives.unsqueeze(ctx.dim)
+            return shares.scatter_add(1, column, for_positive[:, None]), None, None, None
+        gradient = (similarities * ctx.scale).sub_(negatives).exp_()
+        gradient.mul_(ctx.scale * for_negatives.unsqueeze(ctx.dim))
+        return gradient.scatter_(1, column, for_positive[:, None]), None, None, None

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from nearkin.inputs import check_positive
 from nearkin.losses.informative_samples import InformativeSampleWeights
-from nearkin.losses.proxy_loss import ProxyLoss
-from nearkin.numerics import EXCLUDED
+from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
 
 __all__ = ["ProxyNCA"]
 
@@ -51,10 +50,9 @@ class ProxyNCA(ProxyLoss):
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         # −t d² = 2ts − 2t, and the constant cancels.
-        exponents = 2.0 * self.scale * similarities
-        column = labels[:, None]
-        positive = exponents.gather(1, column).squeeze(1)
-        weights = self.pair_weights(similarities, labels)
+        scale, weights = 2.0 * self.scale, self.pair_weights(similarities, labels)
+        positive, negatives = positives_and_negatives(similarities, labels, scale=scale, over="classes")
         if weights is not None:
-            positive, exponents = weights.positive * positive, weights.negative * exponents
-        return (exponents.scatter(1, column, EXCLUDED).logsumexp(1) - positive).mean()
+            positive, weighted = weights.positive * positive, weights.negative * similarities
+            _, negatives = positives_and_negatives(weighted, labels, scale=scale, over="classes")
+        return (negatives - scale * positive).mean()

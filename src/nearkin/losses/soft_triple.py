@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from nearkin.inputs import check_positive
-from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
+from nearkin.numerics import log1p_exp
 
 __all__ = ["SoftTriple"]
 
@@ -58,6 +58,5 @@ class SoftTriple(ProxyLoss):
         self.margin = margin
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        margin = similarities.new_full((len(labels), 1), self.margin)
-        harder = similarities.scatter_add(1, labels[:, None], -margin)
-        return F.cross_entropy(self.scale * harder, labels)
+        positive, negatives = positives_and_negatives(similarities, labels, scale=self.scale, over="classes")
+        return log1p_exp(negatives - self.scale * (positive - self.margin)).mean()
