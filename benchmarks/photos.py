@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from nearkin.encoders import build_encoder
 from nearkin.encoders.architectures import efficientnet_lite0 as lite
 from nearkin.losses import ProxyAnchor
-from nearkin.training.device import OFF, keep_freed_memory
+from nearkin.training.device import ALLOCATOR, keep_freed_memory
 from nearkin.training.memory import fitting_micro_batch
 from nearkin.training.micro_batch import embed_in_pieces
 
@@ -53,7 +53,7 @@ def make_layers_plain() -> None:
         return F.conv2d(F.pad(x, (*columns, *rows)), weight, bias, self.stride, groups=self.groups)
 
     lite.SameConv2d._conv_forward = convolve
-    lite.normalised_convolution = lambda x, convolution, norm: norm(convolution(x))
+    lite.conv_bn = lambda x, convolution, norm: norm(convolution(x))
     lite.relu6 = F.relu6
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     for _ in range(arguments.rounds):
         for name, parts in VARIANTS.items():
-            environment = os.environ | {OFF: "system" if "system" in parts else ""}
+            environment = os.environ | {ALLOCATOR: "system" if "system" in parts else ""}
             command = [sys.executable, *sys.argv, "--variant", name]
             told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             figures[name].append(json.loads(told.stdout))

@@ -201,12 +201,6 @@ def test_flip_mirrors_at_its_rate():
     assert 250 < mirrored < 350
 
 
-def test_centre_training_equals_evaluation():
-    image = noise(300, 400)
-    transform = transform_from("standard", train_crop="centre", flip=0.0)
-    np.testing.assert_array_equal(transform.train(image, np.random.default_rng(0)), transform.evaluate(image))
-
-
 def test_random_numbers_are_those_of_a_generator_of_each_images_own():
     numbers = ImageRandom(5)
     numbers.at(1, 2).integers(7, dtype=np.uint32)  # leaves half of a drawn number behind

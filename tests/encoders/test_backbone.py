@@ -10,7 +10,7 @@ from torch import nn
 
 from nearkin.encoders import backbone, build_encoder
 from nearkin.encoders.architectures import bn_inception, build_backbone, efficientnet_lite0, googlenet, resnet
-from nearkin.encoders.backbone import folded_together, normalised_convolution
+from nearkin.encoders.backbone import conv_bn, fold_batch_norms
 from nearkin.errors import RecipeError
 
 
@@ -31,7 +31,7 @@ def test_frozen_values_and_gradients_are_those_of_batch_norm_after_the_convoluti
     convolution, norm = layer(**options)
     norm.eval()
     results = []
-    for function in (normalised_convolution, lambda x, first, second: second(first(x))):
+    for function in (conv_bn, lambda x, first, second: second(first(x))):
         convolution.zero_grad()
         norm.zero_grad()
         x = torch.linspace(-1, 1, 2 * 4 * 9 * 9, dtype=torch.float64).reshape(2, 4, 9, 9).requires_grad_()
@@ -48,7 +48,7 @@ def test_statistics_that_move_are_learned_from_the_batch():
     before = norm.running_mean.clone()
     x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
     expected = copy.deepcopy(norm)(convolution(x))
-    assert torch.equal(normalised_convolution(x, convolution, norm), expected)
+    assert torch.equal(conv_bn(x, convolution, norm), expected)
     assert not torch.equal(norm.running_mean, before)
 
 
@@ -56,7 +56,7 @@ def test_a_batch_norm_without_statistics_takes_those_of_the_batch():
     convolution = nn.Conv2d(4, 6, 1)
     norm = nn.BatchNorm2d(6, track_running_stats=False).eval()
     x = torch.randn(3, 4, 5, 5)
-    assert torch.equal(normalised_convolution(x, convolution, norm), norm(convolution(x)))
+    assert torch.equal(conv_bn(x, convolution, norm), norm(convolution(x)))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_networks_with_frozen_batch_norm_compute_what_they_did_apart(name, modul
     def apart_and_activated(x, convolution, norm, shortcut=0.0):
         return torch.relu(apart(x, convolution, norm) + shortcut)
 
-    monkeypatch.setattr(module, "normalised_convolution", apart, raising=False)
-    monkeypatch.setattr(module, "activated_convolution", apart_and_activated, raising=False)
+    monkeypatch.setattr(module, "conv_bn", apart, raising=False)
+    monkeypatch.setattr(module, "conv_bn_relu", apart_and_activated, raising=False)
     torch.testing.assert_close(together, network(images), rtol=1e-8, atol=1e-8)
     assert len(calls) == sum(isinstance(part, nn.BatchNorm2d) for part in network.modules())
 
@@ -99,8 +99,8 @@ def test_norms_with_different_eps_are_folded_together_each_with_its_own():
     x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     for _, norm in layers:
         norm.eval()
-    with folded_together([norm for _, norm in layers]):
-        together = [normalised_convolution(x, *pair) for pair in layers]
+    with fold_batch_norms([norm for _, norm in layers]):
+        together = [conv_bn(x, *pair) for pair in layers]
     for ours, (convolution, norm) in zip(together, layers, strict=True):
         torch.testing.assert_close(ours, norm(convolution(x)), rtol=1e-10, atol=1e-10)
 
@@ -109,11 +109,11 @@ def test_what_was_folded_together_is_forgotten_afterwards():
     convolution, norm = layer()
     norm.eval()
     x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="stop"), folded_together([norm]):
+    with pytest.raises(RuntimeError, match="stop"), fold_batch_norms([norm]):
         raise RuntimeError("stop")
     with torch.no_grad():
         norm.bias.add_(1.0)
-    torch.testing.assert_close(normalised_convolution(x, convolution, norm), norm(convolution(x)))
+    torch.testing.assert_close(conv_bn(x, convolution, norm), norm(convolution(x)))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bn_inception", "googlenet", "efficientnet_lite0"])

@@ -34,7 +34,7 @@ class Setup:
 class Job:
     """Some images of batch ``number``: the one at ``first`` and those after it, of which ``rows`` are the rows.
 
-    The pixels go into ``slot``, from place ``begin`` on.
+    The pixels go into ``slot``, from position ``begin`` on.
     """
 
     number: int
@@ -46,9 +46,9 @@ class Job:
 
 def main() -> None:
     """Answer every job with None, or with the error that it ended in."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loop is asked to stop, and closes the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loop handles it, and closes the input
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    sys.stdout = sys.stderr  # what a library prints is not an answer
     failed: Exception | None = None
     try:
         setup: Setup = pickle.loads(pickle.load(jobs))
@@ -65,12 +65,12 @@ def main() -> None:
         answer = failed or _answer(setup, job, pixels)
         try:
             content = pickle.dumps(answer)
-        except Exception:  # an error that cannot be sent is told in words
+        except Exception:  # an error that cannot be pickled is sent as text
             content = pickle.dumps(RuntimeError(f"{type(answer).__name__}: {answer}"))
         try:
             answers.write(content)
             answers.flush()
-        except BrokenPipeError:  # the loop is gone, and nobody left to tell
+        except BrokenPipeError:  # the loop is gone
             os._exit(0)
 
 

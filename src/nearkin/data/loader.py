@@ -1,10 +1,12 @@
-"""From rows to batches of pixels, prepared while the last batch is being learned from.
+"""From rows to batches of pixels, prepared while the previous batch is being learned from.
 
-Pillow resamples outside the interpreter lock, so on a CPU threads suffice: nothing is pickled, the decoded images are
-shared, and Ctrl-C works. A GPU that is fed by threads waits for the interpreter, so there processes make the crops, or
-the device itself where the images are on it. The random numbers of an image depend on (seed, batch, place in the batch)
-alone: neither who makes the crops, nor the number of workers, nor an interruption changes what a batch shows, nor that
-several ranks make a share of it each.
+Three things can make the crops. On a CPU threads do, as Pillow resamples outside the interpreter lock. Worker threads
+would compete with the training loop for that lock and stall a GPU, so on CUDA separate processes
+(:mod:`nearkin.data.crop_worker`) make them: they map the same packs and write into memory that is shared with the loop.
+Where the decoded images are on the device, the device makes them (:mod:`nearkin.data.device_images`).
+
+The random numbers of an image depend on (seed, batch, position in the batch) alone. Neither who makes the crops, nor
+the number of workers or ranks, nor an interruption changes what a batch shows.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Sampler(Protocol):
 class Batch:
     """``rows`` of the training table, their labels ``[B]`` and pixels ``[B, H, W, 3]`` (uint8).
 
-    Of several processes each has the pixels of its own share of the rows (:func:`nearkin.ranks.share_of`).
+    Each of several ranks has the pixels of its share of the rows (:func:`nearkin.ranks.share_of`).
     """
 
     number: int
@@ -63,10 +65,9 @@ class Batch:
 
 
 def threads_for(workers: int | None) -> int:
-    """As many as ``data.workers`` says, at least one. By default four, or fewer cores.
+    """``data.workers``, at least one. The default is four, or fewer cores; ranks on one machine share its cores.
 
-    Beyond that they wait for the interpreter (16 cores: 2,700 images/s with four threads, 2,000 with sixteen).
-    Processes on one machine share its cores.
+    More threads wait for the interpreter (16 cores: 2,700 images/s with four threads, 2,000 with sixteen).
     """
     return max(1, min(4, usable_cores() // on_this_machine()) if workers is None else workers)
 
@@ -74,8 +75,8 @@ def threads_for(workers: int | None) -> int:
 class TrainingLoader:
     """Endless batches for a sampler, with ``sampler_state`` always that of the last batch handed out.
 
-    Batches of :class:`~nearkin.data.device_images.DeviceImages` are on their device, and those for a ``device`` too;
-    others are on the host. For a ``device`` processes make the crops, if the images are such as processes can share.
+    Batches are on the device of :class:`~nearkin.data.device_images.DeviceImages`, or on ``device``, or else on the
+    host. With ``device``, processes make the crops if they can share the images (:func:`are_shareable`).
     """
 
     def __init__(
@@ -104,9 +105,9 @@ class TrainingLoader:
         if device is not None and not isinstance(images, DeviceImages) and are_shareable(images):
             ahead = sampler.lookahead + 1
             self._processes = CropProcesses(images, transform, seed, device, workers=workers, ahead=ahead)
-        # Drawing boxes is Python's own work, of which more threads do not do more; so is waiting for processes.
-        alone = isinstance(images, DeviceImages) or self._processes is not None
-        self._pool = ThreadPoolExecutor(1 if alone else self._threads, thread_name_prefix="nearkin-loader")
+        # Drawing boxes and waiting for processes is work in Python, which more threads do not speed up.
+        one_thread = isinstance(images, DeviceImages) or self._processes is not None
+        self._pool = ThreadPoolExecutor(1 if one_thread else self._threads, thread_name_prefix="nearkin-loader")
 
     def __enter__(self) -> TrainingLoader:
         return self
@@ -129,31 +130,31 @@ class TrainingLoader:
             yield batch
 
     def _begin(self, number: int, rows: NDArray[np.int64]) -> Callable[[], Batch]:
-        """Have a batch prepared; the result waits until it is there."""
-        places = share_of(len(rows))
+        """Start to prepare a batch; calling the result waits until it is ready."""
+        positions = share_of(len(rows))
         labels = torch.from_numpy(self.labels[rows])
         if isinstance(self.images, DeviceImages):
-            crops = self._cut(self.images, number, rows, places)
+            crops = self._cut(self.images, number, rows, positions)
             labels = to_device(labels, self.images.device)
         elif self._processes is not None:
-            crops = self._processes.begin(number, rows, places, self._pool)
+            crops = self._processes.begin(number, rows, positions, self._pool)
         else:
-            crops = self._cropped(self.images, number, rows, places)
+            crops = self._cropped(self.images, number, rows, positions)
         return lambda: Batch(number, rows, crops(), labels)
 
-    def _cropped(self, images: Images, number: int, rows: NDArray[np.int64], places: range) -> Callable[[], Tensor]:
-        """By threads, in the host's memory."""
+    def _cropped(self, images: Images, number: int, rows: NDArray[np.int64], positions: range) -> Callable[[], Tensor]:
+        """Crops made by threads, in the host's memory."""
         size = self.transform.size
-        pixels = torch.empty(len(places), size, size, 3, dtype=torch.uint8, pin_memory=self.pin_memory)
+        pixels = torch.empty(len(positions), size, size, 3, dtype=torch.uint8, pin_memory=self.pin_memory)
         target = pixels.numpy()
 
         def prepare(part: range) -> None:
             random = ImageRandom(self.seed)
-            for place in places[part.start : part.stop]:
-                crop = self.transform.train(images[int(rows[place])], random.at(number, place))
-                target[place - places.start] = crop
+            for position in positions[part.start : part.stop]:
+                crop = self.transform.train(images[int(rows[position])], random.at(number, position))
+                target[position - positions.start] = crop
 
-        pending = [self._pool.submit(prepare, part) for part in _parts(len(places), self._threads)]
+        pending = [self._pool.submit(prepare, part) for part in _parts(len(positions), self._threads)]
 
         def finish() -> Tensor:
             for future in pending:
@@ -162,15 +163,17 @@ class TrainingLoader:
 
         return finish
 
-    def _cut(self, images: DeviceImages, number: int, rows: NDArray[np.int64], places: range) -> Callable[[], Tensor]:
-        """On the device that the images are on; what is random is drawn meanwhile."""
-        own = rows[places.start : places.stop]
+    def _cut(
+        self, images: DeviceImages, number: int, rows: NDArray[np.int64], positions: range
+    ) -> Callable[[], Tensor]:
+        """Crops made on the device that holds the images; a thread draws the random boxes."""
+        local = rows[positions.start : positions.stop]
 
         def draw() -> tuple[list[Box], list[bool], list[Hole | None]]:
             random = ImageRandom(self.seed)
             boxes, flips, holes = [], [], []
-            for place, (height, width) in zip(places, images.shapes[own].tolist(), strict=True):
-                rng = random.at(number, place)
+            for position, (height, width) in zip(positions, images.shapes[local].tolist(), strict=True):
+                rng = random.at(number, position)
                 box, mirrored = self.transform.draw(height, width, rng)
                 boxes.append(box)
                 flips.append(mirrored)
@@ -181,7 +184,7 @@ class TrainingLoader:
 
         def finish() -> Tensor:
             boxes, flips, holes = drawn.result()
-            return erased(images.crops(own, boxes, flips, self.transform.size), holes, self.transform.fill)
+            return erased(images.crops(local, boxes, flips, self.transform.size), holes, self.transform.fill)
 
         return finish
 
@@ -212,18 +215,20 @@ def training_batches(
     images: Images,
     transform: Transform,
     rows: NDArray[np.int64],
-    places: range,
+    positions: range,
     rng: Callable[[int], np.random.Generator],
     *,
     batch_size: int,
     workers: int | None = None,
 ) -> Iterator[Tensor]:
-    """The images at some ``places`` of ``rows`` in order, as training crops ``[B, H, W, 3]`` (uint8).
+    """The images at some ``positions`` of ``rows`` in order, as training crops ``[B, H, W, 3]`` (uint8).
 
-    ``rng`` gives the random numbers of a place, so that they do not depend on who makes its crop.
+    ``rng`` gives the random numbers of a position, so that they do not depend on who makes its crop.
     """
     threads = threads_for(workers)
-    crops = threaded_map(lambda place: transform.train(images[int(rows[place])], rng(place)), places, threads)
+    crops = threaded_map(
+        lambda position: transform.train(images[int(rows[position])], rng(position)), positions, threads
+    )
     while batch := list(islice(crops, batch_size)):
         yield torch.from_numpy(np.stack(batch))
 
@@ -235,9 +240,9 @@ def _parts(count: int, threads: int) -> list[range]:
 
 
 class CropCache:
-    """The evaluation crops of whatever was asked for, as uint8 on ``device``, up to ``budget`` bytes of them.
+    """Evaluation crops, which are the same at every evaluation, as uint8 on ``device``, up to ``budget`` bytes.
 
-    What does not fit is made anew each time.
+    Crops that do not fit are made again each time.
     """
 
     def __init__(
@@ -248,13 +253,13 @@ class CropCache:
         self.device = device
         self.budget = budget
         self.workers = workers
-        self._kept: dict[bytes, Tensor] = {}
+        self._stored: dict[bytes, Tensor] = {}
 
     def batches(self, rows: NDArray[np.int64], *, batch_size: int) -> Iterator[Tensor]:
-        """Crops of ``rows`` in order, ``[B, H, W, 3]``; those of the first time wherever these rows come again."""
+        """Crops of ``rows`` in order, ``[B, H, W, 3]``; the stored ones when the same rows were asked for before."""
         key = blake2b(rows.tobytes()).digest()
-        if key in self._kept:
-            yield from torch.split(self._kept[key], batch_size)
+        if key in self._stored:
+            yield from torch.split(self._stored[key], batch_size)
             return
         made = evaluation_batches(self.images, self.transform, batch_size=batch_size, workers=self.workers, rows=rows)
         shape = (len(rows), self.transform.size, self.transform.size, 3)
@@ -262,14 +267,14 @@ class CropCache:
             yield from made
             return
         with torch.inference_mode(False):
-            kept = torch.empty(shape, dtype=torch.uint8, device=self.device)
+            stored = torch.empty(shape, dtype=torch.uint8, device=self.device)
         done = 0
         for crops in made:
-            part = kept[done : done + len(crops)]
+            part = stored[done : done + len(crops)]
             part.copy_(crops)
             done += len(crops)
             yield part
-        self._kept[key] = kept
+        self._stored[key] = stored
         self.budget -= needed
 
 
@@ -284,7 +289,7 @@ def are_shareable(images: Images) -> bool:
 
 
 def default_processes() -> int:
-    """All cores but the one that drives the GPU; of a share of them, where torchrun has started several loops here."""
+    """All cores but the one that drives the GPU; ranks on one machine share them."""
     return max(1, usable_cores() // on_this_machine() - 1)
 
 
@@ -304,7 +309,7 @@ class CropProcesses:
         self.device = device
         self._setup = (images, transform, seed)
         self._count = max(1, default_processes() if workers is None else workers)
-        # One more than wait, as the one before is perhaps still being copied.
+        # One more than are prepared, as the previous one may still be being copied.
         self._slots = ahead + 1
         self._copied: list[torch.cuda.Event | None] = [None] * self._slots
         self._fetched: deque[Future[tuple[Tensor, torch.cuda.Event | None]]] = deque(maxlen=self._slots)
@@ -313,24 +318,24 @@ class CropProcesses:
         self._memory: Tensor | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def begin(self, number: int, rows: NDArray[np.int64], places: range, waiter: Executor) -> Callable[[], Tensor]:
-        """Have the images at ``places`` of a batch cropped; the result waits until they are on the device."""
-        memory = self._shared(len(places))
+    def begin(self, number: int, rows: NDArray[np.int64], positions: range, waiter: Executor) -> Callable[[], Tensor]:
+        """Start to crop the images at ``positions`` of a batch; the result waits until they are on the device."""
+        memory = self._shared(len(positions))
         slot, self._begun = self._begun % self._slots, self._begun + 1
         if (copied := self._copied[slot]) is not None:
             copied.synchronize()
-        asked = []
-        for worker, part in zip(self._workers, np.array_split(np.arange(len(places)), self._count), strict=True):
+        busy = []
+        for worker, part in zip(self._workers, np.array_split(np.arange(len(positions)), self._count), strict=True):
             if len(part):
                 begin = int(part[0])
-                own = rows[[places[index] for index in part]].tolist()
-                worker.ask(Job(number, places[begin], own, slot, begin))
-                asked.append(worker)
+                selected = rows[[positions[index] for index in part]].tolist()
+                worker.ask(Job(number, positions[begin], selected, slot, begin))
+                busy.append(worker)
 
         def fetch() -> tuple[Tensor, torch.cuda.Event | None]:
-            for worker in asked:
+            for worker in busy:
                 worker.wait()
-            pixels = memory[slot, : len(places)]
+            pixels = memory[slot, : len(positions)]
             if self._stream is None:
                 return pixels.clone(), None
             with torch.cuda.stream(self._stream):
@@ -354,7 +359,7 @@ class CropProcesses:
         return finish
 
     def _shared(self, batch: int) -> Tensor:
-        """The memory of all slots; the first batch says how large they are, and a larger one makes new ones."""
+        """The memory of all slots; it is made for the first batch, and again for a larger one."""
         if self._memory is None or batch > self._memory.shape[1]:
             wait(self._fetched)
             self.close()
@@ -364,16 +369,16 @@ class CropProcesses:
                 file.truncate(int(np.prod(shape)))
                 memory = np.ndarray(shape, dtype=np.uint8, buffer=mmap.mmap(file.fileno(), 0))
                 self._memory = torch.from_numpy(memory)
-                # Twice, so that what cannot be read there does not spoil what comes after it.
+                # Pickled twice, so that a setup that the worker cannot unpickle leaves the stream readable.
                 setup = pickle.dumps(pickle.dumps(Setup(images, transform, seed, file.fileno(), shape)))
                 self._workers = [_Worker(setup, file.fileno()) for _ in range(self._count)]
             if self._stream is not None:
-                # Copies from pages that the system may not move are the only ones that nobody waits for.
+                # Only copies from page-locked memory are asynchronous.
                 _cuda().cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, _FOR_ALL_DEVICES)
         return self._memory
 
     def close(self) -> None:
-        """End the processes; what they were at is lost."""
+        """End the processes; their unfinished jobs are lost."""
         for worker in self._workers:
             worker.end()
         self._workers = []
@@ -409,7 +414,7 @@ class _Worker:
             raise answer
 
     def end(self) -> None:
-        self._process.kill()  # it has nothing to lose, and perhaps jobs to do
+        self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             with suppress(BrokenPipeError):
@@ -426,18 +431,18 @@ class _Worker:
     def _gone(self) -> NoReturn:
         code = self._process.wait()
         raise DataError(
-            f"a process that prepares batches ended by itself (exit code {code}; -9 is usually a lack of memory): "
-            f"lower data.workers and go on with --resume"
+            f"a process that prepares batches ended (exit code {code}; -9 usually means out of memory): lower "
+            f"data.workers and continue with --resume"
         )
 
 
 def _open(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None  # as they were asked for
+    assert stream is not None
     return stream
 
 
 def _memory_file() -> IO[bytes]:
-    """A file that lies in memory where the system has such; /dev/shm is often too small in containers."""
+    """A file in memory where the system has such; /dev/shm is often too small in containers."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("nearkin-crops"), "w+b")
     return tempfile.TemporaryFile()

@@ -14,7 +14,7 @@ from PIL import Image
 from nearkin.data.images import resized_shape
 from nearkin.errors import RecipeError, did_you_mean
 
-TrainCrop = Literal["random-resized", "random", "centre", "none"]
+TrainCrop = Literal["random-resized", "random", "none"]
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom in an image, in pixels."""
 Hole = tuple[int, int, int, int]
@@ -31,11 +31,10 @@ class Transform:
     In evaluation the image is scaled so that its shorter side is ``resize``, or with ``squash`` to a square of that
     side, and the middle ``size`` × ``size`` is cut out. In training, by ``train_crop``:
 
-    - ``random-resized``: a box of random place, area (share of the image in ``scale``) and shape (width : height in
+    - ``random-resized``: a box of random position, area (share of the image in ``scale``) and shape (width : height in
       ``ratio``, logarithmically uniform), scaled to ``size``. After ten boxes that do not fit, the largest centred one
       of an allowed shape.
-    - ``random``: scaled as in evaluation, then a window at a random place.
-    - ``centre``: as in evaluation.
+    - ``random``: scaled as in evaluation, then a window at a random position.
     - ``none``: the whole image, scaled to ``size`` × ``size``.
 
     Then it is mirrored with probability ``flip``, and with probability ``erase`` a box of 2 to 33 % of it, width :
@@ -106,7 +105,6 @@ centre 227; bilinear'
         training = {
             "random-resized": f"{before}, {crop}" if self.squash else crop,
             "random": f"{before}, random crop {self.size}",
-            "centre": f"{before}, centre {self.size}",
             "none": f"whole image at {self.size} x {self.size}",
         }[self.train_crop]
         training += f", flip {self.flip:.3g}" if self.flip else ""
@@ -124,8 +122,6 @@ centre 227; bilinear'
     def _train_box(self, height: int, width: int, rng: np.random.Generator) -> Box:
         if self.train_crop == "none":
             return 0.0, 0.0, float(width), float(height)
-        if self.train_crop == "centre":
-            return self.centre_box(height, width)
         if self.train_crop == "random":
             frame = self._frame(height, width)
             top, left = (int(rng.integers(side - self.size + 1)) for side in frame)
@@ -145,7 +141,7 @@ centre 227; bilinear'
 
 
 class ImageRandom:
-    """The random numbers of an image are those of its place in a batch, whoever prepares it; for one thread.
+    """Random numbers that depend on the position of an image in its batch alone; for one thread.
 
     >>> numbers = ImageRandom(0)
     >>> numbers.at(7, 3).random() == numbers.at(7, 3).random() != numbers.at(7, 4).random()
@@ -157,9 +153,9 @@ class ImageRandom:
         self._unused = self._bits.state
         self._rng = np.random.Generator(self._bits)
 
-    def at(self, batch: int, place: int) -> np.random.Generator:
-        """Those of the image at ``place`` in a batch, from the first on; what was returned before is set back too."""
-        self._unused["state"]["counter"][:] = 0, place, batch, 0
+    def at(self, batch: int, position: int) -> np.random.Generator:
+        """The generator for the image at ``position`` of a batch; it is one object, which every call resets."""
+        self._unused["state"]["counter"][:] = 0, position, batch, 0
         self._bits.state = self._unused
         return self._rng
 

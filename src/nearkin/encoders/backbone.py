@@ -26,7 +26,7 @@ class Backbone(nn.Module):
     """
 
     folds_batch_norm = False
-    """Whether its batch-norms go through ``normalised_convolution`` or ``activated_convolution``."""
+    """Whether its batch-norms go through ``conv_bn`` or ``conv_bn_relu``."""
 
     last_stage: tuple[str, ...] = ()
     """Modules that halve the map for the last time, themselves or within; none where that cannot be changed."""
@@ -44,8 +44,8 @@ class Backbone(nn.Module):
         """Make the last halving of the map one by ``stride``: 1 leaves it twice as fine, with the same weights."""
         if not self.last_stage:
             raise RecipeError(
-                f"encoder.last_stride={stride} cannot be had of {type(self).__name__}, whose last stage has no stride "
-                "to change: leave it out, or take another backbone, such as resnet50"
+                f"encoder.last_stride={stride} does not work with {type(self).__name__}, whose last stage has none: "
+                "leave it out, or use another backbone, such as resnet50"
             )
         if stride not in (1, 2):
             raise RecipeError(f"encoder.last_stride must be 1, or 2 as networks have it, got {stride}")
@@ -61,8 +61,8 @@ class Backbone(nn.Module):
 
 
 @contextmanager
-def takes_one_size(size: int, images: Tensor) -> Iterator[None]:
-    """For networks from elsewhere, of which some take images of one size only: what they raise otherwise, in words."""
+def explain_size_error(size: int, images: Tensor) -> Iterator[None]:
+    """Turn what a network of another library raises for images of another size into a :class:`RecipeError`."""
     try:
         yield
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -82,38 +82,36 @@ Affine = tuple[Tensor, Tensor]
 _FOLDED: ContextVar[Mapping[nn.Module, Affine]] = ContextVar("folded", default=MappingProxyType({}))
 
 
-def normalised_convolution(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
-    """``norm(convolution(x))``, as one convolution while the norm's statistics stand still.
+def conv_bn(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
+    """``norm(convolution(x))``, as one convolution while the norm's statistics are frozen.
 
-    With a fixed mean and variance batch-norm is a factor and an offset for every channel, and both go into the
-    convolution: the same values and the same gradients, its own weight and bias included, without the passes over the
-    feature map that frozen batch-norm takes forward and, above all, backward.
+    With a fixed mean and variance, batch-norm is a factor and an offset for every channel. Both go into the
+    convolution, with the same values and gradients (also of the norm's weight and bias), and without the passes over
+    the feature map that frozen batch-norm takes forward and backward.
     """
     if not _is_frozen(norm):
         return norm(convolution(x))  # type: ignore[no-any-return]
     return convolution._conv_forward(x, *_folded(convolution, norm))  # type: ignore[no-any-return]
 
 
-def activated_convolution(
-    x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: Tensor | None = None
-) -> Tensor:
-    """``relu(norm(convolution(x)) + shortcut)``: :func:`normalised_convolution` and what follows it in most networks.
+def conv_bn_relu(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: Tensor | None = None) -> Tensor:
+    """``relu(norm(convolution(x)) + shortcut)``: :func:`conv_bn` and what follows it in most networks.
 
-    While the norm's statistics stand still a GPU adds the offset and the shortcut and applies ReLU in one pass.
+    While the norm's statistics are frozen, a GPU adds the offset and the shortcut and applies ReLU in one pass.
     """
     if _is_frozen(norm) and is_fused(x):
         weight, offset = _folded(convolution, norm)
         return offset_relu(convolution._conv_forward(x, weight, None), offset, shortcut)
-    x = normalised_convolution(x, convolution, norm)
+    x = conv_bn(x, convolution, norm)
     return torch.relu_(x if shortcut is None else x.add_(shortcut))
 
 
 @contextmanager
-def folded_together(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
-    """Within, :func:`normalised_convolution` finds the factors and offsets of all frozen ``norms`` computed in one go.
+def fold_batch_norms(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
+    """Compute the factors and offsets of all frozen ``norms`` at once, for :func:`conv_bn` within the block.
 
-    One layer at a time they take six launches each way, and a step of a deep network on small batches is as long as
-    the host takes to launch it.
+    One layer at a time they take six launches each way, and the time of a step of a deep network on small batches is
+    the time that the host takes to launch it.
     """
     token = _FOLDED.set(_affines([norm for norm in norms if _is_frozen(norm)]))
     try:
@@ -130,8 +128,8 @@ def _is_frozen(norm: nn.BatchNorm2d) -> bool:
 
 def _folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Weight and bias of the convolution that does what both do."""
-    known = _FOLDED.get()
-    factor, offset = known[norm] if norm in known else _affines([norm])[norm]
+    computed = _FOLDED.get()
+    factor, offset = computed[norm] if norm in computed else _affines([norm])[norm]
     if convolution.bias is not None:
         offset = offset + convolution.bias * factor
     return convolution.weight * factor.view(-1, 1, 1, 1), offset

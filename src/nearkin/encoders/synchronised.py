@@ -14,7 +14,7 @@ from nearkin.ranks import sum_within, world
 
 
 class _Synchronised:
-    """What takes the place of a batch-norm's forward pass: mean and variance are summed over the ranks, with gradients.
+    """A batch-norm's forward pass with mean and variance over the images of all ranks, with gradients.
 
     A rank may have another number of images than the others, or none. Torch's own runs on GPUs only.
     """
@@ -24,15 +24,15 @@ class _Synchronised:
             return super().forward(x)  # type: ignore[misc, no-any-return]
         with full_precision(x.device.type):
             wide = at_least_float32(x)
-            others = [0, *range(2, x.ndim)]
+            axes = [0, *range(2, x.ndim)]
             shape = [1, -1] + [1] * (x.ndim - 2)
             size = x.new_full((1,), x.numel() // x.shape[1], dtype=wide.dtype)
-            sums = sum_within(torch.cat([wide.sum(others), size]))
+            sums = sum_within(torch.cat([wide.sum(axes), size]))
             count = sums[-1].detach()
             mean = sums[:-1] / count
             centred = wide - mean.view(shape)
-            variance = sum_within(centred.square().sum(others)) / count
-            _remember(self, mean, variance, count)
+            variance = sum_within(centred.square().sum(axes)) / count
+            _update_statistics(self, mean, variance, count)
             y = centred * (variance + self.eps).rsqrt().view(shape)
             if self.affine:
                 y = y * self.weight.view(shape) + self.bias.view(shape)
@@ -47,7 +47,7 @@ class _Synchronised2d(_Synchronised, nn.BatchNorm2d):
     pass
 
 
-_KINDS: dict[type[nn.Module], Any] = {nn.BatchNorm1d: _Synchronised1d, nn.BatchNorm2d: _Synchronised2d}
+_SYNCHRONISED: dict[type[nn.Module], Any] = {nn.BatchNorm1d: _Synchronised1d, nn.BatchNorm2d: _Synchronised2d}
 
 
 def is_synchronised(network: nn.Module) -> bool:
@@ -56,8 +56,8 @@ def is_synchronised(network: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Let the running statistics follow, as torch's batch-norm does."""
+def _update_statistics(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    """Update the running statistics, as torch's batch-norm does."""
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
     norm.num_batches_tracked.add_(1)
@@ -68,7 +68,7 @@ def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -
 
 
 def synchronise_batch_norm(network: nn.Module) -> None:
-    """Let the batch-norms of a network that is in training mode see the images of all ranks; those at rest stay.
+    """Let the batch-norms of a network in training mode see the images of all ranks; frozen ones stay as they are.
 
     >>> network = nn.Sequential(nn.BatchNorm2d(3))
     >>> synchronise_batch_norm(network)
@@ -78,9 +78,9 @@ def synchronise_batch_norm(network: nn.Module) -> None:
     for name, module in network.named_modules():
         if not isinstance(module, _BatchNorm) or not module.training:
             continue
-        if type(module) not in _KINDS:
+        if type(module) not in _SYNCHRONISED:
             raise RecipeError(
                 f"several processes cannot share the batch-norm {name} of this backbone ({type(module).__name__}): set "
                 f"encoder.freeze_batch_norm=true, or train in one process"
             )
-        module.__class__ = _KINDS[type(module)]
+        module.__class__ = _SYNCHRONISED[type(module)]

@@ -60,16 +60,16 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
     a.safetensors: 1 tensors loaded
     """
     path = Path(path).expanduser()
-    own = {_bare(name): (name, tensor) for name, tensor in module.state_dict().items()}
-    given = {_bare(name): tensor for name, tensor in _read(path).items()}
+    expected = {_bare(name): (name, tensor) for name, tensor in module.state_dict().items()}
+    stored = {_bare(name): tensor for name, tensor in _read(path).items()}
     accepted: dict[str, Tensor] = {}
     mismatched, unexpected = [], []
-    for name, tensor in given.items():
-        if name not in own:
+    for name, tensor in stored.items():
+        if name not in expected:
             if not name.startswith(CLASSIFIERS):
                 unexpected.append(name)
             continue
-        full_name, target = own[name]
+        full_name, target = expected[name]
         if tensor.shape == (1, *target.shape):
             tensor = tensor.squeeze(0)
         if tensor.shape == target.shape:
@@ -79,7 +79,7 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
     report = WeightsReport(
         path=path,
         loaded=tuple(_bare(name) for name in accepted),
-        missing=tuple(name for name in own if name not in given),
+        missing=tuple(name for name in expected if name not in stored),
         unexpected=tuple(unexpected),
         mismatched=tuple(mismatched),
     )

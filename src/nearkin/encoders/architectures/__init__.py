@@ -20,9 +20,9 @@ Builder = Callable[..., Backbone]
 
 
 @functools.cache
-def _found(kind: str) -> dict[str, Builder]:
+def _catalogue(attribute: str) -> dict[str, Builder]:
     modules = modules_of(__name__, __path__).values()
-    return {name: builder for module in modules for name, builder in getattr(module, kind, {}).items()}
+    return {name: builder for module in modules for name, builder in getattr(module, attribute, {}).items()}
 
 
 def backbones() -> dict[str, Builder]:
@@ -31,7 +31,7 @@ def backbones() -> dict[str, Builder]:
     >>> sorted(backbones())
     ['bn_inception', 'efficientnet_lite0', 'googlenet', 'resnet18', 'resnet50', 'resnet50_v1', 'resnetv2_20', 'small']
     """
-    return dict(_found("BACKBONES"))
+    return dict(_catalogue("BACKBONES"))
 
 
 def families() -> dict[str, Builder]:
@@ -40,7 +40,7 @@ def families() -> dict[str, Builder]:
     >>> sorted(families())
     ['hf', 'timm']
     """
-    return dict(_found("FAMILIES"))
+    return dict(_catalogue("FAMILIES"))
 
 
 def build_backbone(
@@ -64,16 +64,16 @@ def build_backbone(
     else:
         valid = [*backbones(), *(f"{family}:<model>" for family in families())]
         raise RecipeError(f"unknown backbone {name!r}; {did_you_mean(name, valid)}")
-    given = dict(options or {})
-    preprocessing = given.pop("preprocessing", None)
+    values = dict(options or {})
+    preprocessing = values.pop("preprocessing", None)
     parameters = inspect.signature(builder, eval_str=True).parameters.values()
-    kinds = {parameter.name: parameter.annotation for parameter in parameters}
-    for option, value in given.items():
-        if option not in kinds:
-            suggestion = did_you_mean(option, [*kinds, "preprocessing"])
+    types = {parameter.name: parameter.annotation for parameter in parameters}
+    for option, value in values.items():
+        if option not in types:
+            suggestion = did_you_mean(option, [*types, "preprocessing"])
             raise RecipeError(f"backbone {name!r} has no option {option!r}; {suggestion}")
-        given[option] = coerce(value, kinds[option], f"encoder.options.{option}")
-    backbone = builder(**given)
+        values[option] = coerce(value, types[option], f"encoder.options.{option}")
+    backbone = builder(**values)
     if preprocessing is not None:
         backbone.preprocessing = as_preprocessing(preprocessing)
     if last_stride is not None:

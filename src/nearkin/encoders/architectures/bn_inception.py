@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nearkin.encoders.backbone import Backbone, activated_convolution, initialise_convolutions
+from nearkin.encoders.backbone import Backbone, conv_bn_relu, initialise_convolutions
 from nearkin.encoders.preprocessing import CAFFE_BGR
 
 
@@ -92,7 +92,7 @@ class BNInception(Backbone):
 
     def _run(self, x: Tensor, *names: str) -> Tensor:
         for name in names:
-            x = activated_convolution(x, getattr(self, name), getattr(self, f"{name}_bn"))
+            x = conv_bn_relu(x, getattr(self, name), getattr(self, f"{name}_bn"))
         return x
 
     def _run_inception(self, x: Tensor, block: str, widths: Widths) -> Tensor:

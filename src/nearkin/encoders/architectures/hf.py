@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearkin.encoders.backbone import Backbone, takes_one_size
+from nearkin.encoders.backbone import Backbone, explain_size_error
 from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
 from nearkin.errors import DataError, require
 
@@ -38,7 +38,7 @@ class HuggingFaceBackbone(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         usual = images.shape[-2:] == (self.input_size, self.input_size)
-        with takes_one_size(self.input_size, images):
+        with explain_size_error(self.input_size, images):
             output = self.model(pixel_values=images, **({} if usual else self._for_other_sizes))
         features: Tensor = output.last_hidden_state
         if features.ndim == 4:

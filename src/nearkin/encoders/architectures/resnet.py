@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from nearkin.encoders.backbone import Backbone, activated_convolution, initialise_convolutions, normalised_convolution
+from nearkin.encoders.backbone import Backbone, conv_bn, conv_bn_relu, initialise_convolutions
 from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
 
 MEAN_PIXEL = Preprocessing(mean=(0.48502, 0.45796, 0.40760), std=(1.0, 1.0, 1.0))
@@ -26,8 +26,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = activated_convolution(x, self.conv1, self.bn1)
-        return activated_convolution(x, self.conv2, self.bn2, shortcut)
+        x = conv_bn_relu(x, self.conv1, self.bn1)
+        return conv_bn_relu(x, self.conv2, self.bn2, shortcut)
 
 
 class Bottleneck(nn.Module):
@@ -47,9 +47,9 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = activated_convolution(x, self.conv1, self.bn1)
-        x = activated_convolution(x, self.conv2, self.bn2)
-        return activated_convolution(x, self.conv3, self.bn3, shortcut)
+        x = conv_bn_relu(x, self.conv1, self.bn1)
+        x = conv_bn_relu(x, self.conv2, self.bn2)
+        return conv_bn_relu(x, self.conv3, self.bn3, shortcut)
 
 
 class Projection(nn.Sequential):
@@ -59,7 +59,7 @@ class Projection(nn.Sequential):
         super().__init__(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs, eps=eps))
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalised_convolution(x, *self)
+        return conv_bn(x, *self)
 
 
 def _projection(inputs: int, outputs: int, stride: int, eps: float) -> Projection | None:
@@ -113,7 +113,7 @@ class ResNet(Backbone):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.maxpool(activated_convolution(images, self.conv1, self.bn1))
+        x = self.maxpool(conv_bn_relu(images, self.conv1, self.bn1))
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
         return x  # type: ignore[no-any-return]
@@ -125,12 +125,12 @@ def resnet18(*, batch_norm_eps: float = 1e-5) -> ResNet:
 
 
 def resnet50(*, stride_in_1x1: bool = False, batch_norm_eps: float = 1e-5) -> ResNet:
-    """ResNet-50, 2048 channels, as torchvision has it unless told otherwise."""
+    """ResNet-50, 2048 channels, as in torchvision by default."""
     return ResNet(Bottleneck, (3, 4, 6, 3), stride_in_1x1=stride_in_1x1, batch_norm_eps=batch_norm_eps)
 
 
 def resnet50_v1(*, batch_norm_eps: float = 1e-3) -> ResNet:
-    """The original ResNet-50 with everything its converted weights rely on, so that nobody can forget a part."""
+    """The original ResNet-50 with the stride, batch-norm eps and mean pixel that its converted weights need."""
     return ResNet(Bottleneck, (3, 4, 6, 3), stride_in_1x1=True, batch_norm_eps=batch_norm_eps, preprocessing=MEAN_PIXEL)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nearkin.encoders.backbone import Backbone, takes_one_size
+from nearkin.encoders.backbone import Backbone, explain_size_error
 from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
 from nearkin.errors import DataError, require
 
@@ -20,7 +20,7 @@ class TimmBackbone(Backbone):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        with takes_one_size(self.input_size, images):
+        with explain_size_error(self.input_size, images):
             features: Tensor = self.model(images)
         if features.ndim == 3:
             has_class_token = getattr(self.model, "num_prefix_tokens", 0) > 0
