@@ -9,7 +9,7 @@ from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol
-from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.evaluation.splits import StoredSplit
 from nearkin.recipe import ProtocolSection
 
 CLASSES = [f"class {letter}" for letter in "abcdefgh"]

@@ -1,15 +1,25 @@
-"""Which rows of a table train, choose the epoch and test, and which training labels are made wrong.
+"""Which rows of a table train, choose the epoch and test: drawn when a run begins, and stored as ``split.csv``.
 
-Every choice is a function of the table and a seed. Draws are made class by class or as one order of all rows, so that a
-larger share always holds what a smaller one does.
+Every draw is a function of the table and a seed. Draws are made class by class or as one order of all rows, so that a
+larger share always holds what a smaller one does. In a stored split an image is known by the hash of its content, so
+that moving or renaming files and class folders changes nothing.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.table import ImageTable
+from nearkin.data.cache import OpenedImages, SelectedImages
+from nearkin.data.table import SPLITS, ImageTable
 from nearkin.errors import DataError
 from nearkin.recipe import ProtocolSection
 
@@ -18,6 +28,7 @@ Rows = NDArray[np.int64]
 UNUSED = "unused"
 """The split of an image that neither trains nor is scored, as where ``protocol.train_share`` leaves it out."""
 
+COLUMNS = ("image", "label", "class", "split", "content")
 _TESTED = ("test", "query", "gallery")
 _SMALL_DATA, _LABEL_NOISE, _TEST_IMAGES = 101, 102, 103
 """Apart from each other, so that no choice follows from another with the same seed."""
@@ -162,3 +173,226 @@ def _rows_by_class(table: ImageTable, rows: Rows) -> list[tuple[int, Rows]]:
 
 def _generator(seed: int, *what: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *what])))
+
+
+@dataclass(frozen=True)
+class StoredSplit:
+    """One row per image, in the order of the run's table.
+
+    >>> table = ImageTable.build("toy", np.zeros((2, 4, 4), np.uint8), ["a", "b"], splits=["train", "test"])
+    >>> split = StoredSplit.of(replace(table, ids=("a/1.jpg", "b/1.jpg")), table.splits, ["x", "y"])
+    >>> print(split.to_csv().decode().splitlines()[1])
+    a/1.jpg,0,a,train,x
+    >>> StoredSplit.from_csv(split.to_csv()).class_names
+    ('a', 'b')
+    """
+
+    ids: tuple[str, ...]
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    """By label; a label that no image has is called nothing."""
+    splits: NDArray[np.str_]
+    digests: tuple[str, ...]
+
+    @classmethod
+    def of(cls, table: ImageTable, splits: NDArray[np.str_], digests: Sequence[str]) -> StoredSplit:
+        """The split of an opened table; ``splits`` has one of the splits or ``unused`` for each row."""
+        used = set(table.labels.tolist())
+        names = [name if label in used else "" for label, name in enumerate(table.class_names)]
+        return cls(table.ids, table.labels, tuple(names[: max(used, default=-1) + 1]), splits, tuple(digests))
+
+    def to_csv(self) -> bytes:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        classes = [self.class_names[label] for label in self.labels.tolist()]
+        writer.writerows(zip(self.ids, self.labels.tolist(), classes, self.splits.tolist(), self.digests, strict=True))
+        return text.getvalue().encode()
+
+    @classmethod
+    def from_csv(cls, content: bytes) -> StoredSplit:
+        """What :meth:`to_csv` wrote; ``ValueError`` says what is wrong with it."""
+        reader = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
+        if tuple(next(reader, ())) != COLUMNS:
+            raise ValueError(f"line 1: the columns should be {', '.join(COLUMNS)}")
+        rows = []
+        for row in reader:
+            if len(row) != len(COLUMNS) or row[3] not in (*SPLITS, UNUSED) or not row[1].isdecimal():
+                raise ValueError(f"line {reader.line_num}: {','.join(row)[:80]!r} is not an image of a split")
+            rows.append(row)
+        if not rows or not content.endswith(b"\n"):
+            raise ValueError("the end is missing")
+        ids, labels, classes, splits, digests = zip(*rows, strict=True)
+        named = {int(label): name for label, name in zip(labels, classes, strict=True)}
+        return cls(
+            ids,
+            np.array([int(label) for label in labels], dtype=np.int64),
+            tuple(named.get(label, "") for label in range(max(named) + 1)),
+            np.array(splits, dtype=np.str_),
+            digests,
+        )
+
+    @cached_property
+    def content_hash(self) -> str:
+        """The same for runs that were trained and tested on the same images of the same classes."""
+        return _hash(self.labels.tolist(), self.class_names, self.splits.tolist(), self.digests)
+
+    @cached_property
+    def images_hash(self) -> str:
+        """The same for runs on the same images of the same classes, however they were split."""
+        return _hash(self.labels.tolist(), self.class_names, self.digests)
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Digests of the images that trained."""
+        return frozenset(digest for digest, split in zip(self.digests, self.splits, strict=True) if split == "train")
+
+    @cached_property
+    def trained_classes(self) -> frozenset[str]:
+        return frozenset(self.class_names[label] for label in np.unique(self.labels[self.splits == "train"]).tolist())
+
+    def restore(self, now: OpenedImages, *, by_name: bool = False) -> tuple[OpenedImages, NDArray[np.str_], Changes]:
+        """The run's images among those that are there now, with the run's classes and numbers.
+
+        With ``by_name`` an image whose content is nowhere is taken to be the one of its name, as is right for published
+        benchmarks: they are the same images also where they were drawn or encoded anew.
+
+        Returns the images that are left, in the run's order, the split of each, and what has changed. Data in which
+        nothing has changed come back as the same object, so that runs opened together share it.
+        """
+        place = {digest: row for row, digest in reversed(list(enumerate(now.digests)))}
+        named = {name: row for row, name in enumerate(now.table.ids)}
+        rows = np.full(len(self.ids), -1, dtype=np.int64)
+        for number, (name, digest) in enumerate(zip(self.ids, self.digests, strict=True)):
+            row = named.get(name)
+            # Where two files have the same content, each is taken for the one it was.
+            rows[number] = row if row is not None and now.digests[row] == digest else place.get(digest, -1)
+        changes = self._changes(now, rows, named)
+        if by_name:
+            for number in np.flatnonzero(rows < 0).tolist():
+                rows[number] = named.get(self.ids[number], -1)
+            changes = replace(changes, by_name=True)
+        if self._is_same(now.table) and np.array_equal(rows, np.arange(len(now.table))):
+            return now, self.splits, changes
+        kept = np.flatnonzero(rows >= 0)
+        table = replace(
+            now.table.take(rows[kept]),
+            labels=self.labels[kept],
+            class_names=self.class_names,
+            ids=tuple(self.ids[number] for number in kept.tolist()),
+        )
+        digests = tuple(self.digests[number] for number in kept.tolist())
+        images = SelectedImages(now.images, rows[kept])
+        return OpenedImages(table, images, now.unreadable, digests), self.splits[kept], changes
+
+    def _is_same(self, table: ImageTable) -> bool:
+        if self.ids != table.ids or not np.array_equal(self.labels, table.labels):
+            return False
+        used = np.unique(self.labels).tolist()
+        return all(self.class_names[label] == table.class_names[label] for label in used)
+
+    def _changes(self, now: OpenedImages, rows: NDArray[np.int64], named: dict[str, int]) -> Changes:
+        lost = np.flatnonzero(rows < 0).tolist()
+        known = set(self.digests)
+        changed = {self.ids[number] for number in lost if self.ids[number] in named}
+        new = [
+            row
+            for row, (name, digest) in enumerate(zip(now.table.ids, now.digests, strict=True))
+            if digest not in known and name not in changed
+        ]
+        classes = [now.table.class_names[label] for label in now.table.labels.tolist()]
+        ours = [self.class_names[label] for label in self.labels.tolist()]
+        found = [(number, int(row)) for number, row in enumerate(rows.tolist()) if row >= 0]
+        elsewhere = Counter((ours[n], classes[row]) for n, row in found if ours[n] != classes[row])
+        old_names = set(ours) | {after for _, after in elsewhere}
+        return Changes(
+            lost={
+                split: tuple(self.ids[number] for number in lost if self.splits[number] == split)
+                for split in (*SPLITS, UNUSED)
+                if (self.splits == split).any()
+            },
+            counts={split: int((self.splits == split).sum()) for split in (*SPLITS, UNUSED)},
+            changed=frozenset(changed),
+            new=tuple(now.table.ids[row] for row in new),
+            new_classes=tuple(dict.fromkeys(name for row in new if (name := classes[row]) not in old_names)),
+            reclassed=dict(elsewhere),
+        )
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is otherwise than when a run began. Files that were only moved or renamed do not count."""
+
+    lost: dict[str, tuple[str, ...]]
+    """By split, the images whose content is nowhere any more."""
+    counts: dict[str, int]
+    """By split, how many images there were."""
+    changed: frozenset[str]
+    """Of the lost, those under whose name there is something else now."""
+    new: tuple[str, ...]
+    new_classes: tuple[str, ...]
+    reclassed: dict[tuple[str, str], int]
+    """How many images lie in another class than they trained with, by the two names."""
+    by_name: bool = False
+    """Whether those that have changed stay what they were."""
+
+    def check_training(self, run: str) -> None:
+        """Refuse to go on with a training whose images are not all there."""
+        lost = self.lost.get("train", ())
+        if lost:
+            raise DataError(
+                f"{_of(len(lost), self.counts['train'], 'training image')} of {run} {self._what(lost)} "
+                f"({_some(lost)}): training cannot go on as it began. Put them back as they were, or begin anew with "
+                f"--overwrite or in another folder with -o"
+            )
+
+    def said(self, *, scored: Sequence[str]) -> list[str]:
+        """One line for each kind of change; ``scored`` are the splits whose images are scored."""
+        lines = []
+        if self.new:
+            classes = f" of {_count(len(self.new_classes), 'new class', 'new classes')}" if self.new_classes else ""
+            in_them = tuple(f"{name}/" for name in self.new_classes)
+            among = " and others" if in_them and not all(name.startswith(in_them) for name in self.new) else ""
+            lines.append(
+                f"{_count(len(self.new), 'image')}{classes}{among} came after the run began and "
+                f"{'is' if len(self.new) == 1 else 'are'} left out ({_some(self.new_classes or self.new)})"
+            )
+        for split in scored:
+            lost = self.lost.get(split, ())
+            kept = [name for name in lost if self.by_name and name in self.changed]
+            gone = [name for name in lost if name not in kept]
+            for names, one, many in ((gone, "without it", "without them"), (kept, "as it is now", "as they are now")):
+                if names:
+                    said = f"{_of(len(names), self.counts[split], f'{split} image')} {self._what(names)}"
+                    lines.append(f"{said} ({_some(names)}): scored {one if len(names) == 1 else many}")
+        if self.reclassed:
+            number = sum(self.reclassed.values())
+            pairs = [f"{before} → {now}" for before, now in self.reclassed]
+            lines.append(
+                f"{_count(number, 'image')} {'lies' if number == 1 else 'lie'} in another class than when the run "
+                f"began ({_some(pairs)}): the run's own classes count"
+            )
+        return lines
+
+    def _what(self, lost: Sequence[str]) -> str:
+        one, changed = len(lost) == 1, sum(name in self.changed for name in lost)
+        if 0 < changed < len(lost):
+            return "are missing or have changed"
+        return ("has changed" if one else "have changed") if changed else ("is missing" if one else "are missing")
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def _of(some: int, every: int, what: str) -> str:
+    return f"{some:,} of the {_count(every, what)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

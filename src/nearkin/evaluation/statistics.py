@@ -1,4 +1,4 @@
-"""Several runs in one number: mean and spread, and whether two of them differ by more than that."""
+"""Several runs in one number: mean, spread and interval, and whether two of them differ by more than that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from nearkin.evaluation.confidence import Interval, power_of_t, student_t
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+Interval = tuple[float, float]
 
 Seed = TypeVar("Seed", bound=Hashable)
 Verdict = Literal["above", "below", "undecided"]
@@ -167,18 +171,97 @@ def _more_seeds(value: float, variances: Sequence[float], now: int) -> int:
     return 1 + bisect.bisect_left(range(1, MOST_SEEDS + 1), True, key=decides) if value else MOST_SEEDS + 1
 
 
+def student_t(df: float) -> float:
+    """The two-sided quantile of Student's t at 95 %.
+
+    >>> round(student_t(9), 3), round(student_t(1), 2)
+    (2.262, 12.71)
+    """
+    return float(special.stdtrit(df, 0.975))
+
+
+def power_of_t(df: float, shift: float) -> float:
+    """How often a two-sided t-test at 95 % finds a true difference of ``shift`` standard errors.
+
+    >>> round(power_of_t(9, 3.0), 3), round(power_of_t(9, 0.0), 3)
+    (0.761, 0.05)
+    """
+    critical = student_t(df)
+    return float(1.0 - special.nctdtr(df, shift, critical) + special.nctdtr(df, shift, -critical))
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Student's t interval of the mean of independent ``values`` at 95 %; None with fewer than two.
+
+    >>> low, high = mean_interval([0.60, 0.62, 0.64])
+    >>> round(low, 4), round(high, 4)
+    (0.5703, 0.6697)
+    """
+    if len(values) < 2:
+        return None
+    array = np.asarray(values, dtype=np.float64)
+    half = student_t(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return float(array.mean()) - half, float(array.mean()) + half
+
+
+def combination_interval(combinations: NDArray[np.int64], values: Sequence[float]) -> Interval | None:
+    """The interval at 95 % of an ensemble's mean score over combinations of repeated models; None without repeats.
+
+    Two combinations that share a model are not independent, so Student's t over the combinations, of which there may be
+    hundreds, would be far too narrow. Here the models are the sample. How much each one adds to the score of the
+    combinations it is in, less what the others in them add, is fitted by least squares; the variances of these parts,
+    fold by fold, over the number of repeats add up to that of the mean. The degrees of freedom are those of Welch and
+    Satterthwaite.
+
+    Args:
+        combinations: ``[N, F]``, which repeat of each of the F folds a combination takes.
+        values: ``[N]``, its score.
+
+    Example:
+        >>> pairs = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
+        >>> low, high = combination_interval(pairs, [0.64, 0.65, 0.66, 0.67])
+        >>> round(low, 4), round(high, 4)
+        (0.5858, 0.7242)
+    """
+    scores = np.asarray(values, dtype=np.float64)
+    repeats = int(combinations.max()) + 1
+    if repeats < 2:
+        return None
+    members = np.eye(repeats)[combinations]
+    parts = np.linalg.lstsq(members.reshape(len(scores), -1), scores, rcond=None)[0].reshape(-1, repeats)
+    variances = parts.var(axis=1, ddof=1) / repeats
+    total = float(variances.sum())
+    half = 0.0
+    if total > 0:
+        half = student_t((repeats - 1) * total**2 / float((variances**2).sum())) * math.sqrt(total)
+    return float(scores.mean()) - half, float(scores.mean()) + half
+
+
+def fold_combinations(folds: int, repeats: int, *, limit: int = 256, seed: int = 0) -> NDArray[np.int64]:
+    """Which repeat each fold's model is taken from: all ``repeats ** folds`` combinations, or ``limit`` of them.
+
+    Returns ``[N, folds]``, in ascending order. Those that are drawn are drawn without replacement.
+
+    >>> fold_combinations(2, 2).tolist()
+    [[0, 0], [0, 1], [1, 0], [1, 1]]
+    """
+    possible = repeats**folds
+    if possible <= limit:
+        numbers = np.arange(possible)
+    else:
+        rng = np.random.Generator(np.random.Philox(seed))
+        numbers = np.sort(rng.choice(possible, limit, replace=False))
+    return np.stack(np.unravel_index(numbers, (repeats,) * folds), axis=1).astype(np.int64)
+
+
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's ρ: whether two lists put the same things in the same order. NaN where one of them orders nothing.
 
-    >>> rank_correlation([0.1, 0.5, 0.3], [10.0, 1000.0, 20.0]), rank_correlation([1, 2, 3], [3, 2, 1])
-    (1.0, -1.0)
+    >>> round(rank_correlation([0.1, 0.5, 0.3], [10.0, 1000.0, 20.0]), 6), rank_correlation([1, 1, 1], [3, 2, 1])
+    (1.0, nan)
     """
-
-    def ranks(values: Sequence[float]) -> list[float]:
-        # Values that are equal share the middle of their places.
-        return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
-
-    by_first, by_second = ranks(list(first)), ranks(list(second))
-    if len(set(by_first)) < 2 or len(set(by_second)) < 2:
+    if len(set(first)) < 2 or len(set(second)) < 2:
         return math.nan
-    return statistics.correlation(by_first, by_second)
+    from scipy.stats import spearmanr  # slow to import
+
+    return float(spearmanr(first, second).statistic)

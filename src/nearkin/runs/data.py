@@ -16,7 +16,7 @@ from nearkin.data.source import is_benchmark, read_source
 from nearkin.data.table import ImageTable, LeftOut
 from nearkin.errors import DataError, notice
 from nearkin.evaluation.protocol import Protocol
-from nearkin.evaluation.stored_split import Changes
+from nearkin.evaluation.splits import Changes
 from nearkin.recipe import DataSection, Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import data_of

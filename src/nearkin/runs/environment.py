@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.evaluation.splits import StoredSplit
 from nearkin.recipe import EncoderSection
 from nearkin.recipe.identity import fingerprint
 from nearkin.runs.scores import Record, known_fields

@@ -17,7 +17,7 @@ from nearkin.data.cache import OpenedImages
 from nearkin.data.folder import ClassFolders
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
-from nearkin.evaluation.ensemble import concatenate_embeddings
+from nearkin.evaluation.measurement import concatenate_embeddings
 from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.evaluation.reranking import Rerank
 from nearkin.recipe import ProtocolSection

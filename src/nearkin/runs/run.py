@@ -15,7 +15,7 @@ from nearkin import ranks
 from nearkin.data.cache import OpenedImages
 from nearkin.disk import check_room, remove_leftovers
 from nearkin.errors import RecipeError, catching_out_of_memory, notice
-from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.evaluation.splits import StoredSplit
 from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint

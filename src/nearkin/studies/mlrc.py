@@ -18,11 +18,10 @@ from torch import Tensor
 from nearkin.data.cache import OpenedImages
 from nearkin.disk import write_atomically
 from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
-from nearkin.evaluation.confidence import combination_interval, mean_interval
-from nearkin.evaluation.ensemble import concatenate_embeddings, fold_combinations
+from nearkin.evaluation.measurement import concatenate_embeddings
 from nearkin.evaluation.protocol import Protocol, as_tested
 from nearkin.evaluation.retrieval import retrieval_scores
-from nearkin.evaluation.statistics import Statistic
+from nearkin.evaluation.statistics import Statistic, combination_interval, fold_combinations, mean_interval
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint
 from nearkin.report import formats
@@ -58,7 +57,7 @@ def mlrc(
     ``separate``: for every repeat the mean score of its models, then the mean over repeats with Student's t interval at
     95 %. ``concatenated``: every combination of one repeat per fold is an ensemble, ``repeats ** folds`` in all; where
     these are more than 256, so many are drawn, seeded by ``protocol.split_seed``. The mean is over combinations; its
-    interval counts models, not combinations, which share them (``nearkin.evaluation.confidence``). One repeat has no
+    interval counts models, not combinations, which share them (``nearkin.evaluation.statistics``). One repeat has no
     interval.
 
     Args:

@@ -13,7 +13,7 @@ import yaml
 
 from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.stored_split import StoredSplit
+from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
 from nearkin.recipe import Recipe
 from nearkin.training.recipes import load_recipe, with_absolute_paths
