@@ -165,7 +165,6 @@ def test_nothing_drawn_is_a_failure_with_its_reason(nearkin, copied):
         (["none"], 3, "no run at"),
         (["vcpa", "-o", "vcpa/recipe.yaml"], 2, "is a file"),
         (["vcpa", "-o", "vcpa/recipe.yaml/plots"], 3, "cannot write vcpa/recipe.yaml/plots"),
-        (["vcpa", "--by", "proxie"], 2, "did you mean 'proxies'"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_drawn(nearkin, copied, monkeypatch, arguments, code, said):

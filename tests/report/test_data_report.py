@@ -31,7 +31,7 @@ def test_the_same_picture_twice_is_a_warning_with_examples_and_how_many_more():
     example = (("owl/1.jpg", "training"), ("tit/1.jpg", "test"))
     report = dataclasses.replace(REPORT, repeated=RepeatedPictures(leaks=Repeated(5, (example,)), complete=False))
     said, shown, more, note = data_report_text(report, overview=False).plain.splitlines()
-    assert said.startswith("warning: 5 pictures both trained on and scored")
+    assert said.startswith("warning: 5 images both trained on and scored")
     assert shown == "  'owl/1.jpg' (training) = 'tit/1.jpg' (test)"
     assert more == "  … and 4 more"
     assert note.startswith("note: too many images")

@@ -14,6 +14,7 @@ import torch
 from nearkin.errors import NearkinError
 from nearkin.report import draw_neighbours, opened_run
 from nearkin.report.figure_style import RIGHT, WRONG, show_row
+from nearkin.report.figure_style import number as shown_number
 from nearkin.report.figures import (
     certainty,
     covering,
@@ -277,26 +278,16 @@ class TestPairs:
         closest, farthest = pairs.extreme_pairs(torch.eye(2), 3)
         assert closest == farthest == [(0, 1, 0.0)]
 
-    def test_the_mean_embeddings_are_compared_also_where_there_are_proxies(self, glyphs):
+    def test_the_mean_embeddings_are_compared(self, glyphs):
         opened = OpenedRun(glyphs)
-        assert opened.proxies is not None
-        classes, vectors, what = pairs.class_vectors(opened)
-        sample = opened.training_sample
-        assert what == "mean embeddings"
-        own = sample.embeddings[torch.from_numpy(sample.labels == classes[2])].numpy()
-        own = own / np.linalg.norm(own, axis=1, keepdims=True)
-        assert np.allclose(vectors[2], own.mean(0), atol=1e-6)
-        assert "of their mean embeddings" in shown(pairs, [opened]).get_suptitle()
-
-    def test_proxies_are_compared_when_asked_for(self, glyphs):
-        opened = OpenedRun(glyphs, ViewOptions(classes_by="proxies"))
-        classes, vectors, what = pairs.class_vectors(opened)
-        assert what == "proxies"
-        assert classes.tolist() == opened.training_classes.tolist()
-        assert torch.equal(vectors, opened.proxies.vectors[:, 0])
-        assert "of their proxies" in shown(pairs, [opened]).get_suptitle()
-        opened.__dict__["proxies"] = None
-        assert "vcpa has no proxies" in reason(pairs, [opened])
+        means, sample = opened.class_means, opened.training_sample
+        members = sample.embeddings[torch.from_numpy(sample.labels == means.labels[2])].numpy()
+        members = members / np.linalg.norm(members, axis=1, keepdims=True)
+        assert np.allclose(means.embeddings[2], members.mean(0), atol=1e-6)
+        titles = [axis.get_title("left") for axis in shown(pairs, [opened]).axes]
+        closest, farthest = pairs.extreme_pairs(means.embeddings, 3)
+        assert f"closest, similarity {shown_number(closest[0][2], 3)}" in titles
+        assert f"farthest, similarity {shown_number(farthest[0][2], 3)}" in titles
 
     def test_of_many_images_every_class_has_some(self, glyphs, monkeypatch):
         monkeypatch.setattr(opened_run, "IMAGE_LIMIT", 16)
@@ -304,8 +295,7 @@ class TestPairs:
         embedded = []
         genuine = opened.embed
         opened.embed = lambda rows: embedded.extend(rows.tolist()) or genuine(rows)
-        classes, *_ = pairs.class_vectors(opened)
-        assert classes.tolist() == opened.training_classes.tolist()
+        assert opened.class_means.labels.tolist() == opened.training_classes.tolist()
         assert len(embedded) == 14, "two of each of seven classes"
 
 

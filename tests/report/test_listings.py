@@ -36,7 +36,7 @@ def test_every_key_of_a_recipe_is_listed_with_its_default():
 def test_a_page_has_names_and_options_as_code():
     records = ({"name": "a|b", "options": {"x": 1}, "summary": None}, {"name": "c", "options": {}, "summary": "text"})
     page = Listing("Things", "Of all kinds.", ("name", "summary", "options"), records).page()
-    assert page.startswith("# Things\n\nOf all kinds.\n\n")
+    assert page.startswith("# Things\n\nOf all kinds. ")
     assert r"| `a\|b` | – | `x=1` |" in page
     assert "| `c` | text | – |" in page
 

@@ -43,9 +43,6 @@ def plot(
     file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
     classes: MapClasses = 12,
     seed: ViewSeed = 0,
-    by: Annotated[
-        str, typer.Option("--by", help="Compare classes (pairs) by their mean embeddings (means) or proxies (proxies).")
-    ] = "means",
     checkpoint: Checkpoint = "best",
     data: MovedData = None,
     data_root: DataRoot = None,
@@ -59,17 +56,13 @@ def plot(
 
     [bold]nearkin plot runs/a runs/b runs/c -o compared --only curves,neighbours[/bold]  three runs compared
 
-    [bold]nearkin plot runs/a --only pairs --by proxies[/bold]  closest and farthest classes by their proxies
-
     'nearkin list plots' describes the figures. Those that cannot be drawn are named with the reason.
     """
     from nearkin.report.figures import save_figures
     from nearkin.report.opened_run import ViewOptions
     from nearkin.training.observers import ConsoleObserver
 
-    view = ViewOptions(
-        checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root, data=data, classes_by=by
-    )
+    view = ViewOptions(checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root, data=data)
     written: list[str] = []
     missing: dict[tuple[str | None, str], list[str]] = {}
     with ConsoleObserver(progress_console(verbose)) as observer:

@@ -202,7 +202,7 @@ def evaluate(
         raise RecipeError("--with and --rerank go with a run, not with --backbone")
     if backbone is None:
         if weights is not None:
-            raise RecipeError("--weights goes with --backbone: a run has weights of its own")
+            raise RecipeError("--weights goes with --backbone: a run has its own weights")
         if len(given) != 1:
             raise RecipeError(
                 f"one run folder is scored at a time, got {', '.join(given) or 'none'}; a backbone without a run is "

@@ -64,19 +64,19 @@ def _overview(text: Text, report: DataReport) -> None:
 
 
 def _warn(text: Text, repeated: RepeatedPictures) -> None:
-    def say(found: Repeated, severity: str, what: str) -> None:
-        if not found.count:
+    def add(repeats: Repeated, severity: str, what: str) -> None:
+        if not repeats.count:
             return
         text.append(f"{severity}: ", style="bold yellow" if severity == "warning" else "yellow")
-        text.append(f"{counted(found.count, 'picture')} {what}\n")
-        for (one, part), (other, other_part) in found.examples:
+        text.append(f"{counted(repeats.count, 'image')} {what}\n")
+        for (one, part), (other, other_part) in repeats.examples:
             first = f"{one!r} ({part})" if part != other_part else f"{one!r}"
             text.append(f"  {first} = {other!r} ({other_part})\n")
-        if found.count > len(found.examples):
-            text.append(f"  … and {found.count - len(found.examples):,} more\n")
+        if repeats.count > len(repeats.examples):
+            text.append(f"  … and {repeats.count - len(repeats.examples):,} more\n")
 
-    say(repeated.leaks, "warning", "both trained on and scored, which makes the scores better than they are:")
-    say(repeated.two_classes, "warning", "in two classes, of which one must be wrong:")
-    say(repeated.copies, "note", "twice in a class that is scored, where each finds its copy:")
+    add(repeated.leaks, "warning", "both trained on and scored, which makes the scores better than they are:")
+    add(repeated.two_classes, "warning", "in two classes, of which one must be wrong:")
+    add(repeated.copies, "note", "twice in a class that is scored, where each finds its copy:")
     if not repeated.complete:
         text.append("note: too many images, or too many that look alike, to search all for images that occur twice\n")

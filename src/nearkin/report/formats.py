@@ -177,7 +177,7 @@ def _attributes(part: Part, column: int, bar: float | None = None) -> str:
 
 def _markdown_escape(text: str) -> str:
     code_or_bracket = r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|<"  # within backticks Markdown shows brackets as they stand
-    shown = re.sub(code_or_bracket, lambda found: "&lt;" if found[0] == "<" else found[0], one_line(text))
+    shown = re.sub(code_or_bracket, lambda match: "&lt;" if match[0] == "<" else match[0], one_line(text))
     return shown.replace("\\", "\\\\").replace("|", "\\|")
 
 

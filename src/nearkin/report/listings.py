@@ -161,21 +161,21 @@ LISTINGS = {
 }
 
 
-def values_of(kind: Any) -> str:
+def values_of(hint: Any) -> str:
     """The values of a type, in words.
 
     >>> values_of(tuple[int, ...]), values_of(typing.Literal["l2", "ball"] | None)
     ('list of whole numbers', 'l2, ball or null')
     """
     plain = {str: "text", int: "whole number", float: "number", bool: "true, false", type(None): "null"}
-    if kind in plain:
-        return plain[kind]
-    inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
-    match typing.get_origin(kind):
+    if hint in plain:
+        return plain[hint]
+    inner = [each for each in typing.get_args(hint) if each is not Ellipsis]
+    match typing.get_origin(hint):
         case typing.Literal:
             return ", ".join(inner)
         case builtins.tuple:
-            return f"list of {values_of(inner[0])}s" if Ellipsis in typing.get_args(kind) else "two numbers"
+            return f"list of {values_of(inner[0])}s" if Ellipsis in typing.get_args(hint) else "two numbers"
         case types.UnionType | typing.Union:
             return " or ".join(map(values_of, inner))
     return "keys and values"

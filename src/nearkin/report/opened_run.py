@@ -32,7 +32,6 @@ from nearkin.training.state import Event
 
 IMAGE_LIMIT = 3000
 """Of a larger data set, figures embed and show some whole classes of at most this many images."""
-CLASSES_BY = ("means", "proxies")
 
 
 class CannotDrawError(DataError):
@@ -56,9 +55,6 @@ class ViewOptions:
     data_root: Path | None = None
     data: str | None = None
     """Where the runs' images are now, if they have moved since training."""
-    classes_by: str = "means"
-    """What represents a class where classes are compared, one of ``CLASSES_BY``. Learned proxies are nearly all equally
-    far apart."""
 
 
 @dataclass(frozen=True)
@@ -196,14 +192,7 @@ class OpenedRun:
             num_images=len(self.protocol.train_rows),
             normalisation=encoder.normalisation,
         )
-        try:
-            objective.load_state_dict(self._checkpoint["objective"])
-        except RuntimeError as error:
-            raise DataError(
-                f"the objective that {self.folder.path} saved does not fit the data as it is now, "
-                f"{len(self.training_classes)} training classes and {len(self.protocol.train_rows)} images: "
-                f"were images or classes added or taken away since?"
-            ) from error
+        objective.load_state_dict(self._checkpoint["objective"])
         return objective.eval().requires_grad_(False)
 
     @property
@@ -229,7 +218,7 @@ class OpenedRun:
 
     @cached_property
     def at_proxies(self) -> OpenedRun:
-        """This run, or the same at its last checkpoint where only that one has proxies: CCP's own are kept there."""
+        """This run, or the same at its last checkpoint where only that has proxies, as with CCP."""
         if self.bank is not None or self._last["method"].get("bank") is None or self.step == self._last["step"]:
             return self
         view = replace(self.view, checkpoint="last")

@@ -241,14 +241,14 @@ class _Page:
         return f"{''.join(blocks)}<p class=note>{escape(reading)}</p>" if blocks else ""
 
     def _training_map(self, run: OpenedRun) -> str:
-        found = training_map(run.at_proxies)
-        return self._map_chart(run.at_proxies, found, training_words(found))
+        projected = training_map(run.at_proxies)
+        return self._map_chart(run.at_proxies, projected, training_words(projected))
 
     def _test_map(self, run: OpenedRun) -> str:
         return self._map_chart(run, map_of(run, run.test_sample), f"Test: {run.protocol.test_classes}")
 
-    def _map_chart(self, run: OpenedRun, found: Map, title: str) -> str:
-        everything = np.concatenate([found.points, found.proxies.reshape(-1, 2)])
+    def _map_chart(self, run: OpenedRun, projected: Map, title: str) -> str:
+        everything = np.concatenate([projected.points, projected.proxies.reshape(-1, 2)])
         low, wide = everything.min(0), max(float(np.ptp(everything, axis=0).max()), 1e-12)
 
         def on_grid(points: NDArray[np.float64]) -> list[list[int]]:
@@ -257,25 +257,25 @@ class _Page:
             scaled[:, 1] = _GRID * float(np.ptp(everything[:, 1])) / wide - scaled[:, 1]
             return np.rint(scaled).astype(np.int64).tolist()  # type: ignore[no-any-return]
 
-        rows, columns = found.rows.tolist(), np.searchsorted(found.classes, found.labels).tolist()
+        rows, columns = projected.rows.tolist(), np.searchsorted(projected.classes, projected.labels).tolist()
         with_image = set(np.linspace(0, len(rows) - 1, min(MAP_IMAGES, len(rows))).astype(int).tolist())
         images = [self.thumbnails.number(run, row) if i in with_image else -1 for i, row in enumerate(rows)]
         self._maps.append(
             {
-                "classes": [run.data.table.class_names[label] for label in found.classes.tolist()],
+                "classes": [run.data.table.class_names[label] for label in projected.classes.tolist()],
                 "points": [
                     [*point, column, image]
-                    for point, column, image in zip(on_grid(found.points), columns, images, strict=True)
+                    for point, column, image in zip(on_grid(projected.points), columns, images, strict=True)
                 ],
                 "proxies": [
                     [*point, column]
-                    for column, proxies in enumerate(found.proxies)
+                    for column, proxies in enumerate(projected.proxies)
                     for point in on_grid(proxies.reshape(-1, 2))
                 ],
             }
         )
         step = f", weights of step {run.step:,}" if run.folder.last_checkpoint.exists() else ""
-        caption = f"{title}. {map_words(found)}, seed {run.recipe.training.seed}{step}"
+        caption = f"{title}. {map_words(projected)}, seed {run.recipe.training.seed}{step}"
         return (
             f'<figure class="chart map" data-map="{len(self._maps) - 1}" data-label="{escape(caption)}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>"
@@ -283,9 +283,9 @@ class _Page:
 
     def _classes_section(self, groups: Sequence[RunGroup]) -> str:
         results = {
-            group.title: found
+            group.title: result
             for group in groups
-            if (found := self._attempt(f"scores by class of {group.title}", partial(_query_results, group.runs[0])))
+            if (result := self._attempt(f"scores by class of {group.title}", partial(_query_results, group.runs[0])))
         }
         return classes_table(results)
 

@@ -16,7 +16,7 @@ from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import check_writable, make_folder
 from nearkin.errors import DataError, NearkinError, RecipeError, did_you_mean
 from nearkin.report.figure_style import STYLE, save_figure
-from nearkin.report.opened_run import CLASSES_BY, OpenedRun, ViewOptions, open_runs
+from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
 from nearkin.runs.data import Progress
 from nearkin.runs.folder import RunFolder
 
@@ -92,10 +92,6 @@ def save_figures(
         raise RecipeError(f"a map needs at least 2 classes, got {view.classes}")
     if view.seed < 0:
         raise RecipeError(f"the seed must be 0 or more, got {view.seed}")
-    if view.classes_by not in CLASSES_BY:
-        raise RecipeError(
-            f"classes cannot be compared by {view.classes_by!r}: {did_you_mean(view.classes_by, CLASSES_BY)}"
-        )
     distinct = list({Path(path).expanduser().resolve(): Path(path) for path in reversed(paths)}.values())[::-1]
     if len(distinct) > 1 and output is None:
         raise RecipeError("a figure of several runs belongs to none of their folders: name a folder with --output")

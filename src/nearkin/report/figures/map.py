@@ -38,10 +38,12 @@ def draw_run(run: OpenedRun) -> Any:
         test = map_of(run, run.test_sample)
         shown.append((run, test, f"Test: {run.protocol.test_classes}"))
     figure = new_figure(7.4 * len(shown), 6.6)
-    for panel, (opened, found, title) in zip(figure.subfigures(1, len(shown), squeeze=False)[0], shown, strict=True):
-        draw_points(panel.subplots(), found)
-        class_legend(panel, opened, found)
-        panel.suptitle(f"{title}\n{map_words(found)}", fontsize=9)
+    for panel, (opened, projected, title) in zip(
+        figure.subfigures(1, len(shown), squeeze=False)[0], shown, strict=True
+    ):
+        draw_points(panel.subplots(), projected)
+        class_legend(panel, opened, projected)
+        panel.suptitle(f"{title}\n{map_words(projected)}", fontsize=9)
     set_title(figure, run_title(at_proxies))
     return figure
 
@@ -86,29 +88,29 @@ def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
     return np.asarray(tsne.fit_transform(x.float().numpy()), dtype=np.float64), "by t-SNE"
 
 
-def training_words(found: Map) -> str:
+def training_words(projected: Map) -> str:
     """What a map of training classes shows."""
-    per_class = found.proxies.shape[1]
+    per_class = projected.proxies.shape[1]
     proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
     return f"Training classes{proxies}"
 
 
-def map_words(found: Map) -> str:
+def map_words(projected: Map) -> str:
     """The contents of a map and its projection."""
-    return f"Map of {len(found.points):,} images of {len(found.classes)} classes, {found.projection}"
+    return f"Map of {len(projected.points):,} images of {len(projected.classes)} classes, {projected.projection}"
 
 
-def draw_points(axis: Any, found: Map, *, star: float = 190) -> None:
+def draw_points(axis: Any, projected: Map, *, star: float = 190) -> None:
     """Images as points, proxies as stars of the given area, a colour for each class."""
-    if found.projection == "the embedding itself":
+    if projected.projection == "the embedding itself":
         from matplotlib.patches import Circle
 
         axis.add_patch(Circle((0, 0), 1.0, fill=False, color="#cccccc", lw=0.8))
-    size = float(np.clip(6000 / max(len(found.points), 1), 8, 28))
-    for index, label in enumerate(found.classes.tolist()):
-        style, points = class_style(index), found.points[found.labels == label]
+    size = float(np.clip(6000 / max(len(projected.points), 1), 8, 28))
+    for index, label in enumerate(projected.classes.tolist()):
+        style, points = class_style(index), projected.points[projected.labels == label]
         axis.scatter(*points.T, s=size, c=style["color"], marker=style["marker"], alpha=0.65, lw=0)
-    for index, proxies in enumerate(found.proxies):
+    for index, proxies in enumerate(projected.proxies):
         colour = class_style(index)["color"]
         area = star if len(proxies) == 1 else star / 2
         axis.scatter(*proxies.T, s=area, c=colour, marker="*", edgecolors="black", lw=0.9, zorder=3)
@@ -120,18 +122,18 @@ def draw_points(axis: Any, found: Map, *, star: float = 190) -> None:
         side.set_color("#bbbbbb")
 
 
-def class_legend(figure: Any, run: OpenedRun, found: Map) -> None:
+def class_legend(figure: Any, run: OpenedRun, projected: Map) -> None:
     """The classes' names at the right of the map, unless there are too many of them."""
     from matplotlib.lines import Line2D
 
-    if len(found.classes) > _MOST_IN_LEGEND:
+    if len(projected.classes) > _MOST_IN_LEGEND:
         return
     handles, names = [], []
-    for index, label in enumerate(found.classes.tolist()):
+    for index, label in enumerate(projected.classes.tolist()):
         style = class_style(index)
         handles.append(Line2D([], [], ls="none", marker=style["marker"], color=style["color"], markersize=6))
         names.append(class_name(run, label))
-    if found.proxies.size:
+    if projected.proxies.size:
         handles.append(Line2D([], [], ls="none", marker="*", color="white", mec="black", markersize=11))
         names.append("proxy")
     # matplotlib leaves a name that begins with an underscore out of the legend.

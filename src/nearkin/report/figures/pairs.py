@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.numerics import l2_normalise
@@ -30,22 +28,23 @@ Pairs = list[tuple[int, int, float]]
 
 
 def draw_run(run: OpenedRun) -> Any:
-    """By the cosine similarity of the classes' mean embeddings or, with ``--by proxies``, of their proxies."""
-    run = run.at_proxies if run.view.classes_by == "proxies" else run
+    """By the cosine similarity of the classes' mean embeddings: learned proxies are nearly all equally far apart."""
     _ = run.trained  # first: without weights there is no need to read the images
     if len(run.training_classes) < 2:
         raise CannotDrawError("a pair needs two training classes")
-    classes, vectors, what = class_vectors(run)
-    count = len(classes)
+    means = run.class_means
+    count = len(means.labels)
     shown = min(PAIRS_SHOWN, count * (count - 1) // 2)
     figure = new_figure(13.2, 2.1 * shown + 0.9)
-    title = f"Closest and farthest of {count:,} training classes, by the cosine similarity of their {what}"
+    title = f"Closest and farthest of {count:,} training classes, by the cosine similarity of their mean embeddings"
     set_title(figure, title, run_title(run))
     grid = figure.subplots(2 * shown, 2, squeeze=False)
-    for column, (title, pairs) in enumerate(zip(("closest", "farthest"), extreme_pairs(vectors, shown), strict=True)):
+    for column, (title, pairs) in enumerate(
+        zip(("closest", "farthest"), extreme_pairs(means.embeddings, shown), strict=True)
+    ):
         for rank, (first, second, cosine) in enumerate(pairs):
             for row, index in enumerate((first, second)):
-                axis, label, colour = grid[2 * rank + row, column], int(classes[index]), RUN_COLOURS[row]
+                axis, label, colour = grid[2 * rank + row, column], int(means.labels[index]), RUN_COLOURS[row]
                 cells = examples(run, label, IMAGES_SHOWN, colour)
                 show_row(axis, cells, name=class_name(run, label, 20), colour=colour, columns=IMAGES_SHOWN)
                 if row == 0:
@@ -78,14 +77,3 @@ def extreme_pairs(vectors: Tensor, count: int) -> tuple[Pairs, Pairs]:
     closest.sort(key=lambda pair: (-pair[2], pair))
     farthest.sort(key=lambda pair: (pair[2], pair))
     return closest[:count], farthest[:count]
-
-
-def class_vectors(run: OpenedRun) -> tuple[NDArray[np.int64], Tensor, str]:
-    """Labels ``[C]`` and a vector ``[C, D]`` for each of the classes to compare, and what the vectors are."""
-    if run.view.classes_by == "means":
-        means = run.class_means
-        return means.labels, means.embeddings, "mean embeddings"
-    if run.proxies is None:
-        raise CannotDrawError(f"{run.label} has no proxies: compare the classes by their mean embeddings, --by means")
-    several = run.proxies.vectors.shape[1] > 1
-    return run.proxies.classes, run.proxies.vectors.mean(1), "mean proxies" if several else "proxies"

@@ -19,14 +19,16 @@ def draw_run(run: OpenedRun) -> Any:
     from matplotlib.patches import Circle
 
     every = run.uncertainty.double().numpy()  # first: only vcpa has it
-    found = training_map(run)
-    sigma = every[np.searchsorted(run.training_classes, found.classes)]
-    scale = circle_scale(found, sigma)
+    projected = training_map(run)
+    sigma = every[np.searchsorted(run.training_classes, projected.classes)]
+    scale = circle_scale(projected, sigma)
     figure = new_figure(11.4, 5.9)
-    set_title(figure, "Uncertainty of the proxies", run_title(run), f"{map_words(found)}; one scale for all circles")
+    set_title(
+        figure, "Uncertainty of the proxies", run_title(run), f"{map_words(projected)}; one scale for all circles"
+    )
     left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
-    draw_points(left, found, star=70)
-    for index, proxies in enumerate(found.proxies):
+    draw_points(left, projected, star=70)
+    for index, proxies in enumerate(projected.proxies):
         for centre, deviation in zip(proxies, sigma[index], strict=True):
             for times in (1, 2, 3):
                 radius = times * scale * float(deviation)
@@ -44,19 +46,19 @@ def draw_run(run: OpenedRun) -> Any:
     if len(means) > 2 and similar.std() and means.std():
         correlation = f", correlation {number(float(np.corrcoef(similar, means)[0, 1]))}"
     right.set_title(f"{len(means)} training classes{correlation}", fontsize=9)
-    class_legend(figure, run, found)
+    class_legend(figure, run, projected)
     return figure
 
 
-def circle_scale(found: Map, sigma: NDArray[np.float64]) -> float:
+def circle_scale(projected: Map, sigma: NDArray[np.float64]) -> float:
     """Map units per unit of σ̄, one factor for all classes; ``sigma [classes, K]``.
 
     A map has no unit, so only the proportions of the circles have a meaning (as in the paper's figure 9). The factor is
     chosen so that for the median class half of the images lie within 2σ̄ of their centre.
     """
     ratios = []
-    for index, label in enumerate(found.classes.tolist()):
-        points = found.points[found.labels == label]
+    for index, label in enumerate(projected.classes.tolist()):
+        points = projected.points[projected.labels == label]
         spread = float(np.median(np.linalg.norm(points - np.median(points, axis=0), axis=1)))
         ratios.append(spread / (2.0 * max(float(sigma[index].mean()), 1e-12)))
     positive = [ratio for ratio in ratios if ratio > 0]

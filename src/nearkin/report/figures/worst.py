@@ -1,4 +1,4 @@
-"""Queries with the worst results: what they found, and the rank of the first image of their class."""
+"""Queries with the worst results: their hits, and the rank of the first image of their class."""
 
 from __future__ import annotations
 
