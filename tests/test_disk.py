@@ -15,6 +15,7 @@ import pytest
 from nearkin import disk
 from nearkin.disk import check_room, check_writable, remove_leftovers, write_atomically
 from nearkin.errors import OutputError
+from nearkin.report import listings
 
 QUICK = ["encoder.backbone=small", "encoder.weights=null", "encoder.dim=4", "data.image_size=16", "training.device=cpu"]
 
@@ -136,11 +137,11 @@ def test_what_the_disk_says_anywhere_else_is_one_line_too(nearkin, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file.png")
 
-    monkeypatch.setattr("nearkin.report.listings.list_losses", full)
+    monkeypatch.setitem(listings.LISTINGS, "losses", full)
     code, _, err = nearkin("list", "losses")
     assert code == 3
     assert "cannot write some/file.png: No space left on device" in err
-    monkeypatch.setattr("nearkin.report.listings.list_losses", lambda: {}["a bug"])
+    monkeypatch.setitem(listings.LISTINGS, "losses", lambda: {}["a bug"])
     with pytest.raises(KeyError):
         nearkin("list", "losses")
 

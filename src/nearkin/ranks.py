@@ -179,12 +179,6 @@ def add_up_(tensors: Sequence[Tensor]) -> None:
             bucket = []
 
 
-def largest_of_all_(tensor: Tensor) -> None:
-    """Replace a tensor by its largest values over the ranks."""
-    if world() > 1:
-        _all_reduce(tensor, dist.ReduceOp.MAX)
-
-
 def from_first(compute: Callable[[], T]) -> T:
     """What the first rank computes, on all of them; an error is raised on all of them too."""
     if world() == 1:
@@ -297,9 +291,9 @@ class _SumOfParts(torch.autograd.Function):
         return gradient
 
 
-def _all_reduce(tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+def _all_reduce(tensor: Tensor) -> None:
     with _peers():
-        dist.all_reduce(tensor, op=operation, group=_group(tensor))
+        dist.all_reduce(tensor, group=_group(tensor))
 
 
 def _group(tensor: Tensor) -> Any:

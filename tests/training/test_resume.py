@@ -135,10 +135,10 @@ def test_the_queues_above_are_half_filled_and_in_use(tmp_path):
     isa, xbm = toy_state(*ISA, "training.max_steps=7"), toy_state(*XBM, "training.max_steps=5")
     for name, state in (("isa", isa), ("xbm", xbm)):
         fit(state, RunFolder(tmp_path / name).begin(state.recipe), NullObserver())
-    assert isa.objective.memory_on
-    assert isa.objective.filter_on
-    assert int(isa.objective.diagnostics()["in_memory"].sum()) == 4 * 8  # steps 3 to 6
-    assert (xbm.objective.steps, xbm.objective.fill) == (5, 3 * 8)
+    assert isa.objective.weighting.memory_on
+    assert isa.objective.weighting.filter_on
+    assert int(isa.objective.weighting.diagnostics()["in_memory"].sum()) == 4 * 8  # steps 3 to 6
+    assert xbm.objective.memory.fill == 3 * 8
 
 
 POOR = (9, 1, 2, 3, 1, 1, 5)  # 22 images of seven classes; a batch holds two classes, an epoch two batches

@@ -340,12 +340,6 @@ def test_a_new_problem_takes_variational_proxies_back_to_the_prior(tiny):
     assert bank.deviation_before_softplus not in state.optimiser.state
 
 
-def test_a_pool_is_embedded_in_chunks(tiny):
-    state = tiny("method.name=ccp", "training.evaluation_batch_size=2", "method.proxies_per_class=2")
-    state.method.start(state)
-    assert torch.isfinite(state.method.bank.vectors).all()
-
-
 def test_a_class_with_one_image_repeats_it(tiny):
     state = tiny("method.name=ccp", "method.proxies_per_class=4", "method.pool_size=4")
     state.method.start(state)
@@ -564,17 +558,6 @@ def test_the_options_of_the_released_code_go_on_bit_for_bit(tiny, tmp_path):
     assert equal(weights(whole), weights(resumed))
     assert torch.equal(whole.method.bank.vectors, resumed.method.bank.vectors)
     assert whole.method.events == resumed.method.events
-
-
-def test_a_checkpoint_without_proxies_of_the_best_evaluation_can_be_gone_on_with(tiny):
-    state = tiny("method.name=ccp", "method.proxies_per_class=2", "method.pool_size=3")
-    state.method.start(state)
-    saved = {**state.method.state_dict(), "overall_best": 0.5, "without_best": 1}
-    del saved["best_proxies"]
-    other = tiny("method.name=ccp", "method.proxies_per_class=2", "method.pool_size=3")
-    other.method.load_state_dict(saved)
-    assert other.method._best_proxies is None
-    assert torch.equal(other.method.bank.vectors, state.method.bank.vectors)
 
 
 def test_a_plateau_counts_anew_in_every_problem(tiny, tmp_path, scripted):

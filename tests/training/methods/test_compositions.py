@@ -72,7 +72,7 @@ def test_ccp_with_informative_weights(tiny, tmp_path):
 def test_profs_with_a_memory(tiny, tmp_path):
     state = tiny(*PROFS, *XBM, f"training.max_steps={STEPS}")
     train(state, tmp_path / "run")
-    assert state.objective.fill == min(50, (STEPS - 1) * 8)
+    assert state.objective.memory.fill == min(50, (STEPS - 1) * 8)
     assert [event["step"] for event in state.method.events] == [0, 4, 8]
 
 

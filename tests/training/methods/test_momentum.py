@@ -28,7 +28,7 @@ def test_the_follower_is_a_moving_average_and_fills_the_queue(tiny, tmp_path):
                 mean.mul_(0.9).add_(parameter.detach(), alpha=0.1)
             for mean, weight in zip(average, state.method._follower.parameters(), strict=True):
                 torch.testing.assert_close(mean, weight)
-            queued.append(state.objective.fill)
+            queued.append(state.objective.queue.fill)
 
     fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Watch())
     assert queued == [8, 16, 20, 20]
@@ -46,7 +46,7 @@ def test_the_queue_holds_what_the_follower_saw(tiny):
         before = state.encoder.eval()(batch.images)
     state.method.start(state)
     train_step(state, batch, HealthCheck(state))
-    queue = state.objective.queue[:8]
+    queue = state.objective.queue.embeddings[:8]
     torch.testing.assert_close(queue, torch.nn.functional.normalize(before))
     assert state.objective.queue_labels[:8].tolist() == batch.labels.tolist()
 

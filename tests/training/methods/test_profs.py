@@ -349,7 +349,7 @@ def test_with_a_memory_the_loss_is_representative_pairs_and_the_memory_term():
     state = toy_state("objective.name=cross_batch_memory", "objective.size=9", "objective.warmup_steps=0")
     first, second = train(state, 2)
     x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
-    memory, memory_labels = state.objective.memory.clone(), state.objective.memory_labels.clone()
+    memory, memory_labels = state.objective.memory.embeddings.clone(), state.objective.memory.labels.clone()
     assert memory_labels.tolist() == second.labels.tolist() != first.labels.tolist()
     pair_loss = state.objective.pair_loss
     expected = representative_loss(pair_loss, x, first.labels, 3) + pair_loss(x, first.labels, memory, memory_labels)
