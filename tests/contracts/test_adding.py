@@ -97,7 +97,7 @@ def test_a_method(add, nearkin, train):
 def test_a_backbone(add, nearkin, train):
     from nearkin.encoders import architectures
 
-    add("nearkin.encoders.architectures", "tiny", "class Tiny", architectures._found)
+    add("nearkin.encoders.architectures", "tiny", "class Tiny", architectures._catalogue)
     assert "tiny" in architectures.backbones()
     assert "tiny" in nearkin("list", "backbones")[1]
     assert (
