@@ -1,4 +1,4 @@
-"""Rows of stored runs held against each other: difference, 95 % interval, and how many more seeds would decide it.
+"""Rows of stored runs compared with each other: difference, 95 % interval, and how many more seeds would decide it.
 
     python benchmarks/differences.py results/cub/2026-11-15-compare-batch120.json vcpa:proxy_anchor profs:contrastive
     python benchmarks/differences.py FILE --group "30 epochs, batch 120" proxy_isa:proxy_anchor
@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("--across-groups", action="store_true", help="a run of each group counts as a seed of its own")
     parser.add_argument("--across-files", action="store_true", help="and so does a run of each file")
     parser.add_argument("--by-seed", action="store_true", help="those of one seed are averaged first")
-    parser.add_argument("--together", action="store_true", help="all pairs as one, their runs side by side")
-    parser.add_argument("--last", action="store_true", help="the last epoch in the place of the reported one")
+    parser.add_argument("--together", action="store_true", help="all pairs as one")
+    parser.add_argument("--last", action="store_true", help="the last epoch instead of the reported one")
     arguments = parser.parse_intermixed_args()
     files = [name for name in arguments.given if name.endswith(".json")]
     pairs = [name for name in arguments.given if name not in files]

@@ -6,6 +6,7 @@ unfinished ones resume, and a run that fails is recorded with its reason while t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -159,7 +160,8 @@ class Study(ABC):
         runs = self.runs()
         left = [run for run in runs if run.was_changed(allow=overwrite) or not run.folder.is_finished]
         if announce is not None and left and not is_benchmark(left[0].recipe.data.source):
-            opened(left[0].recipe, console, announce)
+            with contextlib.suppress(DataError):  # the run itself records what is wrong with its data
+                opened(left[0].recipe, console, announce)
         outcomes = run_all(runs, jobs=jobs, overwrite=overwrite, console=console) if runs else []
         return self.finish(outcomes, console)
 
