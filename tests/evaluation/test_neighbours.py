@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nearkin.evaluation import nearest, neighbours
 from nearkin.evaluation.neighbours import Coded, propose, tree_sum, unit_rows
-from nearkin.evaluation.vectors import as_vectors
+from nearkin.evaluation.vectors import Vectors, as_vectors
 
 DISTANCES = ["cosine", "euclidean"]
 
@@ -251,6 +251,21 @@ def test_progress_ends_with_all_queries():
 def test_bad_input_is_named(arguments, offending):
     with pytest.raises(ValueError, match=offending):
         nearest(**{"queries": torch.eye(4, 3), **arguments})
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("k", [1, 20, 299])
+def test_what_runs_on_a_gpu_gives_the_same_ranking_on_a_cpu(distance, k):
+    x = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    x[200:250], x[250:] = x[:50], x[7]
+    vectors, indices = Vectors(x), np.empty((300, k), dtype=np.int64)
+
+    def found(rows, order, similarities):
+        indices[rows] = order[:, :k]
+
+    neighbours.rank(vectors, vectors, np.full(300, k), found, distance=distance, exclude_self=True)
+    exact = x.double().numpy()
+    assert np.array_equal(indices, by_definition(exact, exact, distance, without_self=True)[:, :k])
 
 
 @pytest.mark.gpu

@@ -241,12 +241,14 @@ class _Search:
 
     def blocks(self, depth: Ints) -> list[slice]:
         """Queries in blocks of about the same memory, by how deep each is ranked."""
+        if self.queries.is_cuda:
+            step = max(1, 4 * BLOCK_BYTES // (24 * len(self.rows)))
+            return [slice(start, min(start + step, len(depth))) for start in range(0, len(depth), step)]
         blocks, start = [], 0
-        columns = len(self.rows) if self.queries.is_cuda else np.minimum(2 * depth + _TILE, len(self.rows))
-        columns = np.broadcast_to(columns, depth.shape)
+        columns = np.minimum(2 * depth + _TILE, len(self.rows))
         while start < len(depth):
             most = max(1, BLOCK_BYTES // (64 * int(columns[start : start + _QUERIES].max())))
-            stop = min(start + (most if self.queries.is_cuda else min(most, _QUERIES)), len(depth))
+            stop = min(start + min(most, _QUERIES), len(depth))
             blocks.append(slice(start, stop))
             start = stop
         return blocks
