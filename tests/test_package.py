@@ -73,12 +73,6 @@ def test_packages_form_a_ladder():
     assert sorted(upward) == []
 
 
-def test_only_what_must_start_fast_imports_for_types_alone():
-    for path in modules():
-        if path.name != "__init__.py" and path.parent != SOURCE / "cli":
-            assert not any(map(is_for_types, ast.walk(ast.parse(path.read_text())))), path
-
-
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_optional_packages_are_imported_where_they_are_used(path):
     at_top = {name.split(".")[0] for name in imports(ast.parse(path.read_text()), whole=False)}

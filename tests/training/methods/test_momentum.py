@@ -48,7 +48,7 @@ def test_the_queue_holds_what_the_follower_saw(tiny):
     train_step(state, batch, HealthCheck(state))
     queue = state.objective.queue.embeddings[:8]
     torch.testing.assert_close(queue, torch.nn.functional.normalize(before))
-    assert state.objective.queue_labels[:8].tolist() == batch.labels.tolist()
+    assert state.objective.queue.labels[:8].tolist() == batch.labels.tolist()
 
 
 def test_interrupted_with_a_half_filled_queue_it_goes_on_bit_for_bit(tiny, tmp_path):
