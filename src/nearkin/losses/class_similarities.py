@@ -97,7 +97,8 @@ class _ClassSimilarities(Function):
     def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, how: Combination, block: int) -> tuple[Tensor, Tensor]:
         classes, per_class, dim = vectors.shape
         blocks = _blocks(classes, block)
-        unit, _ = _unit(embeddings)
+        norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
+        unit = embeddings / norms
         lengths = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
         similarities = unit.new_empty(len(unit), classes) if len(blocks) > 1 else None
         keep = per_class > 1 and len(unit) * lengths.numel() * unit.element_size() <= KEPT_BYTES
@@ -115,18 +116,17 @@ class _ClassSimilarities(Function):
                 value, slopes = _value_and_slopes(lambda x: _spread_of_products(x, dim), products)
                 spread += share * value
                 spread_slopes[b] = share * (slopes + slopes.mT)
-        ctx.save_for_backward(embeddings, vectors, lengths, spread_slopes, *kept)
+        ctx.save_for_backward(embeddings, vectors, unit, norms, lengths, spread_slopes, *kept)
         ctx.how, ctx.blocks = how, blocks
         return of_block if similarities is None else similarities, spread
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, spread_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        embeddings, vectors, lengths, spread_slopes, *kept = ctx.saved_tensors
+        embeddings, vectors, unit, norms, lengths, spread_slopes, *kept = ctx.saved_tensors
         for_embeddings, for_vectors = ctx.needs_input_grad[:2]
         with full_precision(vectors.device.type):
             if torch.is_grad_enabled():  # create_graph=True: second derivatives are wanted
                 return _differentiable_backward(embeddings, vectors, ctx.how, gradient, spread_gradient)
-            unit, norms = _unit(embeddings)
             unit_gradient = torch.zeros_like(unit)
             vectors_gradient = torch.empty_like(vectors, memory_format=torch.contiguous_format)
             for number, b in enumerate(ctx.blocks):
@@ -174,11 +174,6 @@ def _value_and_slopes(
 
 def _blocks(classes: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, classes)) for start in range(0, classes, block)]
-
-
-def _unit(embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
-    return embeddings / norms, norms
 
 
 def _cosines(unit: Tensor, vectors: Tensor, lengths: Tensor) -> Tensor:
