@@ -22,7 +22,7 @@ from typing import Any
 
 from nearkin.evaluation.statistics import difference_by_seed
 from nearkin.report.differences import Comparison, differences_part, how_to_read
-from nearkin.report.formats import markdown_table
+from nearkin.report.table import markdown_table
 
 SCORES = ("R@1", "MAP@R")
 

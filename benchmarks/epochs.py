@@ -25,7 +25,7 @@ from nearkin.data.table import ImageTable
 from nearkin.evaluation.protocol import Protocol
 from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.recipe import ProtocolSection
-from nearkin.report.formats import markdown_table
+from nearkin.report.table import markdown_table
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import Evaluation, NullObserver, TrainingState

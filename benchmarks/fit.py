@@ -18,8 +18,8 @@ import torch
 
 from losses import setting
 from nearkin.losses import ProxyLoss
-from nearkin.report.formats import markdown_table
 from nearkin.report.opened_run import OpenedRun, open_runs
+from nearkin.report.table import markdown_table
 
 MARGIN = 0.1
 

@@ -17,8 +17,8 @@ import torch
 
 from losses import setting
 from nearkin.losses import ProxyISA
-from nearkin.report.formats import markdown_table
 from nearkin.report.opened_run import OpenedRun, open_runs
+from nearkin.report.table import markdown_table
 
 KINDS = ("easy", "informative", "outlier")
 

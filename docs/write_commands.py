@@ -17,8 +17,8 @@ from typing import Any
 from typer.main import get_command
 
 from nearkin.cli import app
-from nearkin.report.formats import markdown_table
 from nearkin.report.listings import values_of
+from nearkin.report.table import markdown_table
 
 INTRO = """# Commands
 

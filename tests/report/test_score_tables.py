@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.report.formats import csv_text, latex, markdown, terminal
 from nearkin.report.run_groups import gather_runs
 from nearkin.report.score_tables import run_table, score_table, verdict
+from nearkin.report.table import csv_text, latex, markdown, terminal
 from nearkin.runs.scores import Scores
 from nearkin.training.recipes import load_recipe
 

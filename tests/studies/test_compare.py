@@ -8,7 +8,7 @@ import pytest
 
 import nearkin
 from nearkin.errors import DataError, RecipeError
-from nearkin.report.formats import csv_text, markdown
+from nearkin.report.table import csv_text, markdown
 from nearkin.runs.folder import RunFolder
 from nearkin.studies import study
 from nearkin.studies.compare import Comparison, compare

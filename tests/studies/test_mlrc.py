@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import nearkin
 from nearkin.errors import DataError, Notice, RecipeError, TrainingError
-from nearkin.report.formats import csv_text, markdown
+from nearkin.report.table import csv_text, markdown
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.scores import EnsembleScores
 from nearkin.runs.trained_run import TrainedRun

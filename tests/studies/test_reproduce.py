@@ -11,7 +11,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.errors import DataError
-from nearkin.report import formats
+from nearkin.report.table import markdown
 from nearkin.studies import reproduce as module
 from nearkin.studies import study as study_module
 from nearkin.studies.paper_rows import Settings
@@ -72,7 +72,7 @@ def test_rows_are_run_once_and_stand_next_to_the_published_values(small, monkeyp
     files = study.write()
     assert [file.name for file in files] == ["table-4.md", "table-4.csv", "table-4.json", "table-4.png"]
     (table,) = study.tables()
-    assert files[0].read_text(encoding="utf-8") == formats.markdown(table)
+    assert files[0].read_text(encoding="utf-8") == markdown(table)
     assert "From scratch" in " ".join(table.conditions)
     written = json.loads(files[2].read_text(encoding="utf-8"))
     assert [row["status"] for row in written["rows"]] == ["finished"] * 2

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from nearkin.evaluation.statistics import Statistic
-from nearkin.report.formats import csv_text, markdown, terminal
 from nearkin.report.published import look_up
+from nearkin.report.table import csv_text, markdown, terminal
 from nearkin.studies.figures import Panel, draw
 from nearkin.studies.results import Column
 from nearkin.studies.study import Row

@@ -95,7 +95,7 @@ def announcer(progress: Console, *, as_json: bool = False) -> Announce:
 
 def print_table(table: Table, format_: str = "table") -> None:
     """Print a table for a terminal or in a text format."""
-    from nearkin.report.formats import FORMATS, terminal
+    from nearkin.report.table import FORMATS, terminal
 
     if format_ == "table":
         Console().print(terminal(table), highlight=False)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from nearkin.data.images import NOT_IMAGES
 from nearkin.data.table import LeftOut
-from nearkin.report.formats import counted
+from nearkin.report.table import counted
 from nearkin.runs.data import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
 
 _MOST_LINES = 8

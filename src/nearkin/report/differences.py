@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import MOST_SEEDS, Difference, Seed, difference_by_seed
-from nearkin.report.formats import signed
-from nearkin.report.table import NOTHING, Part
+from nearkin.report.table import NOTHING, Part, signed
 
 COMPARED = ("R@1", "MAP@R")
 """The scores by which rows are compared, and which are printed at the end of a run."""

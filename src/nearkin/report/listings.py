@@ -26,8 +26,7 @@ from nearkin.data.source import data_root
 from nearkin.encoders.architectures import backbones, families
 from nearkin.evaluation import scores
 from nearkin.recipe import Recipe
-from nearkin.report.formats import markdown_table
-from nearkin.report.table import NOTHING, Part, Table
+from nearkin.report.table import NOTHING, Part, Table, markdown_table
 from nearkin.training import methods
 
 

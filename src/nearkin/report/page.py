@@ -32,13 +32,12 @@ from nearkin.report.differences import Comparison, differences_part, how_to_read
 from nearkin.report.figure_style import CLASS_COLOURS, figure_bytes
 from nearkin.report.figures import draw_figure
 from nearkin.report.figures.map import Map, map_of, map_words, training_map, training_words
-from nearkin.report.formats import counted, html_table
 from nearkin.report.listings import summary_of
 from nearkin.report.opened_run import IMAGE_LIMIT, NothingToShowError, OpenedRun, ViewOptions
 from nearkin.report.query_results import QueryResults, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
-from nearkin.report.table import NOTHING, Line, Part
+from nearkin.report.table import NOTHING, Line, Part, counted, html_table
 from nearkin.runs.data import Progress
 from nearkin.runs.environment import Environment
 from nearkin.runs.folder import RunFolder

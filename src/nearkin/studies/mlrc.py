@@ -24,9 +24,7 @@ from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.evaluation.statistics import Statistic, combination_interval, fold_combinations, mean_interval
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import fingerprint
-from nearkin.report import formats
-from nearkin.report.formats import counted
-from nearkin.report.table import NOTHING, Part, Table
+from nearkin.report.table import NOTHING, Part, Table, counted, markdown
 from nearkin.runs.data import RunData, split_as_stored
 from nearkin.runs.defaults import default_folder
 from nearkin.runs.outcome import Outcome
@@ -121,7 +119,7 @@ class RealityCheck(Study):
 
     def write(self) -> list[Path]:
         """Write ``mlrc.md`` next to ``mlrc.json``."""
-        page = formats.markdown(mlrc_table(self.result, models=True))
+        page = markdown(mlrc_table(self.result, models=True))
         return [*write_texts(self.folder, {"mlrc.md": page}), self.folder / ENSEMBLE_FILE]
 
 

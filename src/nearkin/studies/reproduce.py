@@ -15,8 +15,7 @@ from rich.console import Console
 from nearkin.data.benchmarks import benchmarks
 from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
 from nearkin.errors import DataError
-from nearkin.report.formats import counted
-from nearkin.report.table import Table
+from nearkin.report.table import Table, counted
 from nearkin.runs.outcome import Outcome
 from nearkin.studies.figures import Panel, draw
 from nearkin.studies.mlrc import score_models

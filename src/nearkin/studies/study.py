@@ -34,11 +34,9 @@ from nearkin.errors import (
 )
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
-from nearkin.report import formats
 from nearkin.report.differences import COMPARED
-from nearkin.report.formats import counted
 from nearkin.report.published import Published
-from nearkin.report.table import Table
+from nearkin.report.table import Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images, open_data, report_on
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.lock import sole_writer_of
@@ -205,7 +203,7 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def write_table(folder: Path, name: str, table: Table, record: Mapping[str, Any]) -> list[Path]:
     """Write a table as ``<name>.md``, ``.csv`` and ``.json``."""
     plain = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    texts = {"md": formats.markdown(table), "csv": formats.csv_text(table), "json": plain}
+    texts = {"md": markdown(table), "csv": csv_text(table), "json": plain}
     return write_texts(folder, {f"{name}.{ending}": text for ending, text in texts.items()})
 
 

@@ -11,9 +11,8 @@ from nearkin.data.benchmarks import benchmarks
 from nearkin.evaluation.statistics import Statistic, rank_correlation
 from nearkin.recipe import Recipe
 from nearkin.report.differences import COMPARED, Comparison, differences_part, how_to_read
-from nearkin.report.formats import counted, signed
 from nearkin.report.score_tables import score_text
-from nearkin.report.table import NOTHING, Line, Part, Table
+from nearkin.report.table import NOTHING, Line, Part, Table, counted, signed
 from nearkin.studies.results import Column, RowResult
 
 SHOWN = ("R@1", "MAP@R", "nDCG@8", "covering_radius")

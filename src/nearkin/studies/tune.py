@@ -34,10 +34,8 @@ from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
 from nearkin.recipe.identity import deciding, differences, short_hash
-from nearkin.report import formats
 from nearkin.report.figure_style import save_figure
-from nearkin.report.formats import counted
-from nearkin.report.table import Part, Table
+from nearkin.report.table import Part, Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images
 from nearkin.runs.defaults import RUNS, default_folder
 from nearkin.runs.folder import RunFolder
@@ -288,7 +286,7 @@ class Search:
     def write(self) -> list[Path]:
         """Write ``trials.csv`` and ``tuning.md``; with a finished trial also ``best.yaml`` and Optuna's plots."""
         (table,) = self.tables()
-        texts = {"tuning.md": formats.markdown(table), "trials.csv": formats.csv_text(table)}
+        texts = {"tuning.md": markdown(table), "trials.csv": csv_text(table)}
         if not self.ranking:
             return write_texts(self.folder, texts)
         best = recipe_at(self.recipe, self.ranking[0].params).to_yaml()

@@ -19,8 +19,8 @@ from nearkin.report.figure_style import (
     save_figure,
     set_title,
 )
-from nearkin.report.formats import counted
 from nearkin.report.opened_run import IMAGE_LIMIT, CannotDrawError, NothingToShowError, OpenedRun, Sample
+from nearkin.report.table import counted
 from nearkin.runs.model import HeldOut
 
 
