@@ -33,7 +33,7 @@ from nearkin.data.image_inputs import ImageInputs
 from nearkin.data.transforms import Transform
 from nearkin.encoders import build_encoder
 from nearkin.runs.export import PixelsToEmbeddings, write_onnx
-from nearkin.runs.exported_model import Settings, load_exported
+from nearkin.runs.model import Settings, load_exported
 from nearkin.training.embedding import embed_images
 
 SIDES = ("torch", "onnxruntime")

@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import nearkin
 from nearkin.report.formats import FORMATS
+
+import nearkin
 from nearkin.studies.paper_rows import Settings
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from drawn_photos import draw_photos
 
 import nearkin
-from nearkin.runs.defaults import own_photos_name
+from nearkin.runs.folder import own_photos_name
 from nearkin.training.state import NullObserver
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.servers import milvus, postgres
 
 from nearkin import cli
-from nearkin.recipe.identity import fingerprint
+from nearkin.recipe import fingerprint
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe

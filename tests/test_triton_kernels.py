@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from nearkin.triton_kernels import load_kernels
+from nearkin.errors import load_kernels
 
 
 @pytest.fixture

@@ -1,18 +1,25 @@
-"""Writing files: whole or not at all, with an error that says what the disk lacks, and nothing left behind."""
+"""Writing files: whole or not at all, by one process at a time, with an error that says what the disk lacks."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
+import json
 import os
+import platform
 import re
 import secrets
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from nearkin.errors import OutputError
+import filelock
+
+from nearkin.errors import BusyError, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
@@ -136,3 +143,72 @@ def _existing(path: Path) -> Path:
 
 def _size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
+
+
+LOCK = ".lock"
+"""Locked by the operating system, which releases it however the process ends. The file itself stays."""
+HOLDER = ".lock.json"
+"""Describes the process that holds the lock."""
+
+
+@contextlib.contextmanager
+def sole_writer_of(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process. The folder is made if missing, and removed again if it stays empty.
+
+    Raises:
+        BusyError: where another process holds it.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "run"
+    >>> with sole_writer_of(folder):
+    ...     with sole_writer_of(folder):
+    ...         pass
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.BusyError: ... is being written by process ... since ...: wait until it has ended, or ...
+    >>> folder.exists()
+    False
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    lock = filelock.FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise BusyError(
+            f"{folder} is being written by {_holder(folder)}: wait until it has ended, or give another folder with -o"
+        ) from None
+    except OSError as error:
+        raise output_error(error, folder / LOCK) from error
+    try:
+        with writing(folder / HOLDER, needed=1000):
+            (folder / HOLDER).write_text(json.dumps(_this_process()), encoding="utf-8")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / HOLDER).unlink()
+            # While the lock is held: a process that waits for the file sees that it is gone, and makes another.
+            if missing and [file.name for file in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                for path in missing:
+                    path.rmdir()
+        lock.release()
+
+
+def _this_process() -> dict[str, str]:
+    name = Path(sys.argv[0]).name
+    return {
+        "process": str(os.getpid()),
+        "machine": platform.node(),
+        "since": datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        "command": shlex.join(["nearkin" if name == "__main__.py" else name, *sys.argv[1:]]),
+    }
+
+
+def _holder(folder: Path) -> str:
+    try:
+        holder = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the other process has not written it yet
+        return "another process"
+    elsewhere = f" on {holder['machine']}" if holder["machine"] != platform.node() else ""
+    return f"process {holder['process']}{elsewhere} since {holder['since']} ({holder['command']})"

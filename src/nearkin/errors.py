@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
@@ -214,3 +215,19 @@ def out_of_memory_error(error: BaseException) -> OutOfMemoryError | None:
         f"training in pieces, training.micro_batch; training.evaluation_batch_size), smaller ones (data.image_size), "
         f"or run fewer programs at a time. What was saved is kept: --resume continues from there"
     )
+
+
+def load_kernels(module: str, try_out: Callable[[ModuleType], object], otherwise: str) -> ModuleType | None:
+    """The module, once ``try_out`` has run with it; None where Triton is missing.
+
+    Where Triton is there and cannot build them it is None too, and a warning says what that means: ``otherwise``.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return None
+    try:
+        kernels = importlib.import_module(module)
+        try_out(kernels)
+    except Exception as error:  # whatever a compiler that is missing or does not fit may raise
+        warnings.warn(f"{otherwise}: {error}", stacklevel=3)
+        return None
+    return kernels

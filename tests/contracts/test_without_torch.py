@@ -14,7 +14,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.errors import MissingExtraError
-from nearkin.runs.exported_model import METADATA_KEY, Settings
+from nearkin.runs.model import METADATA_KEY, Settings
 
 for package in ("onnx", "onnxruntime", "fastapi", "python_multipart", "httpx"):
     pytest.importorskip(package)

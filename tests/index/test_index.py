@@ -17,6 +17,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.data.table import ImageTable
+from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, DataError, RecipeError
 from nearkin.index import Index, calibration, engine
 from nearkin.index.calibration import Calibration, LabelCurve
@@ -25,7 +26,6 @@ from nearkin.index.faiss_engine import FaissEngine
 from nearkin.index.index import ColumnRange, Stored
 from nearkin.index.search import Classified, Hit, classified
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import HeldOut, load
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, DataError, Notice, OutputError, RecipeError
 from nearkin.index import upgrade as module
 from nearkin.index.corrections import correct, corrections
@@ -18,7 +19,6 @@ from nearkin.index.exact import ExactEngine
 from nearkin.index.index import Index
 from nearkin.index.segments import Segments
 from nearkin.index.upgrade import compact, upgrade
-from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 import pytest
 
 from nearkin.errors import RecipeError
-from nearkin.recipe.coerce import coerce
+from nearkin.recipe import coerce
 from nearkin.recipe.reading import parse_override
 
 

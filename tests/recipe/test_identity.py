@@ -8,11 +8,10 @@ import os
 
 import pytest
 
+from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, RecipeError
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import INDIFFERENT, fingerprint
-from nearkin.runs.defaults import default_folder
-from nearkin.runs.lock import sole_writer_of
+from nearkin.recipe import INDIFFERENT, Recipe, fingerprint
+from nearkin.runs.folder import default_folder
 from nearkin.studies.compare import Comparison
 from nearkin.studies.study import Row, planned_runs, run_all
 from nearkin.training.recipes import load_recipe

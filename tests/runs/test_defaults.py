@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from nearkin.errors import MissingExtraError
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import fingerprint
-from nearkin.runs import defaults
-from nearkin.runs.defaults import data_name, default_folder, own_photos_recipe
+from nearkin.recipe import Recipe, fingerprint
+from nearkin.runs import folder as run_folder
+from nearkin.runs.folder import data_name, default_folder, own_photos_recipe
 from nearkin.training.recipes import load_recipe
 
 
@@ -37,7 +36,7 @@ def test_without_it_a_small_one_and_a_line_that_says_so(monkeypatch):
     def missing(module, extra):
         raise MissingExtraError(f"pip install 'nearkin[{extra}]'")
 
-    monkeypatch.setattr(defaults, "require", missing)
+    monkeypatch.setattr(run_folder, "require", missing)
     said = []
     recipe = own_photos_recipe("photos", say=said.append)
     assert recipe.encoder.backbone == "small"

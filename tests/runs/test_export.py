@@ -20,7 +20,7 @@ from nearkin.errors import DataError, MissingExtraError, Notice, RecipeError
 from nearkin.recipe import EncoderSection
 from nearkin.runs import export as module
 from nearkin.runs.export import TO_PILLOW, TO_TORCH, PixelsToEmbeddings, export, write_onnx, write_weights
-from nearkin.runs.exported_model import ExportedModel, Settings, load_exported
+from nearkin.runs.model import ExportedModel, Settings, load_exported
 from nearkin.training.embedding import embed_images
 
 SHAPES = [(71, 71), (71, 90), (120, 71), (300, 211), (50, 40), (37, 200), (1, 1), (640, 97)]

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
+from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, OutputError
-from nearkin.runs.lock import sole_writer_of
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from nearkin.runs.lock import sole_writer_of
+from nearkin.disk import sole_writer_of
 with sole_writer_of(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(120)

@@ -6,8 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from nearkin.runs.environment import DataRecord, Environment
-from nearkin.runs.folder import RunFolder
+from nearkin.runs.folder import DataRecord, Environment, RunFolder
 from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, FinalOf, Scores
 from nearkin.training.recipes import load_recipe

@@ -11,9 +11,7 @@ import pytest
 from nearkin.errors import DataError, MissingExtraError, TrainingError
 from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import EncoderSection, Recipe
-from nearkin.runs.environment import Environment, weights_hash
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.outcome import FILE, Outcome
+from nearkin.runs.folder import OUTCOME_FILE, Environment, Outcome, RunFolder, weights_hash
 from nearkin.runs.scores import ENSEMBLE_FILE, Conditions, Cost, EnsembleScores, EvaluationResult, FinalOf, Scores
 
 ASSETS = Path(__file__).parents[1] / "assets" / "records"
@@ -126,7 +124,7 @@ def test_the_folder_counts_for_more_than_the_outcome(tmp_path):
     folder.begin(Recipe())
     begun = Outcome("a", 0, "unfinished", "begun, not finished")
     for text in ("", "{", "[]", "null", json.dumps(dataclasses.asdict(Outcome("a", 0, "finished")))):
-        (folder.path / FILE).write_text(text)
+        (folder.path / OUTCOME_FILE).write_text(text)
         assert Outcome.read("a", 0, folder) == begun, "damaged, or its scores are gone"
     folder.write_scores({})
     assert Outcome.after("a", 0, folder, "killed", -9, parallel_runs=2) == Outcome("a", 0, "finished", parallel_runs=2)

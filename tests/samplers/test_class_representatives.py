@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearkin.samplers.class_representatives import ClassRepresentativeSampler
-from nearkin.samplers.stream import generator
+from nearkin.samplers.sampler import generator
 
 SIZES = [3, 1, 5, 2, 4, 4, 3]
 LABELS = np.repeat(np.arange(len(SIZES)), SIZES)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearkin.samplers import BalancedSampler, RandomSampler
-from nearkin.samplers.stream import FairStream
+from nearkin.samplers.sampler import FairStream
 
 
 @given(count=st.integers(1, 12), group=st.integers(1, 15), seed=st.integers(0, 5), groups=st.integers(1, 40))

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from nearkin.data.manifest import read_manifest
+from nearkin.disk import sole_writer_of
 from nearkin.index import Index
-from nearkin.runs.lock import sole_writer_of
 
 
 def upload(client, content, **options):

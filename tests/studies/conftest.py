@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from nearkin.runs.outcome import Outcome
+from nearkin.runs.folder import Outcome
 from nearkin.studies.results import RowResult, results_of
 from nearkin.studies.study import Row, planned_runs
 from nearkin.training.recipes import load_recipe

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.recipe import recipes_folder, shipped_recipes
-from nearkin.recipe.identity import fingerprint
+from nearkin.recipe import fingerprint, recipes_folder, shipped_recipes
 from nearkin.report.published import look_up
 from nearkin.studies.expected_scores import list_recipes
 from nearkin.studies.paper_rows import Settings, list_tables, missing_data, missing_weights, rows_of

@@ -14,9 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.lock import sole_writer_of
 from nearkin.studies import pool, study
 from nearkin.studies.pool import last_log_line
 from nearkin.studies.results import results_of

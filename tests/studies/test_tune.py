@@ -15,9 +15,9 @@ from PIL import Image
 from rich.console import Console
 
 import nearkin
+from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, DataError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.lock import sole_writer_of
 from nearkin.studies import pool
 from nearkin.studies import tune as module
 from nearkin.studies.tune import Search, tune

@@ -135,7 +135,7 @@ def recipe_from(
     epochs: int | None = None,
 ) -> Recipe:
     """The recipe of a command line: a name and changes to it, or what suits the images of --data."""
-    from nearkin.runs.defaults import own_photos_recipe
+    from nearkin.runs.folder import own_photos_recipe
     from nearkin.training.recipes import load_recipe
 
     name, changes = split_arguments(arguments, what="recipe")

@@ -81,9 +81,8 @@ def train(
     from nearkin.ranks import is_first
     from nearkin.report import draw_neighbours
     from nearkin.report.score_tables import run_table, verdict
-    from nearkin.runs.defaults import default_folder
     from nearkin.runs.final import final_folder, train_final
-    from nearkin.runs.folder import RunFolder
+    from nearkin.runs.folder import RunFolder, default_folder
     from nearkin.runs.run import run
     from nearkin.training.observers import ConsoleObserver, Observers, TensorBoardObserver
 

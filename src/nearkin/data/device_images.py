@@ -20,7 +20,7 @@ from torch import Tensor
 from nearkin.data.cache import Images
 from nearkin.data.threads import threaded_map
 from nearkin.data.transforms import Box, Hole, Transform
-from nearkin.triton_kernels import load_kernels
+from nearkin.errors import load_kernels
 
 _PIECE = 64 << 20  # bytes that are put together and copied at a time
 _THREADS = 4

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nearkin.triton_kernels import load_kernels
+from nearkin.errors import load_kernels
 
 LARGE = 1 << 22
 """Elements of a feature map from which on one pass pays without gradients. A kernel of Triton's takes the host longer

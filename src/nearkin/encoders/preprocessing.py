@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearkin.errors import RecipeError, did_you_mean
-from nearkin.recipe.coerce import coerce_fields
+from nearkin.recipe import coerce_fields
 
 Channels = tuple[float, float, float]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.folder import suggest_folder
-from nearkin.disk import make_folder, writing
+from nearkin.disk import make_folder, sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
 from nearkin.index.adding import Added, Labels, Progress, Source, Sources, hash_of_pixels, sources_of, write_all
 from nearkin.index.calibration import Calibration, calibrate, read_calibration
@@ -25,7 +25,6 @@ from nearkin.index.queries import Arrays, OneQuery, Queries, are_several, combin
 from nearkin.index.search import Classified, Hit, SearchContext, SearchOptions, check_rerank, classified, page
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
-from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model, reload
 
 FORMAT = 1

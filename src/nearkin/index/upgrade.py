@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.threads import threaded_map, usable_cores
-from nearkin.disk import check_room, make_folder, write_atomically, writing
+from nearkin.disk import check_room, make_folder, sole_writer_of, write_atomically, writing
 from nearkin.errors import DataError, NearkinError, OutputError, RecipeError, notice
 from nearkin.index.adding import Progress, check_vectors, hash_of
 from nearkin.index.calibration import calibration_facts
@@ -33,7 +33,6 @@ from nearkin.index.exact import ExactEngine
 from nearkin.index.index import Index, encoder_facts
 from nearkin.index.items import NAME, Items, vectors_folder
 from nearkin.index.segments import Segments
-from nearkin.runs.lock import sole_writer_of
 from nearkin.runs.model import Model
 
 NEIGHBOURS = 10

@@ -17,8 +17,15 @@ from typing import Any, TypeVar
 import yaml
 
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in
-from nearkin.recipe.coerce import coerce_fields
-from nearkin.recipe.recipe import DataSection, EncoderSection, PartSection, ProtocolSection, Recipe, TrainingSection
+from nearkin.recipe.recipe import (
+    DataSection,
+    EncoderSection,
+    PartSection,
+    ProtocolSection,
+    Recipe,
+    TrainingSection,
+    coerce_fields,
+)
 
 Section = TypeVar("Section")
 PARTS = ("objective", "method", "pair_loss", "weighting")

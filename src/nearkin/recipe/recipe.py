@@ -1,17 +1,122 @@
-"""A recipe: a whole run as one frozen value, in typed sections. What a file leaves out has the default written here."""
+"""A recipe: a whole run as one frozen value, in typed sections. What a file leaves out has the default written here.
+
+Also how a value gets the type that a field declares, and what of a recipe decides a run: one notion for its hash, for
+its usual folder and for whether a run may be resumed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
+import math
+import types
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from nearkin.errors import RecipeError
-from nearkin.recipe.coerce import coerce_fields
+from nearkin.errors import RecipeError, did_you_mean
+
+
+def coerce(value: Any, kind: Any, where: str) -> Any:
+    """``value`` as ``kind``; ``where`` names the field in the error message.
+
+    YAML reads ``1e-4`` as a string and a command line gives nothing but strings, so numbers are accepted in any
+    spelling; a fraction is never cut to fit an integer.
+
+    >>> coerce("1e-4", float, "training.learning_rate")
+    0.0001
+    >>> coerce([0.16, 1], tuple[float, float], "data.crop_scale")
+    (0.16, 1.0)
+    >>> coerce(1.5, int, "training.epochs")
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.RecipeError: training.epochs must be a whole number, got 1.5
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin is Literal:
+        if value in arguments:
+            return value
+        raise RecipeError(f"{where} must be one of {', '.join(map(str, arguments))}, got {value!r}")
+    if origin in (Union, types.UnionType):
+        return _coerce_union(value, arguments, where)
+    if origin is tuple:
+        return _coerce_tuple(value, arguments, where)
+    if origin in (dict, Mapping) or kind in (dict, Mapping):
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                if isinstance(item, float):
+                    coerce(item, float, f"{where}.{key}")
+            return dict(value)
+        raise RecipeError(f"{where} must be a mapping of names to values, got {value!r}")
+    return _coerce_scalar(value, kind, where)
+
+
+def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[str, Any]:
+    """``values`` in the types that the fields of ``section`` declare; a key that is none of them is refused."""
+    types_of = get_type_hints(section)
+    for key in values:
+        if key not in types_of:
+            raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), types_of)}")
+    return {key: coerce(value, types_of[key], f"{where}.{key}") for key, value in values.items()}
+
+
+def _coerce_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    problems = []
+    for option in arguments:
+        if option is type(None):
+            continue
+        try:
+            return coerce(value, option, where)
+        except RecipeError as error:
+            problems.append(str(error))
+    raise RecipeError(problems[0])
+
+
+def _coerce_tuple(value: Any, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    if isinstance(value, (str, int, float)) and len(arguments) == 2 and arguments[1] is Ellipsis:
+        value = [value]
+    if not isinstance(value, (list, tuple)):
+        raise RecipeError(f"{where} must be a list, got {value!r}")
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(coerce(item, arguments[0], where) for item in value)
+    if len(value) != len(arguments):
+        raise RecipeError(f"{where} must be a list of {len(arguments)} values, got {value!r}")
+    return tuple(coerce(item, kind, where) for item, kind in zip(value, arguments, strict=True))
+
+
+def _coerce_scalar(value: Any, kind: Any, where: str) -> Any:
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        raise RecipeError(f"{where} must be true or false, got {value!r}")
+    if kind in (int, float):
+        try:
+            number = float(value) if not isinstance(value, bool) else None
+        except (TypeError, ValueError):
+            number = None
+        if number is None:
+            raise RecipeError(f"{where} must be a number, got {value!r}")
+        if kind is float:
+            if not math.isfinite(number):
+                raise RecipeError(f"{where} must be a finite number, got {value!r}")
+            return number
+        if not math.isfinite(number) or number != int(number):
+            raise RecipeError(f"{where} must be a whole number, got {value!r}")
+        return int(value) if isinstance(value, int) else int(number)
+    if kind is str:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+        raise RecipeError(f"{where} must be text, got {value!r}")
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise RecipeError(f"{where} cannot be set from a recipe")
 
 
 @dataclass(frozen=True)
@@ -292,3 +397,66 @@ def _flatten_part(part: dict[str, Any]) -> dict[str, Any]:
         for key, value in part["options"].items()
     }
     return {"name": part["name"], **options}
+
+
+INDIFFERENT = (
+    "training.device",
+    "training.checkpoint_minutes",
+    "training.tensorboard",
+    "training.micro_batch",
+    "training.cuda_graphs",
+    "data.root",
+    "data.workers",
+    "data.cache",
+)
+"""Keys that may differ when a run is resumed: they do not decide what is computed, but for rounding."""
+
+LOCATIONS = ("data.source", "encoder.weights")
+"""Keys that say where something lies. It may have moved since a run began, which its content then has to show."""
+
+
+def deciding(recipe: Recipe, *, besides: Iterable[str] = ()) -> dict[str, Any]:
+    """What decides a run, as ``section.key: value``; ``besides`` leaves out further keys."""
+    ignored = {*INDIFFERENT, *besides}
+    return {key: value for key, value in flat(recipe.as_mapping()).items() if key not in ignored}
+
+
+def fingerprint(recipe: Recipe, *, besides: Iterable[str] = ()) -> str:
+    """A short hash of what decides a run.
+
+    >>> fingerprint(Recipe()) == fingerprint(Recipe().with_changes({"training.device": "cpu"}))
+    True
+    """
+    return short_hash(deciding(recipe, besides=besides))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """By key, what each of two recipes, as :func:`deciding` gives them, has otherwise.
+
+    >>> differences({"training.seed": 0, "encoder.dim": 8}, {"training.seed": 1, "encoder.dim": 8})
+    {'training.seed': 'training.seed was 0, is 1'}
+    """
+    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    # Without data.class_folders folders cannot lie inside each other, and then any value of it means the same.
+    changed = [key for key in changed if key != "data.class_folders" or None not in (before.get(key), now.get(key))]
+    return {key: f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed}
+
+
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots.
+
+    >>> flat({"training": {"seed": 0}, "encoder": {"options": {}}})
+    {'training.seed': 0, 'encoder.options': {}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def short_hash(content: Any) -> str:
+    """Eight hexadecimal digits for plain values."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]

@@ -21,8 +21,7 @@ from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.losses.vcpa import VariationalBank
 from nearkin.numerics import l2_normalise, normalise
 from nearkin.proxies import ProxyBank
-from nearkin.recipe import DataSection, Recipe
-from nearkin.recipe.identity import fingerprint
+from nearkin.recipe import DataSection, Recipe, fingerprint
 from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, with_root_found
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained_run import TrainedRun, load_run

@@ -39,9 +39,7 @@ from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.report.table import NOTHING, Line, Part, counted, html_table
 from nearkin.runs.data import Progress
-from nearkin.runs.environment import Environment
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.outcome import Outcome
+from nearkin.runs.folder import Environment, Outcome, RunFolder
 
 __all__ = ["WrittenReport", "write_report"]
 

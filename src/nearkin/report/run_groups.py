@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.errors import DataError
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import deciding, fingerprint
+from nearkin.recipe import Recipe, deciding, fingerprint
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs, source_of
 from nearkin.runs.data import Progress, notice_changed_images
 from nearkin.runs.folder import RunFolder

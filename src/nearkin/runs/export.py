@@ -30,7 +30,7 @@ from nearkin.errors import DataError, RecipeError, did_you_mean, notice, require
 from nearkin.numerics import normalise
 from nearkin.recipe import EncoderSection
 from nearkin.runs.data import with_root_found
-from nearkin.runs.exported_model import METADATA_KEY, ExportedModel, Settings, load_exported
+from nearkin.runs.model import METADATA_KEY, ExportedModel, Settings, load_exported
 from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, Scores
 from nearkin.runs.trained_run import TrainedRun, identity_of, load_run

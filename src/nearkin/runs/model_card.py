@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from nearkin.recipe import Recipe
-from nearkin.runs.environment import Environment
-from nearkin.runs.folder import RunFolder
+from nearkin.runs.folder import Environment, RunFolder
 from nearkin.runs.scores import FinalOf, Scores
 
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from nearkin import ranks
 from nearkin.data.cache import OpenedImages
-from nearkin.disk import check_room, remove_leftovers
+from nearkin.disk import check_room, remove_leftovers, sole_writer_of
 from nearkin.errors import RecipeError, catching_out_of_memory, notice
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.proxies.bank import banks_in
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import fingerprint
+from nearkin.recipe import Recipe, fingerprint
 from nearkin.runs.data import (
     Announce,
     Progress,
@@ -28,9 +27,7 @@ from nearkin.runs.data import (
     report_on,
     split_as_stored,
 )
-from nearkin.runs.environment import Environment, weights_hash
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.lock import sole_writer_of
+from nearkin.runs.folder import Environment, RunFolder, weights_hash
 from nearkin.runs.scores import Conditions, Cost, Scores
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state, data_of

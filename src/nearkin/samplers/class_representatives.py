@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.samplers.sampler import ClassSampler
-from nearkin.samplers.stream import FairStream
+from nearkin.samplers.sampler import ClassSampler, FairStream
 
 
 class ClassRepresentativeSampler(ClassSampler):

@@ -13,10 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from nearkin.errors import RecipeError
-from nearkin.recipe.identity import deciding, fingerprint, short_hash
+from nearkin.recipe import deciding, fingerprint, short_hash
 from nearkin.report.differences import COMPARED
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.runs.defaults import RUNS, data_name
+from nearkin.runs.folder import RUNS, data_name
 from nearkin.studies.figures import Panel, draw
 from nearkin.studies.results import Column, RowResult, results_of
 from nearkin.studies.rows import (

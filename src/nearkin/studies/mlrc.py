@@ -22,12 +22,10 @@ from nearkin.evaluation.measurement import concatenate_embeddings
 from nearkin.evaluation.protocol import Protocol, as_tested
 from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.evaluation.statistics import Statistic, combination_interval, fold_combinations, mean_interval
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import fingerprint
+from nearkin.recipe import Recipe, fingerprint
 from nearkin.report.table import NOTHING, Part, Table, counted, markdown
 from nearkin.runs.data import RunData, split_as_stored
-from nearkin.runs.defaults import default_folder
-from nearkin.runs.outcome import Outcome
+from nearkin.runs.folder import Outcome, default_folder
 from nearkin.runs.scores import ENSEMBLE_FILE, Combinations, Conditions, EnsembleScores, FoldModel
 from nearkin.runs.trained_run import load_run
 from nearkin.studies.study import PlannedRun, Row, Study, opened, write_texts

@@ -13,8 +13,7 @@ from typing import Any
 from nearkin.data.benchmarks import benchmarks
 from nearkin.data.source import data_root
 from nearkin.errors import DataError, mistakes_in
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import fingerprint, flat, short_hash
+from nearkin.recipe import Recipe, fingerprint, flat, short_hash
 from nearkin.recipe.reading import layered
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.studies.papers import (

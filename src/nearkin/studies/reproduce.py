@@ -16,7 +16,7 @@ from nearkin.data.benchmarks import benchmarks
 from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
 from nearkin.errors import DataError
 from nearkin.report.table import Table, counted
-from nearkin.runs.outcome import Outcome
+from nearkin.runs.folder import Outcome
 from nearkin.studies.figures import Panel, draw
 from nearkin.studies.mlrc import score_models
 from nearkin.studies.paper_rows import Settings, missing_data, rows_of

@@ -11,7 +11,7 @@ from nearkin.evaluation.protocol import SELECTED_ON_TEST, select_by
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.published import SAME_SCORE, Published
-from nearkin.runs.outcome import Outcome
+from nearkin.runs.folder import Outcome
 from nearkin.runs.scores import EnsembleScores, Scores
 from nearkin.studies.study import PlannedRun, Row
 

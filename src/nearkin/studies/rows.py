@@ -12,7 +12,7 @@ from nearkin.data.benchmarks import benchmarks
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.recipe.reading import check_keys, layered, read_yaml
-from nearkin.runs.defaults import own_photos_name
+from nearkin.runs.folder import own_photos_name
 from nearkin.studies.study import Row, chosen_names
 from nearkin.training.recipes import load_recipe
 

@@ -13,8 +13,7 @@ from typing import Any
 import yaml
 
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in, require
-from nearkin.recipe import Recipe, recipes_folder
-from nearkin.recipe.identity import INDIFFERENT, flat
+from nearkin.recipe import INDIFFERENT, Recipe, flat, recipes_folder
 from nearkin.recipe.reading import read_yaml
 from nearkin.training.recipes import load_recipe, validate
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from nearkin.data.cache import OpenedImages
 from nearkin.data.source import is_benchmark
-from nearkin.disk import make_folder, write_atomically
+from nearkin.disk import make_folder, sole_writer_of, write_atomically
 from nearkin.errors import (
     BusyError,
     DataError,
@@ -38,9 +38,7 @@ from nearkin.report.differences import COMPARED
 from nearkin.report.published import Published
 from nearkin.report.table import Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images, open_data, report_on
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.lock import sole_writer_of
-from nearkin.runs.outcome import FILE, Outcome
+from nearkin.runs.folder import OUTCOME_FILE, Outcome, RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.pool import LOG, Job, run_in_parallel
 from nearkin.training.build import data_of
@@ -365,7 +363,7 @@ class _Runner:
         with sole_writer_of(planned.folder.path):
             if planned.folder.path in self.changed:
                 planned.folder.clear()
-            (planned.folder.path / FILE).unlink(missing_ok=True)
+            (planned.folder.path / OUTCOME_FILE).unlink(missing_ok=True)
 
     def _train(self, planned: PlannedRun) -> None:
         with ConsoleObserver(self.console) as bar:

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from rich.console import Console
 
+from nearkin.disk import sole_writer_of
 from nearkin.errors import (
     BusyError,
     DataError,
@@ -32,15 +33,11 @@ from nearkin.errors import (
 )
 from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.evaluation.scores import score_named
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import deciding, differences, short_hash
+from nearkin.recipe import Recipe, deciding, differences, short_hash
 from nearkin.report.figure_style import save_figure
 from nearkin.report.table import Part, Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images
-from nearkin.runs.defaults import RUNS, default_folder
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.lock import sole_writer_of
-from nearkin.runs.outcome import Outcome
+from nearkin.runs.folder import RUNS, Outcome, RunFolder, default_folder
 from nearkin.runs.run import run
 from nearkin.studies.pool import LOG, Job, run_in_parallel
 from nearkin.studies.search_space import check_space, grid, read_space, recipe_at, value_text

@@ -25,8 +25,7 @@ from nearkin.encoders import Encoder
 from nearkin.errors import DataError, NearkinError, notice
 from nearkin.proxies import ProxyBank
 from nearkin.proxies.bank import banks_in
-from nearkin.recipe import Recipe
-from nearkin.recipe.identity import LOCATIONS, deciding, differences
+from nearkin.recipe import LOCATIONS, Recipe, deciding, differences
 from nearkin.training.folder import TrainingFolder
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import Evaluation, TrainingState

@@ -23,8 +23,7 @@ from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.pooling import build_pooling
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
-from nearkin.recipe import EncoderSection, PartSection, ProtocolSection, Recipe
-from nearkin.recipe.coerce import coerce
+from nearkin.recipe import EncoderSection, PartSection, ProtocolSection, Recipe, coerce
 from nearkin.recipe.reading import find_recipe, read_part, read_recipe
 from nearkin.training import methods
 from nearkin.training.build import build_objective, data_of

@@ -10,7 +10,7 @@ from nearkin.data.device_images import DeviceImages
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.runs.folder import RunFolder
-from nearkin.samplers.stream import generator
+from nearkin.samplers.sampler import generator
 from nearkin.training import checkpoint
 from nearkin.training.loop import fit
 from nearkin.training.methods import ccp

@@ -14,7 +14,7 @@ from nearkin.catalogue import modules_of
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.preprocessing import as_preprocessing
 from nearkin.errors import RecipeError, did_you_mean
-from nearkin.recipe.coerce import coerce
+from nearkin.recipe import coerce
 
 Builder = Callable[..., Backbone]
 

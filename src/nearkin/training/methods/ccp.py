@@ -20,7 +20,7 @@ from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank, greedy_k_center
 from nearkin.ranks import gather_rows, share_of
 from nearkin.recipe import Recipe
-from nearkin.samplers.stream import generator
+from nearkin.samplers.sampler import generator
 from nearkin.training.optimisation import ProximalTerm
 from nearkin.training.state import Event, Method, TrainingState
 
