@@ -139,22 +139,21 @@ def test_a_tensor_that_is_there_twice_is_copied_once():
 
 
 def test_writes_keep_their_order_and_end_with_the_first_that_fails():
-    done, go_on = [], threading.Event()
+    done = []
 
     def fail():
-        assert go_on.wait(PATIENCE)
         raise OutputError("no room")
 
     writer = BackgroundWriter()
-    writer.begin(lambda: done.append("weights"))
-    writer.begin(fail)
+    writer.put_off(lambda: done.append("superseded weights"))
+    writer.put_off(lambda: done.append("weights"))
+    writer.begin(lambda: done.append("checkpoint"))
+    writer.put_off(fail)
     writer.begin(lambda: done.append("checkpoint that points at what is missing"))
-    writer.check()  # nothing has failed yet
-    go_on.set()
     with pytest.raises(OutputError, match="no room"):
         writer.wait()
-    writer.wait()  # said once
-    assert done == ["weights"]
+    writer.wait()  # raised once
+    assert done == ["weights", "checkpoint"]
 
 
 def test_a_failure_is_known_at_the_next_look():
@@ -170,23 +169,6 @@ def test_a_failure_is_known_at_the_next_look():
     writer.begin(fail)
     with pytest.raises(OutputError, match="no room"):
         look(writer)
-
-
-def test_only_what_is_of_another_step_is_waited_for():
-    go_on, done = threading.Event(), []
-
-    def slow():
-        assert go_on.wait(PATIENCE)
-        done.append(True)
-
-    with BackgroundWriter() as writer:
-        writer.make_way(4)
-        writer.begin(slow)
-        writer.make_way(4)
-        assert not done
-        go_on.set()
-        writer.make_way(5)
-        assert done
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])

@@ -312,7 +312,7 @@ def test_every_piece_but_the_last_is_embedded_twice_first_without_gradient(stepp
 def test_pieces_are_chosen_where_the_recipe_does_not_say(stepped, monkeypatch):
     plain, _ = stepped(FROZEN, "training.optimiser=sgd")
     size = plain.transform.size
-    kept = memory.measure(plain.encoder, size, plain.device, None)[0] * size**2
+    kept = memory.kept_per_pixel(plain.encoder, size, plain.device, None) * size**2
     monkeypatch.setattr(memory, "CPU_PIECE", 3.5 * kept)
     ours, calls = stepped(FROZEN, "training.optimiser=sgd")
     assert calls == 2 * [(3, False), (3, False), (2, True), (3, True), (3, True)]

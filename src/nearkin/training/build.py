@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.errors import DataError, TrainingError, notice
 from nearkin.evaluation.protocol import Protocol
 from nearkin.ranks import share_of, world
-from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe, TrainingSection
+from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
 from nearkin.samplers import BalancedSampler, BatchSampler, RandomSampler
 from nearkin.training import methods
 from nearkin.training.device import autocast_dtype, keep_freed_memory, pick_device
@@ -69,11 +68,20 @@ def build_state(
     if world() > 1:
         synchronise_batch_norm(encoder)
     optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
-    default = _sampler(training, labels)
-    transform, micro_batch = training_transform_of(recipe.data, encoder), training.micro_batch
+    transform, micro_batch = transform_of(recipe.data), training.micro_batch
+    if transform.erase:  # in the colour that says nothing
+        transform = replace(transform, fill=encoder.preprocessing.mean_pixel)
     if micro_batch is None and ":" not in recipe.encoder.backbone:  # a network from elsewhere may look at whole batches
         batch = len(share_of(min(training.batch_size, len(labels)), of=0))
         micro_batch = fitting_micro_batch(encoder, batch, transform.size, device, dtype)
+    if training.sampler == "random":
+        sampler: BatchSampler = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
+    else:
+        classes = {"batch_size": training.batch_size, "images_per_class": training.images_per_class}
+        sampler = BalancedSampler(labels, **classes, seed=training.seed)
+    l2_sp, backbone = ProximalTerm(), list(encoder.backbone.parameters())
+    if training.l2_sp:  # around the weights as they are now; a resumed run is built from the same
+        l2_sp.remember(backbone)
     state = TrainingState(
         recipe=recipe,
         data=data,
@@ -88,32 +96,15 @@ def build_state(
         scaler=_scaler(device, dtype),
         device=device,
         dtype=dtype,
-        sampler=default,
+        sampler=sampler,
         labels=labels,
         learned=learned,
         ema=None if training.ema_decay is None else WeightEma(encoder, training.ema_decay),
-        add_l2_sp=_l2_sp(encoder, training.l2_sp),
+        add_l2_sp=partial(l2_sp.add_to_gradients, backbone, training.l2_sp) if training.l2_sp else None,
         micro_batch=micro_batch,
     )
-    state.sampler = state.method.sampler(default, state)
+    state.sampler = state.method.sampler(sampler, state)
     return state
-
-
-def _sampler(training: TrainingSection, labels: NDArray[np.int64]) -> BatchSampler:
-    if training.sampler == "random":
-        return RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
-    return BalancedSampler(
-        labels, batch_size=training.batch_size, images_per_class=training.images_per_class, seed=training.seed
-    )
-
-
-def _l2_sp(encoder: Encoder, weight: float) -> Callable[[], None] | None:
-    """Around the backbone as it is now. No checkpoint holds that: a resumed run is built from the same weights."""
-    if not weight:
-        return None
-    term, parameters = ProximalTerm(), list(encoder.backbone.parameters())
-    term.remember(parameters)
-    return partial(term.add_to_gradients, parameters, weight)
 
 
 def _scaler(device: torch.device, dtype: torch.dtype | None) -> torch.amp.GradScaler:
@@ -256,12 +247,6 @@ def transform_of(section: DataSection) -> Transform:
     if section.random_erasing:
         overrides["erase"] = section.random_erasing
     return transform_from(section.transform, **overrides)
-
-
-def training_transform_of(section: DataSection, encoder: Encoder) -> Transform:
-    """The transform that makes the crops of training, which may be erased in the colour that says nothing."""
-    transform = transform_of(section)
-    return replace(transform, fill=encoder.preprocessing.mean_pixel) if transform.erase else transform
 
 
 def eval_transform_of(recipe: Recipe) -> Transform:

@@ -7,7 +7,7 @@ import copy
 import io
 import json
 import pickle
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -23,7 +23,6 @@ from nearkin import ranks
 from nearkin.disk import write_atomically
 from nearkin.encoders import Encoder
 from nearkin.errors import DataError, NearkinError, notice
-from nearkin.proxies import ProxyBank
 from nearkin.proxies.bank import banks_in
 from nearkin.recipe import LOCATIONS, Recipe, deciding, differences
 from nearkin.training.folder import TrainingFolder
@@ -39,8 +38,6 @@ _UNREADABLE = (
 )
 """What torch says of files that are cut short or something else altogether."""
 
-_SLICED = "in slices, as"
-"""Key of what stands in a checkpoint instead of a tensor that lies in slices of classes."""
 Write = Callable[[], None]
 
 
@@ -56,52 +53,54 @@ class Checkpoint(TypedDict):
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint to be looked at."""
-    content = _read(path)
-    restore_classes(content, path)
-    return cast(Checkpoint, content)
+    return cast(Checkpoint, _read(path))
 
 
 def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter | None = None) -> None:
-    """Write ``checkpoints/last.pt``, then drop best weights, and slices of classes, that have been superseded.
+    """Write ``checkpoints/last.pt``, in the background with a ``writer``; then drop best weights that are superseded.
 
-    Of several ranks all must call it; a checkpoint counts from the moment that the first has written ``last.pt``. With
-    a ``writer`` it is written in the background.
+    Of several ranks all must call it, and the first writes.
     """
-    values = {name: getattr(state, name) for name in _VALUES}
+    if writer is not None:
+        writer.wait()  # so that copies do not pile up
+    others = {name: getattr(state, name) for name in _VALUES}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    values["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
-    sampler, seconds = state.loader_state(), state.time.state_dict()
+    others["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
+    others |= {"sampler": state.loader_state(), "seconds": state.time.state_dict()}
+    parts = _PARTS if state.ema is None else (*_PARTS, "ema")
+    write_checkpoint = _prepared(folder.last_checkpoint, state, folder, parts, others)
     events = copy.deepcopy(state.method.events)
     best = None if state.best is None else folder.best_checkpoint(int(state.best["step"]))
 
-    def afterwards(needed: Collection[str]) -> None:
+    def write() -> None:
+        write_checkpoint()
         folder.write_events(events)
-        for pattern in ("best-*.pt", "*-classes-*.safetensors"):
-            for file in folder.checkpoints.glob(pattern):
-                of_best = best is not None and file.name.startswith(best.stem)
-                if not of_best and file.name not in needed:
-                    file.unlink()
+        for file in folder.checkpoints.glob("best-*.pt"):
+            if file != best:
+                file.unlink()
 
-    others = {"sampler": sampler, "seconds": seconds, **values}
-    parts = _PARTS if state.ema is None else (*_PARTS, "ema")
-    _write(folder.last_checkpoint, state, folder, parts, others, writer, afterwards)
+    if writer is not None and ranks.is_first():
+        writer.begin(write)
+    elif writer is None:
+        if ranks.is_first():
+            write()
+        ranks.wait_for_all()
 
 
-def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter | None = None) -> None:
+def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter) -> None:
     """Keep the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own.
 
-    A ``writer`` writes them with the next ``last.pt``: before it nothing would look for them.
+    They are written with the next ``last.pt``: before it nothing would look for them.
     """
     weights = {"encoder": state.eval_encoder.state_dict()}
-    _write(folder.best_checkpoint(state.step), state, folder, ("objective",), weights, writer, put_off=True)
+    writer.put_off(_prepared(folder.best_checkpoint(state.step), state, folder, ("objective",), weights))
 
 
 def load_last(state: TrainingState, folder: TrainingFolder) -> None:
     """Put a freshly built state back to where ``last.pt`` was written."""
     content = _read_of_run(folder.last_checkpoint, folder)
-    restore_classes(content, folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
-        keep_local_moments(content["optimiser"], state.optimiser)
+        _keep_local_moments(content["optimiser"], state.optimiser)
         for name in (*_PARTS, "sampler", *([] if state.ema is None else ["ema"])):
             getattr(state, name).load_state_dict(content[name])
         for name in ("step", *_VALUES):
@@ -117,7 +116,6 @@ def load_best(state: TrainingState, folder: TrainingFolder) -> None:
     if state.best is not None:
         file = folder.best_checkpoint(int(state.best["step"]))
         content = _read_of_run(file, folder)
-        restore_classes(content, file)
         with _fitting(file):
             state.eval_encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
@@ -128,8 +126,7 @@ def check_best(state: TrainingState, folder: TrainingFolder) -> None:
     if state.best is None or state.protocol.selects_on == "last":
         return
     try:
-        file = folder.best_checkpoint(int(state.best["step"]))
-        restore_classes(_read_of_run(file, folder), file)
+        _read_of_run(folder.best_checkpoint(int(state.best["step"])), folder)
     except DataError as error:
         raise DataError(
             f"{error}. These are the best weights so far; {folder.last_checkpoint.name} is whole, and can be used with "
@@ -202,56 +199,68 @@ def _from_checkpoint(folder: TrainingFolder, which: str) -> dict[str, Tensor]:
     return weights
 
 
-def _write(
-    path: Path,
-    state: TrainingState,
-    folder: TrainingFolder,
-    parts: Sequence[str],
-    others: Mapping[str, Any],
-    writer: BackgroundWriter | None,
-    afterwards: Callable[[Collection[str]], None] = lambda needed: None,
-    *,
-    put_off: bool = False,
-) -> None:
-    """Write a checkpoint, and slices of classes before it; then do ``afterwards``, which is told what slices it needs.
-
-    The first rank writes the checkpoint, by the ``writer`` if there is one; slices are written by all ranks at once,
-    which wait for each other.
-    """
-    if writer is not None and (ranks.world() > 1 or not put_off):
-        writer.make_way(state.step)
-        ranks.wait_for_all()  # the first may be dropping what the checkpoint before has superseded
+def _prepared(
+    path: Path, state: TrainingState, folder: TrainingFolder, parts: Sequence[str], others: Mapping[str, Any]
+) -> Write:
+    """What writes a checkpoint of the state as it is now, on the first rank, with the proxies of all of them."""
     content = {"format": FORMAT, "run": _run_of(state.recipe, folder), "step": state.step, **others}
     content |= {name: getattr(state, name).state_dict() for name in parts}
-    needed: list[str] = []
-    banks = banks_in(state.objective, state.learned)
-    if ranks.world() > 1 and banks:
-        content, taken = split_off_classes(content, banks, state.optimiser)
-        content["slices"] = needed = write_slice(path, state.step, taken, banks[0].classes)
-    if ranks.is_first():
-        content, arrive = copied_to_host(content)
+    if ranks.world() > 1:
+        content = _with_all_classes(content, state)
+    if not ranks.is_first():
+        return lambda: None
+    content, arrive = copied_to_host(content)
 
-        def write() -> None:
-            arrive()
-            buffer = io.BytesIO()
-            torch.save(content, buffer)
-            write_atomically(path, buffer.getvalue())
-            afterwards(needed)
+    def write() -> None:
+        arrive()
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        write_atomically(path, buffer.getvalue())
 
-        if writer is None:
-            write()
-        elif put_off:
-            writer.put_off(write)
-        else:
-            writer.begin(write)
-    if writer is None:
-        ranks.wait_for_all()
+    return write
+
+
+def _with_all_classes(content: dict[str, Any], state: TrainingState) -> dict[str, Any]:
+    """``content`` with the proxies of all ranks, and the optimiser's state of them, where this rank has its own.
+
+    They are gathered in host memory, one tensor at a time, and kept on the first rank.
+    """
+    classes_of = {}
+    for bank in banks_in(state.objective, state.learned):
+        for tensor in (*bank.parameters(), *bank.buffers()):
+            moments = [value for value in state.optimiser.state.get(tensor, {}).values() if isinstance(value, Tensor)]
+            for sharded in (tensor, *(moment for moment in moments if moment.shape == tensor.shape)):
+                classes_of[sharded.data_ptr()] = bank.classes
+
+    def gathered(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.data_ptr() in classes_of:
+            whole = ranks.gather_rows(value.detach().cpu(), classes_of[value.data_ptr()])
+            return whole if ranks.is_first() else None
+        if isinstance(value, dict | list):
+            value = copy.copy(value)  # an optimiser gives out the very dictionaries that it works with
+            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                value[key] = gathered(item)
+        return value
+
+    whole: dict[str, Any] = gathered(content)
+    return whole
+
+
+def _keep_local_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> None:
+    """Keep this rank's classes of an optimiser's state."""
+    parameters = [(group["name"], p) for group in optimiser.param_groups for p in group["params"]]
+    for number, (group, parameter) in enumerate(parameters):
+        for key, value in saved["state"].get(number, {}).items() if group == "proxies" else ():
+            if isinstance(value, Tensor) and value.ndim == parameter.ndim and len(value) != len(parameter):
+                local = ranks.share_of(len(value))
+                saved["state"][number][key] = value[local.start : local.stop].clone()
 
 
 def _read(path: Path) -> dict[str, Any]:
     """What a checkpoint file holds, on the host; no code in it is run."""
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        # Of several ranks each takes its classes, so that the file is only mapped.
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.world() > 1)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: the run cannot be continued; {_advice(path)}") from None
     except _UNREADABLE as error:
@@ -312,108 +321,23 @@ def _fitting(file: Path) -> Iterator[None]:
         raise DataError(f"{file} does not fit this run ({reason}): {_advice(file)}") from error
 
 
-def split_off_classes(
-    content: Any, banks: Sequence[ProxyBank], optimiser: torch.optim.Optimizer
-) -> tuple[Any, dict[str, Tensor]]:
-    """``content`` with names instead of proxies and of the optimiser's state of them, and these tensors by name."""
-    classes_of = {}
-    for bank in banks:
-        for tensor in (*bank.parameters(), *bank.buffers()):
-            moments = [value for value in optimiser.state.get(tensor, {}).values() if isinstance(value, Tensor)]
-            for sharded in (tensor, *(moment for moment in moments if moment.shape == tensor.shape)):
-                classes_of[sharded.data_ptr()] = bank.classes
-    taken: dict[str, Tensor] = {}
-
-    def without(value: Any, name: str) -> Any:
-        if isinstance(value, Tensor) and value.data_ptr() in classes_of:
-            taken[name] = value.detach().cpu().contiguous()
-            return {_SLICED: name, "rows": classes_of[value.data_ptr()]}
-        if isinstance(value, dict | list):
-            value = copy.copy(value)  # an optimiser gives out the very dictionaries that it works with
-            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-                value[key] = without(item, f"{name}/{key}" if name else str(key))
-        return value
-
-    return without(content, ""), taken
-
-
-def slice_file(checkpoint: Path, step: int, classes: range) -> Path:
-    """Where ``classes`` of a checkpoint lie; the step is in the name, so that none is ever written over.
-
-    >>> slice_file(Path("last.pt"), 40, range(0, 512)).name
-    'last-00000040-classes-00000000-00000512.safetensors'
-    """
-    stem = checkpoint.stem.partition("-")[0]
-    return checkpoint.with_name(f"{stem}-{step:08d}-classes-{classes.start:08d}-{classes.stop:08d}.safetensors")
-
-
-def write_slice(checkpoint: Path, step: int, taken: dict[str, Tensor], classes: int) -> list[str]:
-    """Write this rank's classes; returns the names of the files of all ranks, once all of them are written."""
-    shares = [ranks.share_of(classes, of=number) for number in range(ranks.world())]
-    write_atomically(slice_file(checkpoint, step, shares[ranks.rank()]), safetensors.torch.save(taken))
-    ranks.wait_for_all()
-    return [slice_file(checkpoint, step, share).name for share in shares]
-
-
-def restore_classes(content: dict[str, Any], checkpoint: Path) -> None:
-    """Put this rank's classes, alone all of them, where :func:`split_off_classes` has left their names."""
-
-    def fill(holder: Any) -> None:
-        for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-            if isinstance(value, dict) and _SLICED in value:
-                local = ranks.share_of(value["rows"])
-                holder[key] = torch.cat(list(_rows(value[_SLICED], local, content["slices"], checkpoint)))
-            elif isinstance(value, dict | list):
-                fill(value)
-
-    if content.get("slices"):
-        fill(content)
-
-
-def keep_local_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> None:
-    """Keep this rank's classes of an optimiser's state that one process has written whole."""
-    parameters = [(group["name"], p) for group in optimiser.param_groups for p in group["params"]]
-    for number, (group, parameter) in enumerate(parameters):
-        for key, value in saved["state"].get(number, {}).items() if group == "proxies" else ():
-            if isinstance(value, Tensor) and value.ndim == parameter.ndim and len(value) != len(parameter):
-                local = ranks.share_of(len(value))
-                saved["state"][number][key] = value[local.start : local.stop].clone()
-
-
-def _rows(name: str, classes: range, files: Sequence[str], checkpoint: Path) -> Iterator[Tensor]:
-    for file in files:
-        start, stop = (int(part) for part in Path(file).stem.split("-")[-2:])
-        first, last = max(classes.start, start), min(classes.stop, stop)
-        if first >= last:
-            continue
-        try:
-            with safetensors.safe_open(checkpoint.with_name(file), framework="pt") as opened:
-                yield opened.get_slice(name)[first - start : last - start]
-        except FileNotFoundError:
-            raise DataError(f"{checkpoint.with_name(file)} is missing, a part of {checkpoint.name}") from None
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"{checkpoint.with_name(file)} cannot be read: it is not whole ({error})") from error
-
-
 class BackgroundWriter:
-    """Does what it is given one after another; after a failure nothing more.
+    """Writes one thing at a time in another thread; a failure is raised in the caller's thread, at the next call.
 
-    Before anything of another step :meth:`make_way` waits, so that copies do not pile up; a caller that would rather
-    not wait asks whether it :attr:`is_busy`. Best weights are put off until the checkpoint that points at them. A
-    failure is raised in the caller's thread, at the next call. Leaving the context waits.
+    Leaving the context waits.
 
     >>> written = []
     >>> with BackgroundWriter() as writer:
-    ...     writer.begin(lambda: written.append("weights"))
+    ...     writer.put_off(lambda: written.append("best weights"))
+    ...     writer.begin(lambda: written.append("checkpoint that points at them"))
     ...     writer.wait()
     ...     written
-    ['weights']
+    ['best weights', 'checkpoint that points at them']
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearkin-writer")
-        self._pending: list[Future[None]] = []
-        self._step: int | None = None
+        self._pending: Future[None] | None = None
         self._put_off: Write | None = None
 
     def __enter__(self) -> BackgroundWriter:
@@ -424,45 +348,37 @@ class BackgroundWriter:
         if error is None:
             self.wait()
 
-    def make_way(self, step: int) -> None:
-        """Wait for what was given at other steps."""
-        if step != self._step:
-            self.wait()
-        self._step = step
-
     @property
     def is_busy(self) -> bool:
         """Whether something is still being written."""
-        return not all(future.done() for future in self._pending)
+        return self._pending is not None and not self._pending.done()
 
     def put_off(self, write: Write) -> None:
         """Have something written just before what is begun next, replacing what was put off before."""
         self._put_off = write
 
     def begin(self, write: Write) -> None:
-        """Have something written; the next call, or :meth:`wait`, raises what goes wrong."""
-        before = self._pending[-1] if self._pending else None
+        """Have something written, when what was begun before is."""
+        self.wait()
         first, self._put_off = self._put_off, None
 
-        def after() -> None:
-            if before is not None:
-                before.result()
+        def write_both() -> None:
             if first is not None:
                 first()
             write()
 
-        self._pending.append(self._pool.submit(after))
+        self._pending = self._pool.submit(write_both)
 
     def check(self) -> None:
         """Raise a failure that is known by now."""
-        if any(future.done() and future.exception() for future in self._pending):
+        if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
         """Wait until all is written."""
-        pending, self._pending = self._pending, []
-        for future in pending:
-            future.result()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
 
 def copied_to_host(content: Any) -> tuple[Any, Write]:

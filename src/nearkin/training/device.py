@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -121,33 +121,23 @@ def keep_freed_memory(device: torch.device) -> bool:
     A step on a CPU takes and frees gigabytes of feature maps. The allocator of glibc asks the kernel for every large
     one again, and the kernel clears each of its pages, which takes a good part of the time of a training step. The
     process then holds the most that it has ever needed until it ends, and gaps: with glibc 2.36 a step that needs
-    2.4 GB was seen to hold 3.2 to 3.8. Nothing happens where the environment already chooses an allocator.
+    2.4 GB was seen to hold 3.2 to 3.8. Nothing happens where the environment already tunes or replaces the allocator.
     """
     return device.type == "cpu" and _keep_freed_memory()
 
 
 @cache
 def _keep_freed_memory() -> bool:
-    if sys.platform != "linux" or os.environ.get(ALLOCATOR) == "system" or _chooses_allocator(os.environ):
+    environment = os.environ
+    chosen = environment.get(ALLOCATOR) == "system" or any(name.startswith("MALLOC_") for name in environment)
+    chosen = chosen or "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
+    if sys.platform != "linux" or chosen or "malloc" in environment.get("LD_PRELOAD", ""):
         return False
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version") or not hasattr(library, "mallopt"):  # musl and others
         return False
     m_trim_threshold, m_mmap_max = -1, -4  # of glibc's malloc.h
     return bool(library.mallopt(m_mmap_max, 0)) and bool(library.mallopt(m_trim_threshold, 2**31 - 1))
-
-
-def _chooses_allocator(environment: Mapping[str, str]) -> bool:
-    """Whether the environment tunes glibc's allocator or replaces it.
-
-    >>> _chooses_allocator({"MALLOC_ARENA_MAX": "1"}), _chooses_allocator({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"})
-    (True, True)
-    >>> _chooses_allocator({"HOME": "/"})
-    False
-    """
-    tuned = any(name.startswith("MALLOC_") for name in environment)
-    tuned = tuned or "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
-    return tuned or "malloc" in environment.get("LD_PRELOAD", "")
 
 
 class GraphedEncoder:

@@ -43,13 +43,13 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
         raise RecipeError(
             "training.early_stop_patience needs scores, and these data leave no classes to hold out: leave it out"
         )
-    written, saved_step = time.monotonic(), -1
+    written, saved_step, writer = time.monotonic(), -1, BackgroundWriter()
     state.time.begin()
     state.on_scoring = getattr(observer, "on_scoring", None)
     place_images(state)
 
     if state.step == 0 and not state.history:
-        evaluate(state, folder, observer, None)
+        evaluate(state, folder, observer, writer)
         if state.protocol.test is not None and state.untrained is None:
             state.untrained = state.score(state.protocol.test, baseline=True)
         start_head(state)
@@ -57,7 +57,7 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
     health, agreement = HealthCheck(state), ranks.Agreement()
     with (
         StopRequest() as stop,
-        BackgroundWriter() as writer,
+        writer,
         TrainingLoader(
             state.train_set.selected if state.on_device is None else state.on_device,
             state.labels,
@@ -182,7 +182,7 @@ def _set_warmup(state: TrainingState) -> None:
                 parameter.requires_grad_(trains)
 
 
-def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, writer: BackgroundWriter | None) -> bool:
+def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, writer: BackgroundWriter) -> bool:
     """Score the selection classes, keep the best, write the table; True when this was the last evaluation."""
     part = state.protocol.selection_set()
     row: Evaluation = {"epoch": round(state.epoch, 4), "step": state.step}

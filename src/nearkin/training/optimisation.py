@@ -78,11 +78,9 @@ def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection)
     if training.schedule == "step":
         return lr_scheduler.StepLR(optimiser, training.lr_decay_every, training.lr_decay_factor)
     factor, floor = training.lr_decay_factor, training.min_learning_rate / max(training.learning_rate, 1e-30)
-    if training.schedule == "milestones" and floor:
+    if training.schedule == "milestones":
         marks = sorted(training.milestones)
         return lr_scheduler.LambdaLR(optimiser, lambda epoch: max(floor, factor ** bisect.bisect(marks, epoch)))
-    if training.schedule == "milestones":
-        return lr_scheduler.MultiStepLR(optimiser, training.milestones, factor)
     if training.schedule == "cosine":
         return lr_scheduler.CosineAnnealingLR(optimiser, max(1, training.epochs))
     if training.schedule == "plateau":

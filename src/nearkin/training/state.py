@@ -39,15 +39,8 @@ Scoring = Callable[[str, int, int], None]
 """Called with what is being scored, how many of its images are embedded, and how many there are."""
 
 
-class Event(typing.TypedDict, total=False):
-    """What a method did at a step."""
-
-    step: int
-    kind: str
-    number: int
-    steps_before: int
-    count: int
-    rows: list[int]
+Event = dict[str, Any]
+"""What a method did: at which ``step``, its ``kind``, and what else it says of it."""
 
 
 class RunTime:

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.inputs import check_at_least, check_positive
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.losses.vcpa import newton_update
-from nearkin.ranks import gather_rows, sum_of_parts
+from nearkin.proxies import ProxyBank
+from nearkin.ranks import gather_rows
 from nearkin.recipe import Recipe
 from nearkin.training.state import Method, TrainingState
 
@@ -30,9 +31,12 @@ class ProxyUpdates(Method):
             Hessian, and none by the optimiser.
         damping: added to the Hessian, which is next to zero where a class is learnt (second order).
 
-    >>> ProxyUpdates(updates=1).state_dict()
-    {'optimiser': None}
+    >>> ProxyUpdates(order="second").updates
+    10
     """
+
+    bank: ProxyBank
+    """The proxies of the loss, from :meth:`Method.build` on."""
 
     def __init__(
         self, *, updates: int = 10, order: Literal["first", "second"] = "first", damping: float = 1e-3
@@ -42,14 +46,17 @@ class ProxyUpdates(Method):
         self.updates = updates
         self.order = order
         self.damping = damping
-        self._optimiser: torch.optim.AdamW | None = None
-        self._saved: dict[str, Any] | None = None
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         super().check(recipe)
         if recipe.objective.name != "proxy_anchor" or recipe.objective.options.get("weighting") is not None:
             raise RecipeError(f"method proxy_updates is for proxy_anchor, got {recipe.objective.name}")
+
+    def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
+        self.bank = cast(ProxyAnchor, objective).bank
+        self._optimiser = torch.optim.AdamW(self.bank.parameters())
+        return None
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         update = self._first_order if self.order == "first" else self._second_order
@@ -58,26 +65,19 @@ class ProxyUpdates(Method):
 
     def adjust_gradients(self, state: TrainingState) -> None:
         if self.order == "second":
-            _objective(state).bank.vectors.grad = None  # the optimiser passes over what has no gradient
+            self.bank.vectors.grad = None  # the optimiser passes over what has no gradient
 
     def _first_order(self, state: TrainingState, embeddings: Tensor, labels: Tensor) -> None:
-        training = state.recipe.training
-        if self._optimiser is None:
-            self._optimiser = torch.optim.AdamW(_objective(state).bank.parameters(), weight_decay=training.weight_decay)
-            if self._saved is not None:
-                local = _objective(state).bank.local
-                self._optimiser.load_state_dict(_moments(self._saved, lambda whole: whole[local.start : local.stop]))
-                self._saved = None
         rate = next(group["lr"] for group in state.optimiser.param_groups if group["name"] == "proxies")
         for group in self._optimiser.param_groups:
-            group["lr"] = rate
+            group |= {"lr": rate, "weight_decay": state.recipe.training.weight_decay}
         for _ in range(self.updates - 1):
             self._optimiser.zero_grad(set_to_none=True)
             state.objective(embeddings, labels).backward()
             self._optimiser.step()
 
     def _second_order(self, state: TrainingState, embeddings: Tensor, labels: Tensor) -> None:
-        objective = _objective(state)
+        objective = cast(ProxyAnchor, state.objective)
         proxies = objective.bank.vectors.detach()
         still = torch.zeros_like(proxies)
         for _ in range(self.updates):
@@ -98,24 +98,20 @@ class ProxyUpdates(Method):
             objective.bank.vectors.copy_(proxies)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._optimiser is None:
-            return {"optimiser": self._saved}
-        classes = int(sum_of_parts(torch.tensor(len(self._optimiser.param_groups[0]["params"][0]))))
-        return {"optimiser": _moments(self._optimiser.state_dict(), lambda own: gather_rows(own, classes))}
+        return {
+            "optimiser": self._moments(self._optimiser.state_dict(), lambda own: gather_rows(own, self.bank.classes))
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The proxies are seen at the first step; until then the moments wait.
-        self._optimiser, self._saved = None, state["optimiser"]
+        local = self.bank.local
+        self._optimiser.load_state_dict(
+            self._moments(state["optimiser"], lambda whole: whole[local.start : local.stop].clone())
+        )
 
-
-def _moments(saved: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """An optimiser's state with what it keeps for every class changed: all ranks' put together, or one's own taken."""
-    state = {
-        number: {key: change(value) if value.ndim else value for key, value in kept.items()}
-        for number, kept in saved["state"].items()
-    }
-    return {**saved, "state": state}
-
-
-def _objective(state: TrainingState) -> ProxyAnchor:
-    return cast(ProxyAnchor, state.objective)
+    def _moments(self, saved: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """An optimiser's state with what it keeps for every class changed: all ranks' gathered, or the local ones."""
+        state = {
+            number: {key: change(value) if value.ndim else value for key, value in kept.items()}
+            for number, kept in saved["state"].items()
+        }
+        return {**saved, "state": state}
