@@ -33,8 +33,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearkin.data.cache import OpenedImages
-from nearkin.data.packs import PackedImages, PackWriter, read_packs
+from nearkin.data.cache import OpenedImages, PackedImages, PackWriter, read_packs
 from nearkin.data.table import ImageTable
 from nearkin.errors import Notice
 from nearkin.recipe import Recipe

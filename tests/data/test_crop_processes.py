@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from nearkin.data import loader as loader_module
-from nearkin.data.cache import ArrayImages, SelectedImages
+from nearkin.data.cache import ArrayImages, PackedImages, PackWriter, SelectedImages
 from nearkin.data.loader import TrainingLoader, are_shareable
-from nearkin.data.packs import PackedImages, PackWriter
 from nearkin.data.transforms import transform_from
 from nearkin.errors import DataError
 from nearkin.samplers import RandomSampler

@@ -60,28 +60,21 @@ def cache(
     Images are decoded once, so that the next run starts at once; cleared images are decoded again when they are needed.
     NEARKIN_CACHE sets another folder; data.cache=memory caches nothing on disk.
     """
-    from nearkin.data.cache import cache_contents, clear_cache
-    from nearkin.report.table import NOTHING, Part, Table
+    from nearkin.data.cache import cache_root, cached_files, clear_cache
 
-    contents = cache_contents()
-    if clear and contents.parts:
-        confirm(f"Remove {_size(contents.bytes)} of decoded images in {contents.root}?", yes=yes)
-        contents = clear_cache()
+    root = cache_root()
+    total = sum(cached_files(root).values())
+    if clear and total:
+        confirm(f"Remove {_size(total)} of decoded images in {root}?", yes=yes)
+        clear_cache(root)
     if as_json:
-        parts = [{"what": part.what, "images": part.images, "bytes": part.bytes} for part in contents.parts]
-        record = {"folder": str(contents.root), "cleared": clear, "bytes": contents.bytes, "images": contents.images}
-        print(json.dumps({**record, "parts": parts}))
-    elif not contents.parts:
-        say(f"The cache {contents.root} is empty.")
+        print(json.dumps({"folder": str(root), "cleared": clear, "bytes": total}))
+    elif not total:
+        say(f"The cache {root} is empty.")
     elif clear:
-        say(f"Cleared: {_size(contents.bytes)}, {contents.images:,} images, in {contents.root}")
+        say(f"Cleared: {_size(total)} in {root}")
     else:
-        cells = [
-            (part.what, f"{part.images:,}" if part.images else NOTHING, _size(part.bytes)) for part in contents.parts
-        ]
-        hint = "Clear it with --clear; set NEARKIN_CACHE to keep it elsewhere."
-        title = f"{contents.root}: {_size(contents.bytes)}"
-        print_table(Table(title, (Part.of(("what", "images", "size"), cells),), (hint,)))
+        say(f"{root}: {_size(total)}. Clear it with --clear; set NEARKIN_CACHE to keep it elsewhere.")
 
 
 def _size(count: int) -> str:

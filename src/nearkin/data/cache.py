@@ -1,23 +1,27 @@
 """Opening a table of images: every file is decoded once and kept, and unreadable ones are found before training.
 
 A cache folder holds ``files.json``, which remembers the content of each file by its path, size and time of change, and
-one folder of packs (:mod:`nearkin.data.packs`) for each way of decoding.
+one folder of packs for each way of decoding. A pack is immutable: ``<name>.bin`` has the pixels of many images one
+after another, and ``<name>.npz`` says by the digest of each image's file where its pixels are. The index is moved into
+place last, so a ``.bin`` without one was left by a process that was killed: it is never read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
+import mmap
 import os
-import shutil
+import secrets
 import time
 import zipfile
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 import filelock
 import numpy as np
@@ -25,15 +29,14 @@ from numpy.typing import NDArray
 
 from nearkin.data.file_names import some_of
 from nearkin.data.images import UnreadableImageError, decode, decode_bytes, read_file
-from nearkin.data.packs import PackedImages, PackEntry, PackWriter, read_packs, remove_damaged_packs
 from nearkin.data.table import ImageTable
-from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.disk import output_error, replacing
 from nearkin.errors import DataError
 
 SHORTER_SIDE = 256
 TOLERANCE = 0.01
 MEMORY_BUDGET = 4 << 30
+PACK_BYTES = 1 << 30  # a run that is killed loses at most this much decoded work
 DECODED, GLYPHS = "decoded", "glyphs"
 
 # Part of the name of a pack's folder: raise it whenever decoding or shrinking gives other pixels than before.
@@ -44,10 +47,12 @@ _ADVICE = (
     "data.cache=memory (cache_dir=None) to store nothing"
 )
 _LISTED = 20
-_FREE_SPACE_EVERY = 256
 _SETTLED_NS = 2_000_000_000
+_STALE_SECONDS = 24 * 3600
 
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Images(Protocol):
@@ -119,7 +124,7 @@ def open_images(
     files = list(dict.fromkeys(paths))
     decoded: dict[Path, NDArray[np.uint8]] = {}
     if cache_dir is None:
-        for _, path, image in reader.read(files, known=()):
+        for path, image in reader.read(files, known=()):
             if image.nbytes <= memory_budget:
                 memory_budget -= image.nbytes
                 decoded[path] = image
@@ -201,8 +206,8 @@ class _Reader:
     digests: dict[Path, str] = field(default_factory=dict)
     unreadable: dict[Path, UnreadableImageError] = field(default_factory=dict)
 
-    def read(self, files: Sequence[Path], known: Container[str]) -> Iterator[tuple[int, Path, NDArray[np.uint8]]]:
-        """Number, path and pixels of the files, in order, without those whose digest is ``known``."""
+    def read(self, files: Sequence[Path], known: Container[str]) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
+        """Path and pixels of the files, in order, without those whose digest is ``known``."""
 
         def read_one(path: Path) -> tuple[str, NDArray[np.uint8] | None] | UnreadableImageError:
             try:
@@ -222,7 +227,7 @@ class _Reader:
             else:
                 self.digests[path], image = result
                 if image is not None:
-                    yield done, path, image
+                    yield path, image
             if self.progress is not None:
                 self.progress(done, len(files))
 
@@ -257,22 +262,16 @@ def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, 
 def _store(files: Sequence[Path], reader: _Reader, folder: Path, known: set[str]) -> dict[str, PackEntry]:
     """Pack the files whose content is not ``known`` yet."""
     writer = PackWriter(folder)
-    done = 0
     try:
         with writer:
-            for done, path, image in reader.read(files, known):
+            for path, image in reader.read(files, known):
                 digest = reader.digests[path]
                 # Of two files with the same content both may have been decoded before the first was known.
-                if digest in known:
-                    continue
-                known.add(digest)
-                writer.add(digest, image)
-                needed = writer.bytes_written * (len(files) - done) // done
-                if len(known) % _FREE_SPACE_EVERY == 0 and needed > shutil.disk_usage(folder).free:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if digest not in known:
+                    known.add(digest)
+                    writer.add(digest, image)
     except OSError as error:
-        needed = writer.bytes_written * len(files) // max(done, 1) - writer.bytes_kept
-        raise output_error(error, folder, needed=needed, advice=_ADVICE) from error
+        raise output_error(error, folder, advice=_ADVICE) from error
     return writer.entries
 
 
@@ -371,88 +370,195 @@ def writer_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
         lock.release()
 
 
-@dataclass(frozen=True)
-class CachePart:
-    """One part of the cache: what it holds, how many images and bytes, and its files."""
+class PackEntry(NamedTuple):
+    """Where an image is stored: the pack, the first byte in it, and the shape."""
 
-    what: str
-    images: int
-    bytes: int
-    files: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class CacheContents:
-    """Where the cache is and what it holds."""
-
-    root: Path
-    parts: tuple[CachePart, ...]
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
-
-    @property
-    def images(self) -> int:
-        return sum(part.images for part in self.parts)
+    pack: Path
+    offset: int
+    height: int
+    width: int
 
 
-def cache_contents(root: Path | None = None) -> CacheContents:
-    """What nearkin keeps below ``root``, by default the cache folder; other files there do not count."""
-    root = cache_root() if root is None else Path(root)
-    parts = []
-    for folder in _pack_folders(root):
-        files = sorted(file for file in folder.iterdir() if file.suffix in (".bin", ".npz", ".tmp", ".lock"))
-        side = folder.name.partition("-side")[2]
-        parts.append(_part(f"decoded, shorter side {side}", len(read_packs(folder)), files))
-    if listed := [file for file in (root / DECODED).glob("files.json*") if file.is_file()]:
-        parts.append(_part("which files have been decoded", 0, listed))
-    if rendered := sorted((root / GLYPHS).glob("glyphs-*.*")):
-        parts.append(_part("Glyphs, rendered", sum(map(_glyphs_in, rendered)), rendered))
-    return CacheContents(root, tuple(parts))
+class PackedImages:
+    """Rows of a table, each a read-only view ``[H, W, 3]`` into a memory-mapped pack.
+
+    Safe to read from many threads. Pickling carries the entries, not the pixels: the receiver maps the same files.
+    """
+
+    def __init__(self, entries: Sequence[PackEntry]) -> None:
+        packs = list(dict.fromkeys(entry.pack for entry in entries))
+        number = {pack: index for index, pack in enumerate(packs)}
+        rows = [(number[entry.pack], *entry[1:]) for entry in entries]
+        self.__setstate__((packs, np.array(rows, dtype=np.int64).reshape(-1, 4)))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> NDArray[np.uint8]:
+        pack, offset, height, width = self._rows[row].tolist()
+        pixels: NDArray[np.uint8] = self._maps[pack][offset : offset + height * width * 3]
+        return pixels.reshape(height, width, 3)
+
+    def __getstate__(self) -> tuple[list[Path], NDArray[np.int64]]:
+        return self._packs, self._rows
+
+    def __setstate__(self, state: tuple[list[Path], NDArray[np.int64]]) -> None:
+        self._packs, self._rows = state
+        self._maps = [_map(pack) for pack in self._packs]
 
 
-def clear_cache(root: Path | None = None) -> CacheContents:
-    """Remove what :func:`cache_contents` lists, and nothing else; returns what there was.
+def _map(pack: Path) -> NDArray[np.uint8]:
+    try:
+        with open(pack, "rb") as file:
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise DataError(f"the decoded images in {pack} are gone ({error}); run again to decode them again") from error
+
+
+def read_packs(folder: Path) -> dict[str, PackEntry]:
+    """Every image in the whole packs of ``folder``, by the digest of the file it was decoded from."""
+    entries: dict[str, PackEntry] = {}
+    for index in sorted(folder.glob("*.npz")):
+        entries.update(_read_pack(index) or {})
+    return entries
+
+
+def _read_pack(index: Path) -> dict[str, PackEntry] | None:
+    """The images of one pack, or ``None`` where its two files do not fit together."""
+    pack = index.with_suffix(".bin")
+    try:
+        with np.load(index, allow_pickle=False) as arrays:
+            digests, rows = arrays["digests"].astype(np.str_), arrays["rows"]
+        if rows.shape != (len(digests), 3) or pack.stat().st_size != 3 * int(rows[:, 1] @ rows[:, 2]):
+            return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return {digest: PackEntry(pack, *row) for digest, row in zip(digests.tolist(), rows.tolist(), strict=True)}
+
+
+class PackWriter:
+    """Writes images into new packs of about ``pack_bytes`` each; leaving the ``with`` block keeps the last one too."""
+
+    def __init__(self, folder: Path, *, pack_bytes: int = PACK_BYTES) -> None:
+        self._folder = folder
+        self._pack_bytes = pack_bytes
+        self._open = contextlib.ExitStack()
+        self._file: IO[bytes] | None = None
+        self._pack = folder
+        self._unfinished: dict[str, PackEntry] = {}
+        self.entries: dict[str, PackEntry] = {}
+        self._bytes = 0
+
+    def __enter__(self) -> PackWriter:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *error: Any) -> None:
+        # After a failed write (a full disk) the open pack is not worth saving; after Ctrl-C it is.
+        if error_type is None or issubclass(error_type, KeyboardInterrupt):
+            self._finish_pack()
+        else:
+            self._open.__exit__(error_type, *error)
+
+    def add(self, digest: str, image: NDArray[np.uint8]) -> None:
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._pack = self._folder / f"{secrets.token_hex(8)}.bin"
+            self._file = self._open.enter_context(replacing(self._pack))
+        self._file.write(np.ascontiguousarray(image).data)
+        self._unfinished[digest] = PackEntry(self._pack, self._bytes, *image.shape[:2])
+        self._bytes += image.nbytes
+        if self._bytes >= self._pack_bytes:
+            self._finish_pack()
+
+    def _finish_pack(self) -> None:
+        if not self._unfinished:
+            return
+        self._open.close()
+        try:
+            with replacing(self._pack.with_suffix(".npz")) as index:
+                rows = np.array([entry[1:] for entry in self._unfinished.values()], dtype=np.int64)
+                np.savez(index, digests=np.array(list(self._unfinished), dtype=np.bytes_), rows=rows)
+        except OSError:
+            _remove(self._pack)
+            raise
+        self.entries |= self._unfinished
+        self._file, self._unfinished, self._bytes = None, {}, 0
+
+
+def remove_damaged_packs(folder: Path) -> None:
+    """Remove packs that do not fit their index, and what killed processes left behind more than a day ago."""
+    for index in folder.glob("*.npz"):
+        if _read_pack(index) is None:
+            _remove(index)
+            _remove(index.with_suffix(".bin"))
+    for leftover in (*folder.glob("*.tmp"), *folder.glob("*.bin")):
+        with contextlib.suppress(OSError):
+            old = time.time() - leftover.stat().st_mtime > _STALE_SECONDS
+            if old and not leftover.with_suffix(".npz").exists():
+                _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def threaded_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+    """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory.
+
+    >>> list(threaded_map(abs, [-1, 2, -3], workers=2))
+    [1, 2, 3]
+    """
+    pending: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="nearkin-images") as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) >= 4 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def usable_cores() -> int:
+    """The cores this process may use, at most 16."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 16)
+
+
+def cached_files(root: Path) -> dict[Path, int]:
+    """The files that nearkin keeps below a cache folder, and their bytes; other files there do not count."""
+    patterns = [f"{DECODED}/pixels[0-9]*-side[0-9]*/*.{ending}" for ending in ("bin", "npz", "tmp", "lock")]
+    sizes = {}
+    for pattern in (*patterns, f"{DECODED}/files.json", f"{DECODED}/.files.json.*.tmp", f"{GLYPHS}/glyphs-*.npz"):
+        for file in sorted(root.glob(pattern)):
+            with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed meanwhile
+                sizes[file] = file.stat().st_size
+    return sizes
+
+
+def clear_cache(root: Path) -> None:
+    """Remove the :func:`cached_files`, and nothing else.
 
     Runs that read the cache keep what they have opened. While another process writes to it, nothing is removed.
     """
-    root = cache_root() if root is None else Path(root)
+    folders = [folder for folder in (root / DECODED).glob("pixels[0-9]*-side[0-9]*") if folder.is_dir()]
     with contextlib.ExitStack() as locks:
-        for folder in _pack_folders(root):
+        for folder in folders:
             try:
                 locks.enter_context(writer_lock(folder, wait=False))
             except filelock.Timeout as error:
                 raise DataError(
                     f"another process is decoding images into {str(folder)!r}: wait until it is done, then clear again"
                 ) from error
-        contents = cache_contents(root)
-        for file in (file for part in contents.parts for file in part.files):
+        for file in cached_files(root):
             try:
                 file.unlink(missing_ok=True)
             except OSError as error:
                 raise DataError(f"cannot remove {str(file)!r} ({error.strerror or error})") from error
-    for folder in (*_pack_folders(root), root / DECODED, root / GLYPHS):
+    for folder in (*folders, root / DECODED, root / GLYPHS):
         with contextlib.suppress(OSError):
             folder.rmdir()
-    return contents
-
-
-def _pack_folders(root: Path) -> list[Path]:
-    return sorted(folder for folder in (root / DECODED).glob("pixels[0-9]*-side[0-9]*") if folder.is_dir())
-
-
-def _part(what: str, images: int, files: Iterable[Path]) -> CachePart:
-    sizes = {}
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed meanwhile
-            sizes[file] = file.stat().st_size
-    return CachePart(what, images, sum(sizes.values()), tuple(sizes))
-
-
-def _glyphs_in(file: Path) -> int:
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return len(arrays["labels"])
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
-        return 0

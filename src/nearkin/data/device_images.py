@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.data.cache import Images
-from nearkin.data.threads import threaded_map
+from nearkin.data.cache import Images, threaded_map
 from nearkin.data.transforms import Box, Hole, Transform
 from nearkin.errors import load_kernels
 

@@ -31,11 +31,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.data.cache import Images, SelectedImages
+from nearkin.data.cache import Images, PackedImages, SelectedImages, threaded_map, usable_cores
 from nearkin.data.crop_worker import Job, Setup
 from nearkin.data.device_images import DeviceImages, erased, to_device
-from nearkin.data.packs import PackedImages
-from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.data.transforms import Box, Hole, ImageRandom, Transform
 from nearkin.errors import DataError
 from nearkin.ranks import on_this_machine, share_of

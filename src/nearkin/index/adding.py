@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.cache import Images
+from nearkin.data.cache import Images, threaded_map, usable_cores
 from nearkin.data.file_names import printable
 from nearkin.data.image_inputs import ImageInputs
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.source import collect_images
 from nearkin.data.table import ImageTable
-from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.engine import Engine
 from nearkin.index.items import File, Item, Items

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.cluster.hierarchy import DisjointSet
 
-from nearkin.data.threads import threaded_map, usable_cores
+from nearkin.data.cache import threaded_map, usable_cores
 from nearkin.errors import RecipeError
 from nearkin.index.adding import Progress
 from nearkin.index.index import Index

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.data.cache import threaded_map, usable_cores
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
-from nearkin.data.threads import threaded_map, usable_cores
 from nearkin.disk import check_room, make_folder, sole_writer_of, write_atomically, writing
 from nearkin.errors import DataError, NearkinError, OutputError, RecipeError, notice
 from nearkin.index.adding import Progress, check_vectors, hash_of

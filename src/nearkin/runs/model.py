@@ -18,10 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.cache import Images
+from nearkin.data.cache import Images, usable_cores
 from nearkin.data.folder import suggest_folder
 from nearkin.data.image_inputs import ImageInput, as_images
-from nearkin.data.threads import usable_cores
 from nearkin.data.transforms import Transform
 from nearkin.errors import DataError, RecipeError, did_you_mean, require, require_torch
 
