@@ -155,7 +155,7 @@ def test_the_diagram_of_the_architecture_has_a_place_for_every_station(tmp_path)
     stations, arrows = flow.stations_and_arrows(PAGES["architecture"])
     assert set(stations) == set(flow.PLACES)
     assert {name for arrow in arrows for name in (arrow.start, arrow.end)} == set(stations)
-    assert flow.Arrow("method", "sampler", "which batches", True) in arrows
+    assert flow.Arrow("encoder", "loss", "embeddings [B,D]", False) in arrows
     flow.draw(tmp_path / "flow.png")
     assert (tmp_path / "flow.png").stat().st_size > 10_000
 

@@ -21,15 +21,14 @@ PLACES = {
     "sampler": (2, 1),
     "loader": (3, 2),
     "encoder": (4, 2),
-    "objective": (4, 1),
-    "method": (3, 1),
-    "loop": (3, 0),
-    "checkpoint": (2, 0.3),
-    "evaluator": (2, -0.3),
-    "run": (1, 0),
-    "report": (0, 0),
-    "model": (1, 1),
-    "index": (0, 1),
+    "loss": (4, 1),
+    "loop": (4, 0),
+    "scores": (3, 0.5),
+    "run": (2, 0),
+    "report": (1, 0.4),
+    "studies": (0, 0.4),
+    "index": (1, -0.3),
+    "serving": (0, -0.3),
 }
 
 

@@ -66,7 +66,7 @@ def copied(made, tmp_path):
 def test_everything_that_one_run_has_to_show(nearkin, copied):
     code, out, err = nearkin("plot", copied / "vcpa")
     assert code == 0, err
-    names = ("curves", "map", "uncertainty", "certainty", "pairs", "similarity", "neighbours", "reliability")
+    names = ("curves", "map", "uncertainty", "certainty", "similarity", "neighbours", "reliability")
     files = {f"{name}.png" for name in names}
     assert {file.name for file in (copied / "vcpa" / "plots").iterdir()} == files
     assert out.splitlines() == [str(copied / "vcpa" / "plots" / line.rsplit("/")[-1]) for line in out.splitlines()]
@@ -74,23 +74,22 @@ def test_everything_that_one_run_has_to_show(nearkin, copied):
     for name in files:
         assert Image.open(copied / "vcpa" / "plots" / name).size[0] > 500
     assert "not drawn: covering: " in err
-    assert "not drawn: problems: " in err
     assert "Traceback" not in err
 
 
 def test_several_runs_share_axes_and_keep_their_own_pictures_apart(nearkin, copied):
     output = copied / "both"
-    only = "curves,map,uncertainty,covering,problems,neighbours"
+    only = "curves,map,uncertainty,covering,neighbours"
     code, out, err = nearkin("plot", copied / "vcpa", copied / "ccp", "-o", output, "--only", only, "--json")
     assert code == 0, err
     result = json.loads(out)
     names = {file.name for file in output.iterdir()}
     assert {str(output / name) for name in names} == set(result["written"])
-    shared = {"curves", "covering", "problems", "neighbours"}
+    shared = {"curves", "covering", "neighbours"}
     own = {f"map-{run}" for run in ("vcpa", "ccp")}
     assert names == {f"{name}.png" for name in shared | own | {"uncertainty-vcpa"}}
     missing = {(item["figure"], item["run"]) for item in result["not_drawn"]}
-    expected = {("uncertainty", "ccp"), ("covering", "vcpa"), ("problems", "vcpa")}
+    expected = {("uncertainty", "ccp"), ("covering", "vcpa")}
     assert missing == {(picture, str(copied / run)) for picture, run in expected}
     assert not (copied / "vcpa" / "plots").exists()
 
@@ -107,7 +106,7 @@ def test_the_same_command_writes_the_same_bytes(nearkin, copied):
     maps = files("a", "map", "svg")
     assert files("b", "map", "svg") == maps
     assert files("c", "map", "svg", seed=1)["map.svg"] != maps["map.svg"]
-    assert files("d", "curves,problems", "pdf") == files("e", "problems, curves", "pdf")
+    assert files("d", "curves,covering", "pdf") == files("e", "covering, curves", "pdf")
 
 
 def test_a_run_whose_data_is_gone_still_has_its_curves(nearkin, copied):
@@ -115,7 +114,7 @@ def test_a_run_whose_data_is_gone_still_has_its_curves(nearkin, copied):
     recipe.write_text(recipe.read_text().replace("/data\n", "/moved\n"))
     code, out, err = nearkin("plot", copied / "ccp")
     assert code == 0, err
-    assert {line.rsplit("/")[-1] for line in out.splitlines()} == {"curves.png", "covering.png", "problems.png"}
+    assert {line.rsplit("/")[-1] for line in out.splitlines()} == {"curves.png", "covering.png"}
     (line,) = [line for line in err.splitlines() if "map" in line]
     assert line.startswith("not drawn: certainty, map, ")
     assert "/moved'" in line
@@ -126,9 +125,9 @@ def test_a_run_whose_data_is_gone_still_has_its_curves(nearkin, copied):
 def test_images_that_have_moved_are_found_where_they_are_said_to_be(nearkin, made, copied):
     recipe = copied / "ccp" / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("/data\n", "/moved\n"))
-    code, out, err = nearkin("plot", copied / "ccp", "--only", "pairs", "--data", made / "data")
+    code, out, err = nearkin("plot", copied / "ccp", "--only", "map", "--data", made / "data")
     assert (code, err) == (0, "")
-    assert out.split() == [str(copied / "ccp" / "plots" / "pairs.png")]
+    assert out.split() == [str(copied / "ccp" / "plots" / "map.png")]
 
 
 def test_pictures_of_a_study_carry_the_names_of_their_rows(nearkin, copied):
@@ -136,9 +135,9 @@ def test_pictures_of_a_study_carry_the_names_of_their_rows(nearkin, copied):
         (copied / "study" / f"row_{name}").mkdir(parents=True)
         shutil.move(copied / name, copied / "study" / f"row_{name}" / "seed-0")
     runs = [copied / "study" / f"row_{name}" / "seed-0" for name in ("vcpa", "ccp")]
-    code, out, err = nearkin("plot", *runs, "-o", copied / "both", "--only", "pairs", "--format", "svg")
+    code, out, err = nearkin("plot", *runs, "-o", copied / "both", "--only", "map", "--format", "svg")
     assert code == 0, err
-    names = ["pairs-row_vcpa-seed-0.svg", "pairs-row_ccp-seed-0.svg"]
+    names = ["map-row_vcpa-seed-0.svg", "map-row_ccp-seed-0.svg"]
     assert [line.rsplit("/")[-1] for line in out.splitlines()] == names
     code, _, err = nearkin("plot", copied / "study")
     assert code == 3
@@ -178,9 +177,9 @@ def test_mistakes_are_found_before_anything_is_drawn(nearkin, copied, monkeypatc
 
 def test_the_same_run_twice_is_one_run(nearkin, copied, monkeypatch):
     monkeypatch.chdir(copied)
-    code, out, err = nearkin("plot", "ccp", "./ccp", "--only", "problems")
+    code, out, err = nearkin("plot", "ccp", "./ccp", "--only", "covering")
     assert code == 0, err
-    assert out.split() == ["ccp/plots/problems.png"]
+    assert out.split() == ["ccp/plots/covering.png"]
 
 
 ADDED = '''

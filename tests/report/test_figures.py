@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -12,9 +11,8 @@ import pytest
 import torch
 
 from nearkin.errors import NearkinError
-from nearkin.report import draw_neighbours, opened_run
+from nearkin.report import draw_neighbours
 from nearkin.report.figure_style import RIGHT, WRONG, show_row
-from nearkin.report.figure_style import number as shown_number
 from nearkin.report.figures import (
     certainty,
     covering,
@@ -22,8 +20,6 @@ from nearkin.report.figures import (
     draw_figure,
     map,
     neighbours,
-    pairs,
-    problems,
     similarity,
     uncertainty,
 )
@@ -164,16 +160,6 @@ class TestSubProblems:
         for step, number, before in ((0, 1, 0), (12, 2, 12), (17, 3, 5))
     )
 
-    def test_steps_per_problem_the_last_cut_short(self, tmp_path):
-        opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1), row(20, 1.0, 0.1)], self.EVENTS))
-        assert problems.problem_steps(opened) == [(1, 12, True), (2, 5, True), (3, 3, False)]
-        axis = shown(problems, [opened]).axes[0]
-        assert [bar.get_height() for bar in axis.patches] == [12, 5, 3]
-
-    def test_a_problem_begun_at_the_very_end_has_no_bar(self, tmp_path):
-        opened = OpenedRun(written(tmp_path / "a", [row(17, 1.0, 0.1)], self.EVENTS))
-        assert problems.problem_steps(opened) == [(1, 12, True), (2, 5, True)]
-
     def test_covering_radius_with_the_boundaries(self, tmp_path):
         rows = [row(step, 1.0, 0.1, covering_radius=0.5 - step / 100, inter_class_distance=1.0) for step in (0, 10, 20)]
         opened = OpenedRun(written(tmp_path / "a", rows, self.EVENTS))
@@ -182,22 +168,9 @@ class TestSubProblems:
         for axis in (score, radius, distance):
             assert [line[0][0] for line in axis.collections[0].get_segments()] == [12, 17]
 
-    def test_reasons(self, tmp_path):
+    def test_a_run_without_it_says_how_to_measure_it(self, tmp_path):
         plain = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)]))
         assert "protocol.covering=true" in reason(covering, [plain])
-        assert "the method is plain; only ccp" in reason(problems, [plain])
-
-    def test_problems_that_began_after_a_warm_up(self, tmp_path):
-        events = [event | {"step": event["step"] + 30} for event in self.EVENTS]
-        opened = OpenedRun(written(tmp_path / "a", [row(40, 1.0, 0.1), row(50, 1.0, 0.1)], events))
-        assert problems.problem_steps(opened) == [(1, 12, True), (2, 5, True), (3, 3, False)]
-        axis = shown(problems, [opened]).axes[0]
-        assert axis.get_xlabel() == "number of the sub-problem, counted from step 30"
-
-    def test_a_run_that_ended_within_its_warm_up_has_none(self, tmp_path):
-        opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)]))
-        opened.recipe = opened.recipe.replace(method=dataclasses.replace(opened.recipe.method, name="ccp"))
-        assert "ended within the warm-up" in reason(problems, [opened])
 
 
 class TestMap:
@@ -261,42 +234,6 @@ class TestCertainty:
         labels = [text.get_text().split("\n") for axis in figure.axes for text in axis.texts if "σ̄" in text.get_text()]
         assert [name for name, _ in labels] == [names[place] for place in (1, 4, 6, 2, 5, 0)]
         assert [value for _, value in labels] == [f"σ̄ = {value}" for value in (0.1, 0.2, 0.3, 0.9, 0.7, 0.5)]
-
-
-class TestPairs:
-    def test_extreme_pairs_are_those_of_the_whole_matrix(self, monkeypatch):
-        monkeypatch.setattr(pairs, "_BLOCK", 3)
-        vectors = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
-        unit = vectors.numpy() / np.linalg.norm(vectors.numpy(), axis=1, keepdims=True)
-        every = sorted((float(unit[i] @ unit[j]), i, j) for i in range(11) for j in range(i + 1, 11))
-        closest, farthest = pairs.extreme_pairs(vectors, 4)
-        assert [pair[:2] for pair in farthest] == [(i, j) for _, i, j in every[:4]]
-        assert [pair[:2] for pair in closest] == [(i, j) for _, i, j in every[:-5:-1]]
-        assert [cosine for *_, cosine in farthest] == pytest.approx([cosine for cosine, *_ in every[:4]], abs=1e-6)
-
-    def test_two_classes_make_one_pair(self):
-        closest, farthest = pairs.extreme_pairs(torch.eye(2), 3)
-        assert closest == farthest == [(0, 1, 0.0)]
-
-    def test_the_mean_embeddings_are_compared(self, glyphs):
-        opened = OpenedRun(glyphs)
-        means, sample = opened.class_means, opened.training_sample
-        members = sample.embeddings[torch.from_numpy(sample.labels == means.labels[2])].numpy()
-        members = members / np.linalg.norm(members, axis=1, keepdims=True)
-        assert np.allclose(means.embeddings[2], members.mean(0), atol=1e-6)
-        titles = [axis.get_title("left") for axis in shown(pairs, [opened]).axes]
-        closest, farthest = pairs.extreme_pairs(means.embeddings, 3)
-        assert f"closest, similarity {shown_number(closest[0][2], 3)}" in titles
-        assert f"farthest, similarity {shown_number(farthest[0][2], 3)}" in titles
-
-    def test_of_many_images_every_class_has_some(self, glyphs, monkeypatch):
-        monkeypatch.setattr(opened_run, "IMAGE_LIMIT", 16)
-        opened = OpenedRun(glyphs)
-        embedded = []
-        genuine = opened.embed
-        opened.embed = lambda rows: embedded.extend(rows.tolist()) or genuine(rows)
-        assert opened.class_means.labels.tolist() == opened.training_classes.tolist()
-        assert len(embedded) == 14, "two of each of seven classes"
 
 
 class TestSimilarity:
@@ -394,7 +331,8 @@ def distances(points):
 
 
 def test_broken_events_are_named(tmp_path):
-    opened = OpenedRun(written(tmp_path / "a", [row(10, 1.0, 0.1)], [{"step": 0}]))
+    rows = [row(10, 1.0, 0.1, covering_radius=0.5, inter_class_distance=1.0)]
+    opened = OpenedRun(written(tmp_path / "a", rows, [{"step": 0}]))
     assert json.loads(opened.folder.events_file.read_text()) == [{"step": 0}]
     opened.folder.events_file.write_text("[")
-    assert "events.json cannot be read" in reason(problems, [opened])
+    assert "events.json cannot be read" in reason(covering, [opened])

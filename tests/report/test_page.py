@@ -71,7 +71,7 @@ def test_every_section_that_applies_is_there_and_no_other(whole, four_runs, tmp_
     _, written, read = whole
     assert written.missing == ()
     assert read.sections() == [
-        *("scores", "curves", "map", "neighbours", "worst", "classes", "certainty", "covering", "pairs", "problems"),
+        *("scores", "curves", "map", "neighbours", "worst", "classes", "certainty", "covering"),
         *("reliability", "similarity", "uncertainty", "cost", "reproduce"),
     ]
     links = [attributes["href"] for attributes in read.all("a")]

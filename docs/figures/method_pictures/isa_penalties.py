@@ -9,7 +9,7 @@ from torch import Tensor
 
 from method_pictures._plane import COLOURS, GREY, figure
 from method_pictures.isa import at_state
-from nearkin.losses import ProxyAnchor
+from nearkin.losses.proxy_anchor import proxy_anchor
 
 
 def pull_on(seen: int | None, similarities: Tensor) -> Tensor:
@@ -38,7 +38,8 @@ def gradient_of(seen: int | None, similarities: Tensor, labels: Tensor) -> Tenso
     """The loss's gradient by similarities ``[N, 2]``, of classes whose memory has a mean similarity of 0.6."""
     similarities = similarities.requires_grad_()
     weights = None if seen is None else at_state(seen, 0.6).weights(similarities.detach(), labels)
-    (gradient,) = torch.autograd.grad(ProxyAnchor(2, 2).from_similarities(similarities, labels, weights), similarities)
+    loss = proxy_anchor(similarities, labels, alpha=32.0, margin=0.1, weights=weights)
+    (gradient,) = torch.autograd.grad(loss, similarities)
     return gradient
 
 

@@ -157,8 +157,3 @@ def run_colour(run: OpenedRun) -> str:
 
 def class_name(run: OpenedRun, label: int, length: int = 24) -> str:
     return shorten(run.data.table.class_names[label], length)
-
-
-def examples(run: OpenedRun, label: int, count: int, colour: str) -> list[Cell]:
-    """Training images of a class, for :func:`show_row`."""
-    return [(run.data.images[row], colour, "") for row in run.examples(label, count)]

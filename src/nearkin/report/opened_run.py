@@ -19,7 +19,7 @@ from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.losses.vcpa import VariationalBank
-from nearkin.numerics import l2_normalise, normalise
+from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe, fingerprint
 from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, with_root_found
@@ -164,7 +164,7 @@ class OpenedRun:
                 option = "--data-root" if is_benchmark(section.source) else "--data"
                 raise CannotDrawError(
                     f"the images cannot be read: {error}. If they have moved, give their new folder with {option}; "
-                    f"without images there are curves, covering and problems"
+                    f"without images there are curves and covering"
                 ) from error
         data = split_as_stored(self.folder, self.recipe, self._images_store[section])
         images_hash = self.folder.split.images_hash
@@ -256,39 +256,18 @@ class OpenedRun:
         """Images of test classes, whole classes as far as they fit below the limit."""
         return self.sample(self.test_rows, IMAGE_LIMIT)
 
-    @cached_property
-    def class_means(self) -> Sample:
-        """The mean of each training class's normalised embeddings, with its first row and label.
-
-        It covers all classes, or very many: of large classes fewer images are embedded.
-        """
-        rows = self.protocol.train_rows
-        few = len(rows) <= IMAGE_LIMIT
-        sample = self.training_sample if few else self.sample(rows, IMAGE_LIMIT, at_least=IMAGE_LIMIT // 2)
-        classes, first, owner = np.unique(sample.labels, return_index=True, return_inverse=True)
-        indices = torch.from_numpy(owner.reshape(-1))
-        sums = torch.zeros(len(classes), sample.embeddings.shape[1])
-        sums.index_add_(0, indices, l2_normalise(sample.embeddings))
-        return Sample(sample.rows[first], classes, sums / indices.bincount()[:, None])
-
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
         """Embeddings of table rows, ``[len(rows), dim]`` on the CPU."""
         return self.trained.embed(self.data.images, rows).cpu()
-
-    def examples(self, label: int, count: int) -> list[int]:
-        """Rows of ``count`` training images of a class; a larger count has the same ones first."""
-        rows = self.protocol.train_rows[self.data.table.labels[self.protocol.train_rows] == label]
-        rng = np.random.Generator(np.random.Philox([self.view.seed, label]))
-        return rng.permutation(rows)[:count].tolist()  # type: ignore[no-any-return]
 
     def random(self) -> np.random.Generator:
         """A fresh stream, the same for every run that is opened with the same seed."""
         return np.random.Generator(np.random.Philox(self.view.seed))
 
-    def sample(self, rows: NDArray[np.int64], limit: int, *, at_least: int | None = None) -> Sample:
-        """Table rows, embedded; of more than ``limit`` some whole classes, as many as a map shows or ``at_least``."""
+    def sample(self, rows: NDArray[np.int64], limit: int) -> Sample:
+        """Table rows, embedded; of more than ``limit`` some whole classes, at least as many as a map shows."""
         labels = self.data.table.labels
-        rows = whole_classes(rows, labels, self.random(), limit=limit, at_least=at_least or self.view.classes)
+        rows = whole_classes(rows, labels, self.random(), limit=limit, at_least=self.view.classes)
         return Sample(rows, labels[rows], self.embed(rows))
 
     @cached_property

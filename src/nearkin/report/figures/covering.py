@@ -7,9 +7,10 @@ from typing import Any
 
 from nearkin.report.figure_style import GREY, new_figure, run_colour, set_title, shared_title
 from nearkin.report.figures.curves import draw_curve, evaluated_on, group_legend, seed_groups
-from nearkin.report.figures.problems import problem_events
 from nearkin.report.opened_run import NothingToShowError, OpenedRun
 
+_BEGINNINGS = ("problem", "representatives")
+"""Events of CCP and PROFS with which a sub-problem begins."""
 _MOST_BOUNDARIES = 60
 """More sub-problems than this are not separated by lines."""
 
@@ -33,7 +34,9 @@ def draw_runs(runs: Sequence[OpenedRun]) -> Any:
         for group in groups:
             draw_curve(axis, group, column, "step")
         for run in runs:
-            steps = [int(event["step"]) for event in problem_events(run) if event["step"] > 0]
+            steps = [
+                int(e["step"]) for e in run.events if e.get("kind") in ("problem", "representatives") and e["step"]
+            ]
             if 0 < len(steps) <= _MOST_BOUNDARIES:
                 axis.vlines(steps, 0, 1, transform=axis.get_xaxis_transform(), lw=0.9, ls="--", alpha=0.6,
                             color=GREY if len(runs) == 1 else run_colour(run))  # fmt: skip
