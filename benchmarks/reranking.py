@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.retrieval import measure
 
 SCORES = ["R@1", "MAP@R"]
 

@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 
 import nearkin
-from nearkin.evaluation.measurement import concatenate_embeddings, measure
 from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.retrieval import concatenate_embeddings, measure
 from nearkin.runs.data import open_run_data
 from nearkin.runs.trained_run import load_run
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nearkin.inputs import check_at_least, check_choice, check_embeddings, check_labels
+from nearkin.numerics import check_at_least, check_choice, check_embeddings, check_labels
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

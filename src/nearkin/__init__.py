@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from nearkin.runs.evaluate import evaluate_backbone as evaluate_backbone
     from nearkin.runs.evaluate import evaluate_run as evaluate_run
     from nearkin.runs.export import export as export
-    from nearkin.runs.final import train_final as train_final
     from nearkin.runs.folder import RunFolder as RunFolder
     from nearkin.runs.model import Model as Model
     from nearkin.runs.model import load as load
     from nearkin.runs.run import run as run
+    from nearkin.runs.run import train_final as train_final
     from nearkin.runs.trained_run import load_run as load_run
     from nearkin.serving.client import Client as Client
     from nearkin.studies.compare import compare as compare

@@ -6,7 +6,7 @@ import torch
 
 from nearkin.errors import RecipeError
 from nearkin.evaluation import clustering_scores, measurement, retrieval_scores
-from nearkin.evaluation.measurement import concatenate_embeddings, measure
+from nearkin.evaluation.retrieval import concatenate_embeddings, measure
 
 
 def plain_scores(vectors, labels):

@@ -8,9 +8,8 @@ import torch
 
 from nearkin.errors import RecipeError
 from nearkin.evaluation import reranking
-from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.reranking import Rerank, measure_reranked, reranked_distances
-from nearkin.evaluation.retrieval import ranking_scores
+from nearkin.evaluation.retrieval import measure, ranking_scores
 
 
 def by_definition(x, k1, k2, weight):

@@ -11,15 +11,14 @@ import torch
 from PIL import Image
 
 from nearkin.errors import DataError, NearkinError, RecipeError
-from nearkin.runs.embed import check_output, embed_files
-from nearkin.runs.trained_run import load_run
+from nearkin.runs.trained_run import check_output, embed_files, load_run
 
 
 def test_the_output_is_checked_before_any_work(photos, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("nearkin.runs.embed.load_run", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("nearkin.runs.trained_run.load_run", lambda *_, **__: pytest.fail("too late"))
     (tmp_path / "file").touch()
     (tmp_path / "folder.npz").mkdir()
     for name in ("none/e.npz", "file/e.npz", "folder.npz", "e.xls"):

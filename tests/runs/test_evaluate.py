@@ -12,8 +12,8 @@ import nearkin
 from nearkin import evaluate_backbone
 from nearkin.encoders import build_encoder
 from nearkin.errors import DataError
-from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.retrieval import measure
 from nearkin.runs.data import open_run_data
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder

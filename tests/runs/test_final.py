@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from nearkin.errors import DataError, InterruptedRunError, RecipeError
-from nearkin.runs.final import final_recipe, train_final
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import run
+from nearkin.runs.run import final_recipe, run, train_final
 from nearkin.runs.scores import Scores
 from nearkin.runs.trained_run import load_run
 from nearkin.training import checkpoint

@@ -13,10 +13,9 @@ import nearkin
 from nearkin.errors import DataError, RecipeError
 from nearkin.report.opened_run import OpenedRun
 from nearkin.runs.data import open_data
-from nearkin.runs.embed import embed_files
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import reload
-from nearkin.runs.trained_run import identity_of, load_run, proxies_of
+from nearkin.runs.trained_run import embed_files, identity_of, load_run, proxies_of
 
 
 def odd_images(folder):

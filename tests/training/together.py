@@ -26,7 +26,7 @@ from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.encoders.synchronised import synchronise_batch_norm
 from nearkin.errors import InterruptedRunError, RecipeError
-from nearkin.evaluation.measurement import measure
+from nearkin.evaluation.retrieval import measure
 from nearkin.losses import Contrastive, InformativeSampleWeights, ProxyLoss, catalogue, kind, options
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import Recipe

@@ -81,9 +81,8 @@ def train(
     from nearkin.ranks import is_first
     from nearkin.report import draw_neighbours
     from nearkin.report.score_tables import run_table, verdict
-    from nearkin.runs.final import final_folder, train_final
     from nearkin.runs.folder import RunFolder, default_folder
-    from nearkin.runs.run import run
+    from nearkin.runs.run import final_folder, run, train_final
     from nearkin.training.observers import ConsoleObserver, Observers, TensorBoardObserver
 
     progress, drawn = progress_console(verbose), None
@@ -281,7 +280,7 @@ def embed(
     columns. Unreadable images are left out and named.
     """
     from nearkin.report.data_report import left_out_text
-    from nearkin.runs.embed import embed_files
+    from nearkin.runs.trained_run import embed_files
     from nearkin.training.observers import ConsoleObserver
 
     with ConsoleObserver(progress_console(verbose)) as observer:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearkin.evaluation.clustering import clustering_scores as clustering_scores
     from nearkin.evaluation.clustering import kmeans as kmeans
-    from nearkin.evaluation.measurement import measure as measure
     from nearkin.evaluation.neighbours import nearest as nearest
+    from nearkin.evaluation.retrieval import measure as measure
     from nearkin.evaluation.retrieval import ranking_scores as ranking_scores
     from nearkin.evaluation.retrieval import retrieval_scores as retrieval_scores
     from nearkin.evaluation.scores.f1 import pairwise_f1 as pairwise_f1

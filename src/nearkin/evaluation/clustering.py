@@ -18,8 +18,7 @@ from nearkin.evaluation.scores import ClusteringScore
 from nearkin.evaluation.scores.f1 import F1
 from nearkin.evaluation.scores.nmi import NMI
 from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels
-from nearkin.inputs import check_choice
-from nearkin.numerics import l2_normalise
+from nearkin.numerics import check_choice, l2_normalise
 
 # Lloyd's last iterations move a handful of points and no score.
 _LEAST_GAIN = 1e-6

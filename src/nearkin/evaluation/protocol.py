@@ -13,8 +13,8 @@ from torch import Tensor
 
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.retrieval import measure
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
 from nearkin.recipe import ProtocolSection
@@ -90,7 +90,7 @@ class Protocol:
     * ``in-distribution``: the test images are of classes that train, as in MNIST; the last epoch is reported. Data
       without a test split get one by image.
     * ``everything``: every image trains and none is scored, for the encoder that is put to use once another run has
-      given the honest score (:mod:`nearkin.runs.final`).
+      given the honest score (:mod:`nearkin.runs.run`).
 
     ``train_share`` leaves so much of the training images of every class, ``label_noise`` replaces so many of their
     labels. Neither touches what is validated or tested. A table that a protocol cannot be trained on is refused by

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from nearkin.errors import RecipeError
-from nearkin.evaluation.measurement import measure
 from nearkin.evaluation.neighbours import BLOCK_BYTES, Distance, nearest
-from nearkin.evaluation.retrieval import depths, mean_scores
+from nearkin.evaluation.retrieval import depths, mean_scores, measure
 from nearkin.evaluation.scores import RetrievalScore, score_named
 from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels
 
@@ -65,7 +64,7 @@ def measure_reranked(
     rerank: Rerank,
     distance: Distance = "cosine",
 ) -> dict[str, float]:
-    """As :func:`~nearkin.evaluation.measurement.measure`, with rankings that ``rerank`` has ordered again.
+    """As :func:`~nearkin.evaluation.retrieval.measure`, with rankings that ``rerank`` has ordered again.
 
     Only rankings are changed: scores of clusters and of where embeddings lie are those without it.
 

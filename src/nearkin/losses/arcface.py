@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from nearkin.inputs import check_positive
 from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
-from nearkin.numerics import log1p_exp, safe_sqrt
+from nearkin.numerics import check_positive, log1p_exp, safe_sqrt
 
 __all__ = ["ArcFace"]
 

@@ -6,9 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from nearkin.inputs import check_choice
 from nearkin.losses.pair_loss import PairLoss, Pairs, hardest_negatives, mean_where
-from nearkin.numerics import Normalisation
+from nearkin.numerics import Normalisation, check_choice
 
 __all__ = ["Contrastive"]
 

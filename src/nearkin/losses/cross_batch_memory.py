@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_at_least
 from nearkin.losses.embedding_queue import EmbeddingQueue
 from nearkin.losses.pair_loss import PairLoss
-from nearkin.numerics import at_least_float32
+from nearkin.numerics import Labels, as_labels, at_least_float32, check_at_least
 
 __all__ = ["CrossBatchMemory"]
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import check_at_least, check_choice, check_positive
+from nearkin.numerics import check_at_least, check_choice, check_positive
 
 PositivePenalty = Literal["sigma", "nu", "effective", "none"]
 NegativePenalty = Literal["effective", "none"]

@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import check_choice
 from nearkin.losses.pair_loss import PairLoss, Pairs, hardest_negatives
-from nearkin.numerics import Normalisation
+from nearkin.numerics import Normalisation, check_choice
 
 __all__ = ["Margin"]
 

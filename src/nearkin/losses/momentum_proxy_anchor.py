@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, check_at_least, check_embeddings
 from nearkin.losses.embedding_queue import EmbeddingQueue
 from nearkin.losses.proxy_anchor import ProxyAnchor
-from nearkin.numerics import at_least_float32, l2_normalise
+from nearkin.numerics import Labels, at_least_float32, check_at_least, check_embeddings, l2_normalise
 
 __all__ = ["MomentumProxyAnchor", "update_ema"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nearkin.inputs import check_positive
 from nearkin.losses.class_similarities import ClassSimilarity
 from nearkin.losses.informative_samples import InformativeSampleWeights
 from nearkin.losses.proxy_anchor import proxy_anchor
 from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.numerics import check_positive
 
 __all__ = ["MultiProxyAnchor"]
 

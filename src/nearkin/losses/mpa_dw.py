@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nearkin.inputs import check_positive
 from nearkin.losses.class_similarities import ClassSimilarity
 from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
-from nearkin.numerics import log1p_exp
+from nearkin.numerics import check_positive, log1p_exp
 
 __all__ = ["DataWiseMultiProxyAnchor"]
 

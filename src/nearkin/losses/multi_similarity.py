@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearkin.inputs import check_positive
 from nearkin.losses.pair_loss import PairLoss, Pairs
-from nearkin.numerics import Normalisation, log_sum_exp_where
+from nearkin.numerics import Normalisation, check_positive, log_sum_exp_where
 
 __all__ = ["MultiSimilarity"]
 

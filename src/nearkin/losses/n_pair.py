@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.inputs import Labels, as_labels
 from nearkin.losses.pair_loss import PairLoss, Pairs, mean_where, products
-from nearkin.numerics import log_sum_exp_where
+from nearkin.numerics import Labels, as_labels, log_sum_exp_where
 
 __all__ = ["NPair"]
 

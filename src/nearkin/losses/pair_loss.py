@@ -8,8 +8,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels
-from nearkin.numerics import Normalisation, at_least_float32, full_precision, normalise, rounding_floor, safe_sqrt
+from nearkin.numerics import (
+    Labels,
+    Normalisation,
+    as_labels,
+    at_least_float32,
+    check_choice,
+    check_embeddings,
+    check_labels,
+    full_precision,
+    normalise,
+    rounding_floor,
+    safe_sqrt,
+)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearkin.inputs import check_choice, check_positive
 from nearkin.losses.informative_samples import InformativeSampleWeights, PairWeights
 from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
-from nearkin.numerics import log1p_exp, log1p_sum_exp_by_label
+from nearkin.numerics import check_choice, check_positive, log1p_exp, log1p_sum_exp_by_label
 
 __all__ = ["ProxyAnchor"]
 

@@ -8,10 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from nearkin import ranks
-from nearkin.inputs import Labels, as_labels, check_choice, check_embeddings, check_labels, check_positive
 from nearkin.losses.class_similarities import ClassSimilarity, Combination, class_similarities, combine
 from nearkin.losses.informative_samples import InformativeSampleWeights, PairWeights
-from nearkin.numerics import EXCLUDED, NORM_FLOOR, at_least_float32, full_precision, l2_normalise
+from nearkin.numerics import (
+    EXCLUDED,
+    NORM_FLOOR,
+    Labels,
+    as_labels,
+    at_least_float32,
+    check_choice,
+    check_embeddings,
+    check_labels,
+    check_positive,
+    full_precision,
+    l2_normalise,
+)
 from nearkin.proxies import ProxyBank
 
 

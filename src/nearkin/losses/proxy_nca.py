@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nearkin.inputs import check_positive
 from nearkin.losses.informative_samples import InformativeSampleWeights
 from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
+from nearkin.numerics import check_positive
 
 __all__ = ["ProxyNCA"]
 

@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearkin.inputs import check_choice, check_positive
 from nearkin.losses.pair_loss import PairLoss, Pairs, hardest_negatives
-from nearkin.numerics import Normalisation
+from nearkin.numerics import Normalisation, check_choice, check_positive
 
 __all__ = ["Triplet"]
 

@@ -10,11 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nearkin.inputs import Labels, check_at_least, check_choice, check_positive
 from nearkin.losses.class_similarities import ClassSimilarity
 from nearkin.losses.proxy_anchor import PositiveNorm, proxy_anchor
 from nearkin.losses.proxy_loss import ProxyLoss
-from nearkin.numerics import NORM_FLOOR, at_least_float32, full_precision, l2_normalise
+from nearkin.numerics import (
+    NORM_FLOOR,
+    Labels,
+    at_least_float32,
+    check_at_least,
+    check_choice,
+    check_positive,
+    full_precision,
+    l2_normalise,
+)
 from nearkin.proxies import ProxyBank
 
 __all__ = ["VariationalProxyAnchor", "newton_update"]

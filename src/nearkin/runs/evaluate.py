@@ -17,9 +17,9 @@ from nearkin.data.cache import OpenedImages
 from nearkin.data.folder import ClassFolders
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
-from nearkin.evaluation.measurement import concatenate_embeddings
 from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.evaluation.reranking import Rerank
+from nearkin.evaluation.retrieval import concatenate_embeddings
 from nearkin.recipe import ProtocolSection
 from nearkin.runs.data import SCORED, Announce, Progress, describe_data, open_data, open_run_data
 from nearkin.runs.folder import RunFolder

@@ -18,9 +18,8 @@ from torch import Tensor
 from nearkin.data.cache import OpenedImages
 from nearkin.disk import write_atomically
 from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
-from nearkin.evaluation.measurement import concatenate_embeddings
 from nearkin.evaluation.protocol import Protocol, as_tested
-from nearkin.evaluation.retrieval import retrieval_scores
+from nearkin.evaluation.retrieval import concatenate_embeddings, retrieval_scores
 from nearkin.evaluation.statistics import Statistic, combination_interval, fold_combinations, mean_interval
 from nearkin.recipe import Recipe, fingerprint
 from nearkin.report.table import NOTHING, Part, Table, counted, markdown

@@ -15,8 +15,7 @@ from nearkin import losses
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import refuse_test_scores
-from nearkin.inputs import check_at_least
-from nearkin.numerics import normalise
+from nearkin.numerics import check_at_least, normalise
 from nearkin.proxies import ProxyBank, greedy_k_center
 from nearkin.ranks import gather_rows, share_of
 from nearkin.recipe import Recipe

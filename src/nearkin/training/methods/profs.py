@@ -10,10 +10,9 @@ from torch import Tensor
 
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
-from nearkin.inputs import check_at_least
 from nearkin.losses.cross_batch_memory import CrossBatchMemory
 from nearkin.losses.pair_loss import PairLoss, hardest_negatives
-from nearkin.numerics import full_precision
+from nearkin.numerics import check_at_least, full_precision
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.samplers.class_representatives import ClassRepresentativeSampler

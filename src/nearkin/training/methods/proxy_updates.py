@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
-from nearkin.inputs import check_at_least, check_positive
 from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.losses.vcpa import newton_update
+from nearkin.numerics import check_at_least, check_positive
 from nearkin.proxies import ProxyBank
 from nearkin.ranks import gather_rows
 from nearkin.recipe import Recipe
