@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nearkin.errors import RecipeError
-from nearkin.evaluation import clustering_scores, measurement, retrieval_scores
+from nearkin.evaluation import clustering_scores, retrieval, retrieval_scores
 from nearkin.evaluation.retrieval import concatenate_embeddings, measure
 
 
@@ -42,13 +42,13 @@ def test_every_kind_by_name_as_its_own_function_has_it(data):
 def test_scores_of_a_kind_share_one_pass_and_others_take_none(data, monkeypatch):
     passes = []
     for name in ("score_rankings", "clustering_scores"):
-        genuine = getattr(measurement, name)
+        genuine = getattr(retrieval, name)
 
         def counted(*arguments, name=name, genuine=genuine, **options):
             passes.append(name)
             return genuine(*arguments, **options)
 
-        monkeypatch.setattr(measurement, name, counted)
+        monkeypatch.setattr(retrieval, name, counted)
     measure(["R@1", "P@R", "MRR@3"], *data)
     assert passes == ["score_rankings"]
     measure(["NMI", "F1"], *data)
