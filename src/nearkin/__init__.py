@@ -75,7 +75,7 @@ _HOMES = {
     "reproduce": "studies.reproduce",
     "retrieval_scores": "evaluation",
     "run": "runs.run",
-    "train_final": "runs.final",
+    "train_final": "runs.run",
     "tune": "studies.tune",
 }
 _PACKAGES = ("evaluation", "losses", "proxies", "samplers")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "clustering_scores": "clustering",
     "kmeans": "clustering",
-    "measure": "measurement",
+    "measure": "retrieval",
     "nearest": "neighbours",
     "normalised_mutual_information": "scores.nmi",
     "pairwise_f1": "scores.f1",
