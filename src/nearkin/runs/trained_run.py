@@ -1,4 +1,4 @@
-"""A run's encoder loaded from its folder, to embed images the way it was trained to see them, or whole files of them."""
+"""A run's encoder loaded from its folder, to embed images or whole folders of files as it was trained to see them."""
 
 from __future__ import annotations
 
