@@ -101,7 +101,7 @@ def course(search):
     return [(trial.state.name, trial.params, trial.intermediate_values) for trial in search.history]
 
 
-@pytest.mark.parametrize(("pruner", "given_up"), [("median", [5, 6]), ("halving", [5, 6]), ("none", [])])
+@pytest.mark.parametrize(("pruner", "given_up"), [("median", [5, 6]), ("none", [])])
 def test_bad_trials_are_given_up_and_leave_no_weights(search, tmp_path, stand_in, pruner, given_up):
     made = search(RATES, sampler="grid", pruner=pruner)
     assert [trial.number for trial in made.history if trial.state.name == "PRUNED"] == given_up

@@ -55,7 +55,7 @@ def tune(
         typer.Option("--sampler", help="What suggests the next trial. A grid goes through all listed values."),
     ] = "tpe",
     pruner: Annotated[
-        Literal["median", "halving", "none"] | None,
+        Literal["median", "none"] | None,
         typer.Option("--pruner", help="What gives up trials that do badly. Default: median, for a grid none."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sampler; models have training.seed.")] = 0,

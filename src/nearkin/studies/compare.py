@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from nearkin.errors import RecipeError
-from nearkin.recipe import deciding, fingerprint, short_hash
+from nearkin.recipe import deciding, fingerprint, flat, short_hash
 from nearkin.report.differences import COMPARED
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.runs.folder import RUNS, data_name
@@ -29,10 +29,9 @@ from nearkin.studies.rows import (
     rows_on,
     shared_recipe,
     varied_rows,
-    what_differs,
 )
 from nearkin.studies.study import Row, Study, chosen_names, planned_runs, write_table
-from nearkin.studies.tables import budget_text, study_record, study_table
+from nearkin.studies.tables import study_record, study_table
 from nearkin.training.recipes import load_recipe
 
 
@@ -138,8 +137,7 @@ class Comparison(Study):
         self.folder = Path(folder) if folder is not None else self._default_folder()
 
     def plan(self) -> list[str]:
-        rows = f"Recipe {self.recipe_name}, {self._source}; the same for all: {self.shared_text()}"
-        return [*super().plan(), rows, *self.remarks]
+        return [*super().plan(), f"Recipe {self.recipe_name}, {self._source}", *self.remarks]
 
     @property
     def results(self) -> list[RowResult]:
@@ -171,29 +169,16 @@ class Comparison(Study):
 
     def listing(self) -> Table:
         """The rows and what is special about each."""
-        differing = {row.name: what_differs(row.recipe, self.base) for row in self.rows}
-        cells = [(row.name, row.base or NOTHING, f"{row.title}: {', '.join(differing[row.name])}") for row in self.rows]
+        shared, cells = flat(self.base.as_mapping()), []
+        for row in self.rows:
+            own = [f"{key}={value}" for key, value in flat(row.recipe.as_mapping()).items() if shared.get(key) != value]
+            cells.append((row.name, row.base or NOTHING, ": ".join([row.title, ", ".join(own)]).removesuffix(": ")))
         records = tuple(
             {"name": row.name, "title": row.title, "base": row.base, "recipe": row.recipe.as_mapping()}
             for row in self.rows
         )
         part = Part.of(("name", "base", "what it is"), cells, texts=3)
-        shared = f"The same for all: {self.shared_text()}."
-        return Table(f"Rows on {self.base.data.source}", (part,), (shared,), records=records)
-
-    def shared_text(self) -> str:
-        """What the rows have in common of encoder, budget and protocol."""
-        first, *others = [
-            [
-                recipe.encoder.backbone,
-                f"{recipe.encoder.dim} dimensions",
-                budget_text(recipe),
-                f"{recipe.training.schedule} schedule",
-                f"{recipe.protocol.name} protocol",
-            ]
-            for recipe in (row.recipe for row in self.rows)
-        ]
-        return ", ".join(part for part in first if all(part in other for other in others))
+        return Table(f"Rows on {self.base.data.source}", (part,), (f"Recipe {self.recipe_name}.",), records=records)
 
     def _rows_on(self, only: Sequence[str] | None) -> list[Row]:
         return rows_on(self.base, self._known, only=only, overrides=self._changes)

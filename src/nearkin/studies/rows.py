@@ -200,22 +200,6 @@ def ablated_rows(recipe: Recipe, changes: Sequence[str]) -> list[Row]:
     return rows
 
 
-def what_differs(recipe: Recipe, base: Recipe) -> list[str]:
-    """The loss, the method unless it is plain, and every other key that differs from ``base``.
-
-    >>> base = load_recipe("glyphs/demo")
-    >>> (row,) = rows_on(base, read_rows(rows_file(base)), only=["vcpa"])
-    >>> what_differs(row.recipe, base)
-    ['vcpa tau=0.001', 'training.learning_rate=0.003']
-    """
-    ours, theirs = recipe.as_mapping(), base.as_mapping()
-    objective, method = ours.pop("objective"), ours.pop("method")
-    parts = [_part_text(part) for part in (objective, method) if part["name"] != "plain"]
-    for section, values in ours.items():
-        parts += [f"{section}.{key}={value}" for key, value in values.items() if value != theirs[section][key]]
-    return parts
-
-
 def _shipped_files() -> dict[str, Path]:
     files = sorted((recipes_folder() / "compare").glob(f"*{ENDING}"))
     return {file.name.removesuffix(ENDING): file for file in files}
@@ -254,12 +238,3 @@ def _row_changes(name: str, row: Any, before: Mapping[str, RowChanges]) -> RowCh
     if "name" not in changes.get("objective", {}):
         raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
     return RowChanges(name, str(row.get("title", name)), base, changes)
-
-
-def _part_text(part: Mapping[str, Any]) -> str:
-    options = (
-        f"{key}=({_part_text(value)})" if isinstance(value, Mapping) else f"{key}={value}"
-        for key, value in part.items()
-        if key != "name"
-    )
-    return " ".join([str(part["name"]), *options])

@@ -32,9 +32,10 @@ from nearkin.errors import (
     require,
 )
 from nearkin.evaluation.protocol import Protocol, select_by
-from nearkin.evaluation.scores import score_named
+from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe, deciding, differences, short_hash
 from nearkin.report.figure_style import save_figure
+from nearkin.report.score_tables import score_text
 from nearkin.report.table import Part, Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images
 from nearkin.runs.folder import RUNS, Outcome, RunFolder, default_folder
@@ -42,12 +43,13 @@ from nearkin.runs.run import run
 from nearkin.studies.pool import LOG, Job, run_in_parallel
 from nearkin.studies.search_space import check_space, grid, read_space, recipe_at, value_text
 from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_texts
+from nearkin.studies.tables import budget_text
 from nearkin.training.observers import ConsoleObserver, Observers
 from nearkin.training.recipes import load_recipe, validate
 from nearkin.training.state import Evaluation, TrainingState
 
 Sampler = Literal["tpe", "random", "grid"]
-Pruner = Literal["median", "halving", "none"]
+Pruner = Literal["median", "none"]
 
 JOURNAL = "optuna.journal"
 TRIALS = 20
@@ -116,8 +118,7 @@ class Search:
         require("optuna", "tune").logging.set_verbosity(30)
         texts = [str(text) for text in space]
         pruner = pruner or ("none" if sampler == "grid" else "median")
-        self.settings: dict[str, Any] = {"space": texts, "sampler": sampler, "pruner": pruner}
-        self.settings |= {"seed": seed, "seeds": seeds}
+        self.settings = {"space": texts, "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
         self.recipe, self.space = recipe, read_space(texts, recipe)
         self.sampler, self.pruner, self.seed = sampler, pruner, seed
         self.seeds = range(recipe.training.seed, recipe.training.seed + seeds)
@@ -169,9 +170,8 @@ class Search:
         """What will be run, in words."""
         self._check_folder()
         ended = sum(trial.state.is_finished() for trial in self.history)
-        pruned = "" if self.pruner == "none" else "; those that do badly are given up before their end"
         trials, seeds = counted(self.trials, "trial"), counted(len(self.seeds), "seed")
-        return [f"Plan: {trials} × {seeds}, {ended} of them ended already, into {self.folder}{pruned}"]
+        return [f"Plan: {trials} × {seeds}, {ended} of them ended already, into {self.folder}"]
 
     def run(
         self,
@@ -212,10 +212,7 @@ class Search:
     def train(self, number: int, console: Console) -> None:
         """Train a trial that was begun, from where it is to its end, and tell Optuna its score.
 
-        Raises:
-            InterruptedRunError: when asked to stop; the trial stays unfinished.
-            DataError, MissingExtraError: where a file or a package is missing; the trial stays unfinished too.
-            BusyError: where another process trains it.
+        It stays unfinished when asked to stop, and where a file or a package is missing.
         """
         optuna = require("optuna", "tune")
         study = _open(self.folder, self.pruner)
@@ -234,8 +231,8 @@ class Search:
                     with ConsoleObserver(console) as bar:
                         # The first seed alone is compared with other trials; what survives gets the other seeds.
                         watched = bar if chosen else Observers(bar, _Pruning(study, trial))
-                        options: dict[str, Any] = {"progress": bar.decoding, "score_test": False}
-                        options["resume"] = planned.folder.is_begun
+                        begun = planned.folder.is_begun
+                        options: dict[str, Any] = {"progress": bar.decoding, "score_test": False, "resume": begun}
                         chosen.append(run(planned.recipe, planned.folder, watched, **options).chosen)
                 scores = [float(best.get(self.select_by, math.nan)) for best in chosen]
                 if not all(map(math.isfinite, scores)):
@@ -261,18 +258,18 @@ class Search:
 
     def tables(self) -> list[Table]:
         """The best trials; the records are all trials, in the order in which they were begun."""
-        score, cells = score_named(self.select_by), []
+        cells = []
         for trial in self.ranking[:SHOWN]:
-            single = trial.user_attrs["scores"]
-            spread = f" ({score.text(min(single))}–{score.text(max(single))})" if len(single) > 1 else ""
             epochs = " ".join(f"{epoch:g}" for epoch in trial.user_attrs["epochs"])
-            values = [value_text(trial.params[key]) for key in self.space]
-            cells.append([str(trial.number), score.text(trial.value) + spread, epochs, *values])
+            score = score_text(Statistic.of(trial.user_attrs["scores"]), self.select_by)
+            cells.append([str(trial.number), score, epochs, *(value_text(trial.params[key]) for key in self.space)])
         columns = ["trial", f"{self.select_by} (%)", "epoch", *self.space]
         parts = (Part.of(columns, cells, texts=0),) if cells else ()
         loss, method = self.recipe.objective.name, self.recipe.method.name
         title = f"Search on {Path(self.recipe.data.source).stem}: {loss}" + (f", {method}" if method != "plain" else "")
-        return [Table(title, parts, tuple(self._conditions()), tuple(self._remarks()), tuple(self._records()))]
+        ended = [(trial, trial.user_attrs.get("reason")) for trial in self.history]
+        notes = [f"Trial {trial.number} {STATUS[trial.state.name]}: {reason}" for trial, reason in ended if reason]
+        return [Table(title, parts, tuple(self._conditions()), tuple(notes), tuple(self._records()))]
 
     def record(self) -> dict[str, Any]:
         """The same for programs."""
@@ -302,16 +299,14 @@ class Search:
     def _check_folder(self) -> None:
         """A folder is only resumed by the search it was begun with."""
         folder = self.folder
-        if folder.exists() and not folder.is_dir():
-            raise RecipeError(f"{folder} is a file: give a folder for the search with -o")
         if (folder / JOURNAL).is_file():
             if changed := differences(Search.read(folder)._deciding(), self._deciding()):
                 raise RecipeError(
                     f"{folder} holds another search ({'; '.join(changed.values())}): resume it with the same command, "
                     f"in which only --trials and --jobs may change, or give another folder with -o"
                 )
-        elif RunFolder(folder).is_begun:
-            raise RecipeError(f"{folder} holds a run: give another folder for the search with -o")
+        elif folder.is_file() or RunFolder(folder).is_begun:
+            raise RecipeError(f"{folder} is a file or holds a run: give another folder for the search with -o")
 
     def _check_data(self, console: Console, announce: Announce | None) -> None:
         data = opened(self.recipe, console, announce)
@@ -389,44 +384,27 @@ class Search:
 
     def _conditions(self) -> list[str]:
         """What the scores hold for, and how the trials ended."""
-        training, history = self.recipe.training, self.history
-        count = Counter(STATUS[trial.state.name] for trial in history)
+        count = Counter(STATUS[trial.state.name] for trial in self.history)
         environments = [folder.environment() for folder in self._run_folders()]
-        seeds = [str(seed) for seed in self.seeds]
         parts = [
-            f"{counted(len(history), 'trial')}: " + ", ".join(f"{n} {status}" for status, n in count.items()),
+            f"{counted(len(self.history), 'trial')}: " + ", ".join(f"{n} {status}" for status, n in count.items()),
             f"{self.sampler} sampler, seed {self.seed}, {'no' if self.pruner == 'none' else self.pruner} pruner",
             f"{self.recipe.protocol.name} protocol, {' and '.join(sorted({run.selection for run in environments}))}",
-            f"seed {seeds[0]} alone, so no spread" if len(seeds) == 1 else f"mean over seeds {', '.join(seeds)}",
-            f"at most {training.epochs} epochs" + (f", {training.max_steps} steps" if training.max_steps else ""),
-            " and ".join(sorted({run.hardware for run in environments})),
+            f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else "one seed, so no spread",
+            budget_text(self.recipe),
+            *sorted({run.hardware for run in environments}),
         ]
-        return ["; ".join(part for part in parts if part) + ".", "The test classes have not been looked at."]
-
-    def _remarks(self) -> list[str]:
-        """What a person should know before using the result."""
-        lines = []
-        for trial in self.ranking[:1]:
-            ends = {key: (d.low, d.high) for key, d in self.space.items() if hasattr(d, "low")}
-            near = [key for key, (low, high) in ends.items() if not 1.03 * low < trial.params[key] < high / 1.03]
-            lines += [f"The best {key} lies at an end of its range: a wider one may hold better." for key in near]
-        reasons: dict[str, list[str]] = {}
-        for trial in self.history:
-            if reason := trial.user_attrs.get("reason"):
-                reasons.setdefault(f"{STATUS[trial.state.name]}: {reason}", []).append(str(trial.number))
-        return lines + [f"Trial {', '.join(numbers)} {reason}" for reason, numbers in reasons.items()]
+        return ["; ".join(parts) + ".", "The test classes have not been looked at."]
 
     def _records(self) -> list[dict[str, Any]]:
         """Every trial with its values, scores as fractions with all their digits."""
         records = []
         for trial in self.history:
-            reached = max(trial.intermediate_values.values(), default=None)
-            record = {"trial": trial.number, "status": STATUS[trial.state.name]}
-            record[self.select_by] = reached if trial.value is None else trial.value
+            reached = max(trial.intermediate_values.values(), default=None) if trial.value is None else trial.value
+            record = {"trial": trial.number, "status": STATUS[trial.state.name], self.select_by: reached}
             record |= {key: value_text(trial.params[key]) if key in trial.params else None for key in self.space}
-            records.append(
-                record | {key: trial.user_attrs.get(key) for key in ("scores", "epochs", "seconds", "reason")}
-            )
+            ended = {key: trial.user_attrs.get(key) for key in ("scores", "epochs", "seconds", "reason")}
+            records.append(record | ended)
         return records
 
     def _draw(self) -> list[Path]:
@@ -473,17 +451,13 @@ def _open(folder: Path, pruner: str = "none") -> Any:
     """Optuna's study, kept as a journal that several processes may write to."""
     optuna = require("optuna", "tune")
     journal = require("optuna.storages.journal", "tune")
-    pruners = {
-        # Two evaluations of grace: early scores say little, under a warm-up least of all.
-        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3),
-        "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=2),
-        "none": optuna.pruners.NopPruner,
-    }
+    # Two evaluations of grace: early scores say little, under a warm-up least of all.
+    median = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3)
     return optuna.create_study(
         study_name="tune",
         storage=optuna.storages.JournalStorage(journal.JournalFileBackend(str(folder / JOURNAL))),
         direction="maximize",
-        pruner=pruners[pruner](),
+        pruner=optuna.pruners.NopPruner() if pruner == "none" else median,
         load_if_exists=True,
     )
 
