@@ -118,7 +118,8 @@ class Search:
         require("optuna", "tune").logging.set_verbosity(30)
         texts = [str(text) for text in space]
         pruner = pruner or ("none" if sampler == "grid" else "median")
-        self.settings = {"space": texts, "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
+        settings = {"space": texts, "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
+        self.settings: dict[str, Any] = settings
         self.recipe, self.space = recipe, read_space(texts, recipe)
         self.sampler, self.pruner, self.seed = sampler, pruner, seed
         self.seeds = range(recipe.training.seed, recipe.training.seed + seeds)
