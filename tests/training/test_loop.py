@@ -433,7 +433,7 @@ def test_a_backbone_that_rests_keeps_nothing_for_the_backward_pass(state_for, ne
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         train_step(state, batch, health)
     assert kept
-    assert all(len(shape) <= 2 or shape == state.objective.bank.vectors.shape for shape in kept), kept
+    assert all(len(shape) < 4 for shape in kept), kept  # no feature map
     after = state.encoder.backbone.state_dict()
     moved = {name.rpartition(".")[2] for name in after if not torch.equal(before[name], after[name])}
     live = set() if frozen == "true" else {"running_mean", "running_var", "num_batches_tracked"}

@@ -158,6 +158,7 @@ def published_lines(recipe: Recipe, protocol: str) -> list[PublishedLine]:
 def published_names(recipe: Recipe) -> list[str]:
     """What papers call a recipe's loss with its method; empty where that is not certain.
 
+    >>> from nearkin.training.recipes import load_recipe
     >>> published_names(load_recipe({"objective": {"name": "vcpa"}}))
     ['VCPA']
     """
