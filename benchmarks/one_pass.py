@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import torch
 
-from nearkin.encoders import Encoder, build_encoder, offset_relu
+from nearkin.encoders import Encoder, backbone, build_encoder
 from nearkin.training.device import GraphedEncoder, describe_hardware
 
 DEVICE = torch.device("cuda")
@@ -25,12 +25,12 @@ ROUNDS, CALLS = 5, 8
 
 @contextmanager
 def passes(way: str):
-    kernels, given = offset_relu._kernels(), offset_relu._kernels
-    offset_relu._kernels = (lambda: kernels) if way == "one pass" else (lambda: None)
+    kernels, given = backbone._kernels(), backbone._kernels
+    backbone._kernels = (lambda: kernels) if way == "one pass" else (lambda: None)
     try:
         yield
     finally:
-        offset_relu._kernels = given
+        backbone._kernels = given
 
 
 def encoder(*, frozen: bool) -> Encoder:
@@ -85,7 +85,7 @@ def compare(what: str, images: torch.Tensor, made: Callable[[], Callable[[], Non
 
 
 def main() -> None:
-    if not torch.cuda.is_available() or offset_relu._kernels() is None:
+    if not torch.cuda.is_available() or backbone._kernels() is None:
         raise SystemExit("a CUDA device and Triton are needed")
     print(f"{describe_hardware(DEVICE)}, torch {torch.__version__}")
     for batch in (180, 120, 32):

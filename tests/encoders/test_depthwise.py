@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nearkin.encoders.depthwise import depthwise_convolution, padded_convolution
+from nearkin.encoders.architectures.efficientnet_lite0 import depthwise_convolution, padded_convolution
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 5), (3, 7), (4, 2)])

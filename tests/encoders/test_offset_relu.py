@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nearkin.encoders import backbone, build_encoder, offset_relu
+from nearkin.encoders import backbone, build_encoder
 from nearkin.encoders.architectures import build_backbone
 
 
@@ -16,8 +16,8 @@ def test_without_a_gpu_it_is_plain_pytorch(has_shortcut):
     x, shortcut = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4) if has_shortcut else None
     offset = torch.randn(3)
     expected = torch.relu(x + offset.view(1, -1, 1, 1) + (0 if shortcut is None else shortcut))
-    assert not offset_relu.is_fused(x)
-    torch.testing.assert_close(offset_relu.offset_relu(x, offset, shortcut), expected)
+    assert not backbone.is_fused(x)
+    torch.testing.assert_close(backbone.offset_relu(x, offset, shortcut), expected)
 
 
 def relu_in_place(x, offset, shortcut):
@@ -34,7 +34,7 @@ def relu_gradients(gradient, y):
 def stand_ins(monkeypatch):
     """What the kernels do, in plain PyTorch and wherever channels come last: the rest of the way without a GPU."""
     kernels = SimpleNamespace(offset_relu_=relu_in_place, gradients=relu_gradients)
-    monkeypatch.setattr(offset_relu, "_kernels", lambda: kernels)
+    monkeypatch.setattr(backbone, "_kernels", lambda: kernels)
     used = []
 
     def is_fused(x):
@@ -42,8 +42,7 @@ def stand_ins(monkeypatch):
         used.append(fits)
         return fits
 
-    for module in (offset_relu, backbone):
-        monkeypatch.setattr(module, "is_fused", is_fused)
+    monkeypatch.setattr(backbone, "is_fused", is_fused)
     return used
 
 
@@ -73,15 +72,15 @@ def test_gradients_find_their_way_through_a_network(name, frozen, stand_ins, mon
 def test_without_gradients_nothing_is_kept_for_them(stand_ins):
     x = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        y = offset_relu.offset_relu(x, torch.ones(3, requires_grad=True))
+        y = backbone.offset_relu(x, torch.ones(3, requires_grad=True))
     assert y is x
     assert y.grad_fn is None
-    assert offset_relu.offset_relu(x, torch.ones(3, requires_grad=True)).grad_fn is not None
+    assert backbone.offset_relu(x, torch.ones(3, requires_grad=True)).grad_fn is not None
 
 
 def test_what_another_gradient_needs_is_not_written_over_in_silence(stand_ins):
     x = torch.zeros(2, 3, 4, 4, requires_grad=True).contiguous(memory_format=torch.channels_last)
-    y = offset_relu.offset_relu(x.exp(), torch.ones(3))
+    y = backbone.offset_relu(x.exp(), torch.ones(3))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
 
@@ -104,13 +103,13 @@ def test_a_network_has_the_gradients_it_had_in_several_passes(name, frozen, monk
     ).cuda()
     images = torch.randn(4, 3, 96, 96, device="cuda")
     used = []
-    genuine = offset_relu._OffsetReLU.apply
-    monkeypatch.setattr(offset_relu._OffsetReLU, "apply", lambda *args: used.append(1) or genuine(*args))
+    genuine = backbone._OffsetReLU.apply
+    monkeypatch.setattr(backbone._OffsetReLU, "apply", lambda *args: used.append(1) or genuine(*args))
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         ours, our_gradients = gradients(encoder, images)
         assert used
         again = gradients(encoder, images)[1]
-        monkeypatch.setattr(offset_relu, "_kernels", lambda: None)
+        monkeypatch.setattr(backbone, "_kernels", lambda: None)
         used.clear()
         theirs, their_gradients = gradients(encoder, images)
     assert not used
@@ -127,7 +126,7 @@ def test_in_half_precision_it_is_no_further_from_the_exact_gradient_than_several
     encoder = build_encoder("resnet50_v1", dim=8, freeze_batch_norm=True, channels_last=True).cuda()
     images = torch.randn(8, 3, 96, 96, device="cuda")
     fused = gradients(encoder, images, torch.bfloat16)[1]
-    monkeypatch.setattr(offset_relu, "_kernels", lambda: None)
+    monkeypatch.setattr(backbone, "_kernels", lambda: None)
     plain, exact = gradients(encoder, images, torch.bfloat16)[1], gradients(encoder, images)[1]
 
     def error(given):
@@ -141,15 +140,15 @@ def test_without_gradients_large_maps_take_one_pass_and_small_ones_several(monke
     torch.manual_seed(0)
     encoder = build_encoder("resnet18", dim=8, freeze_batch_norm=True, channels_last=True).cuda().eval()
     images = torch.randn(16, 3, 128, 128, device="cuda")
-    sizes, genuine = [], offset_relu._in_one_pass
-    monkeypatch.setattr(offset_relu, "_in_one_pass", lambda x, *args: sizes.append(x.numel()) or genuine(x, *args))
+    sizes, genuine = [], backbone._in_one_pass
+    monkeypatch.setattr(backbone, "_in_one_pass", lambda x, *args: sizes.append(x.numel()) or genuine(x, *args))
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         some = encoder(images)
         assert not sizes
-        monkeypatch.setattr(offset_relu, "LARGE", 16 * 512 * 4 * 4 + 1)  # the last stage is smaller
+        monkeypatch.setattr(backbone, "LARGE", 16 * 512 * 4 * 4 + 1)  # the last stage is smaller
         mixed = encoder(images)
         assert len(sizes) == 13
-        monkeypatch.setattr(offset_relu, "LARGE", 0)
+        monkeypatch.setattr(backbone, "LARGE", 0)
         sizes.clear()
         one = encoder(images)
         assert len(sizes) == 17
@@ -162,8 +161,8 @@ def test_images_that_need_a_gradient_get_it(monkeypatch):
     torch.manual_seed(0)
     network = build_backbone("resnet18").cuda().to(memory_format=torch.channels_last).eval()
     found = []
-    for kernels in (offset_relu._kernels(), None):
-        monkeypatch.setattr(offset_relu, "_kernels", lambda kernels=kernels: kernels)
+    for kernels in (backbone._kernels(), None):
+        monkeypatch.setattr(backbone, "_kernels", lambda kernels=kernels: kernels)
         images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1)).cuda()
         images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
         network(images).sum().backward()

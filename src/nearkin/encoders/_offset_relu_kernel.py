@@ -1,4 +1,4 @@
-"""The passes of :mod:`nearkin.encoders.offset_relu`, in Triton's language, for feature maps with channels last.
+"""The passes of :mod:`nearkin.encoders.backbone`, in Triton's language, for feature maps with channels last.
 
 Such a map is a matrix with a row for each place and a column for each channel. Sums over the places are taken in a
 fixed order, so that the same batch gives the same gradient to the last bit.
