@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.data.file_names import class_name, existing_images, natural_key, printable, some_of
+from nearkin.data.folder import class_name, existing_images, natural_key, printable, some_of
 from nearkin.errors import DataError
 
 NFC = unicodedata.normalize("NFC", "Bäume")

@@ -4,7 +4,7 @@ from torch import nn
 
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.backbone import Backbone
-from nearkin.encoders.pooling import AvgPool
+from nearkin.encoders.encoder import AvgPool
 from nearkin.encoders.preprocessing import HALF
 from nearkin.errors import DataError, RecipeError
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nearkin.encoders.pooling import POOLINGS, GeMPool, build_pooling
+from nearkin.encoders.encoder import POOLINGS, GeMPool, build_pooling
 from nearkin.errors import RecipeError
 
 MAP = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 8.0]]]])

@@ -27,7 +27,7 @@ import filelock
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.file_names import some_of
+from nearkin.data.folder import some_of
 from nearkin.data.images import UnreadableImageError, decode, decode_bytes, read_file
 from nearkin.data.table import ImageTable
 from nearkin.disk import output_error, replacing

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from nearkin.errors import DataError, MissingExtraError, require
 
 MANIFEST_ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json")
-ARCHIVE_ENDINGS = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+ARCHIVE_ENDINGS = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".xlsx", ".ods")
 NOT_IMAGES = "not images"
 
 _RAW_ENDINGS = (
@@ -289,31 +289,8 @@ def why_left_out(ending: str) -> str:
 
 
 def is_image_file(path: Path) -> bool:
-    """Whether a file is one image, rather than a list of images: by its ending, or else by its first bytes."""
-    ending = path.suffix.lower()
-    if ending in image_extensions() or ending in UNREADABLE_PHOTOS:
-        return True
-    if ending in (*MANIFEST_ENDINGS, *ARCHIVE_ENDINGS):
-        return False
-    head = _head(path)
-    try:
-        with Image.open(io.BytesIO(head)) as image:
-            return image.format not in _NO_PHOTOS
-    except Exception:  # a decoder that meets bytes it is not made for may raise nearly anything
-        return _is_heic(head)
-
-
-def is_archive(path: Path) -> bool:
-    """Whether a file is an archive; a spreadsheet is one, too."""
-    return path.suffix.lower() in ARCHIVE_ENDINGS or _head(path).startswith((b"PK\x03\x04", b"\x1f\x8b"))
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return b""
+    """Whether a file is one image, rather than a list of images, by its ending."""
+    return path.suffix.lower() in image_extensions() or path.suffix.lower() in UNREADABLE_PHOTOS
 
 
 def _is_heic(data: bytes) -> bool:

@@ -8,9 +8,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from nearkin.data.file_names import class_name, existing_images, natural_key
-from nearkin.data.folder import SPLIT_FOLDERS
-from nearkin.data.images import is_archive, is_image_file
+from nearkin.data.folder import SPLIT_FOLDERS, class_name, existing_images, natural_key
+from nearkin.data.images import ARCHIVE_ENDINGS, is_image_file
 from nearkin.data.table import SPLITS, ImageTable
 from nearkin.errors import DataError, did_you_mean
 
@@ -25,7 +24,7 @@ DELIMITERS = (",", ";", "\t")
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 
 
-def read_manifest(path: str | Path, *, root: str | Path | None = None) -> ImageTable:
+def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labels: bool = True) -> ImageTable:
     """Read a list of images: one row each with its path and label, and if wanted its split and id.
 
     The columns are ``path`` (or ``image``, ``file``, ``filename``), ``label`` (or ``class``), ``split`` and ``id``;
@@ -36,6 +35,7 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None) -> ImageT
     Args:
         path: the CSV or JSON Lines file, UTF-8.
         root: the folder that paths are relative to; the manifest's own when None.
+        need_labels: whether every image must have a label; where one may be missing it is ``""``.
 
     Raises:
         DataError: with the line and column of the first thing that is wrong, or the list of files that are missing.
@@ -50,33 +50,13 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None) -> ImageT
         >>> table.class_names, table.columns["colour"].tolist()
         (('apple', 'pear'), ['red', 'green'])
     """
-    return _read(path, root, need_labels=True)
-
-
-def manifest_images(path: str | Path) -> ImageTable:
-    """The images of a list that need not say what they are: where it has no label, the label is ``""``."""
-    return _read(path, None, need_labels=False)
-
-
-class _LineError(Exception):
-    """A line of a list, and what is wrong with it."""
-
-
-def _read(path: str | Path, root: str | Path | None, *, need_labels: bool) -> ImageTable:
     path = Path(path).expanduser()
     base = Path(root).expanduser() if root is not None else path.parent
-    try:
-        return _table(path, _read_text(path), base, need_labels=need_labels)
-    except _LineError as error:
-        line, problem = error.args
-        raise DataError(f"{str(path)!r} line {line}: {problem}") from error
-
-
-def _table(path: Path, text: str, base: Path, *, need_labels: bool) -> ImageTable:
+    text = _read_text(path)
     is_json = path.suffix.lower() in _JSON_ENDINGS or text.lstrip().startswith("{")
     if is_json and text.lstrip().startswith("["):
         raise DataError(f"{str(path)!r} is one JSON array; write one object per line instead (JSON Lines)")
-    rows = dict(_json_rows(text) if is_json else _csv_rows(text))
+    rows = dict(_json_rows(path, text) if is_json else _csv_rows(path, text))
     if not rows:
         raise DataError(f"{str(path)!r} lists no images")
     names = list(dict.fromkeys(column for row in rows.values() for column in row))
@@ -96,7 +76,7 @@ def _table(path: Path, text: str, base: Path, *, need_labels: bool) -> ImageTabl
         column = columns[meaning]
         for line, row in rows.items():
             if not row.get(column, "").strip():
-                raise _LineError(line, f"column {column!r} is empty")
+                raise _malformed(path, line, f"column {column!r} is empty")
         return [row[column].strip() for row in rows.values()]
 
     files = [file.replace("\\", "/") for file in values("path")]
@@ -107,12 +87,19 @@ def _table(path: Path, text: str, base: Path, *, need_labels: bool) -> ImageTabl
         raise DataError(f"{str(path)!r} has images of one class only ({classes[0]!r}), at least two are needed")
     splits = ["train"] * len(rows)
     if "split" in columns:
-        splits = [_split(line, columns["split"], value) for line, value in zip(rows, values("split"), strict=True)]
+        splits = [SPLIT_FOLDERS.get(value.casefold(), value) for value in values("split")]
+        for line, split in zip(rows, splits, strict=True):
+            if split not in SPLITS:
+                suggestion = did_you_mean(split.casefold(), SPLITS)
+                raise _malformed(
+                    path, line, f"column {columns['split']!r} has the unknown split {split!r}; {suggestion}"
+                )
     ids = values("id") if "id" in columns else files
     first: dict[str, int] = {}
     for line, name in zip(rows, ids, strict=True):
         if name in first:
-            raise _LineError(
+            raise _malformed(
+                path,
                 line,
                 f"{name!r} is already in line {first[name]}; ids must differ, and an image listed twice would be its "
                 "own nearest neighbour",
@@ -139,7 +126,7 @@ def _read_text(path: Path) -> str:
             raise DataError(f"{str(path)!r} is an empty file; give {wanted}")
         if is_image_file(path):
             raise DataError(f"{str(path)!r} is one image; give {wanted}")
-        if is_archive(path):
+        if path.suffix.lower() in ARCHIVE_ENDINGS:
             raise DataError(
                 f"{str(path)!r} is an archive or a spreadsheet; unpack it, or save the sheet as 'CSV UTF-8', and give "
                 f"{wanted}"
@@ -155,10 +142,10 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         byte = f"0x{content[error.start]:02x}"
-        raise _LineError(line, f"byte {byte} is not UTF-8; save the file as 'CSV UTF-8'") from error
+        raise _malformed(path, line, f"byte {byte} is not UTF-8; save the file as 'CSV UTF-8'") from error
 
 
-def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """The line and the values by column of each row."""
     first, _, rest = text.partition("\n")
     if first.strip().lower().startswith("sep="):  # a hint that spreadsheets write for each other
@@ -174,10 +161,11 @@ def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
                 header = fields
                 names = [name.casefold() for name in header if name]
                 if twice := [name for name in names if names.count(name) > 1]:
-                    raise _LineError(line, f"two columns are called {twice[0]!r}")
+                    raise _malformed(path, line, f"two columns are called {twice[0]!r}")
             elif any(fields):
                 if any(fields[len(header) :]) or len(fields) < len(header):
-                    raise _LineError(
+                    raise _malformed(
+                        path,
                         line,
                         f"{len(fields)} fields where the header has {len(header)} columns; "
                         "a value with the delimiter in it must stand in double quotes",
@@ -186,7 +174,7 @@ def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
                 yield line, {name: field for name, field in zip(header, fields, strict=False) if name}
             line = reader.line_num + 1
     except csv.Error as error:
-        raise _LineError(line, f"not CSV: {error}") from error
+        raise _malformed(path, line, f"not CSV: {error}") from error
 
 
 def _delimiter(header: str) -> str:
@@ -199,7 +187,7 @@ def _delimiter(header: str) -> str:
     return max(DELIMITERS, key=merit)
 
 
-def _json_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     # Not splitlines(): it also breaks at characters that JSON allows inside strings.
     for line, content in enumerate(text.split("\n"), start=1):
         if not content.strip():
@@ -207,9 +195,9 @@ def _json_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
         try:
             record = json.loads(content)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise _LineError(line, f"not a JSON object on one line: {error}") from error
+            raise _malformed(path, line, f"not a JSON object on one line: {error}") from error
         if not isinstance(record, dict):
-            raise _LineError(line, f"a JSON object is needed, got {content.strip()[:40]!r}")
+            raise _malformed(path, line, f"a JSON object is needed, got {content.strip()[:40]!r}")
         texts = {
             key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             for key, value in record.items()
@@ -218,8 +206,5 @@ def _json_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
         yield line, {key.strip(): texts.get(key, "") for key in record}
 
 
-def _split(line: int, column: str, value: str) -> str:
-    key = value.casefold()
-    if key not in SPLIT_FOLDERS:
-        raise _LineError(line, f"column {column!r} has the unknown split {value!r}; {did_you_mean(key, SPLITS)}")
-    return SPLIT_FOLDERS[key]
+def _malformed(path: Path, line: int, problem: str) -> DataError:
+    return DataError(f"{str(path)!r} line {line}: {problem}")

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearkin.data.benchmarks import benchmarks, read_benchmark
-from nearkin.data.file_names import printable
-from nearkin.data.folder import ClassFolders, folder_images, folder_table, suggest_folder
+from nearkin.data.folder import ClassFolders, folder_images, folder_table, printable, suggest_folder
 from nearkin.data.images import is_image_file
-from nearkin.data.manifest import manifest_images, read_manifest
+from nearkin.data.manifest import read_manifest
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
@@ -79,7 +78,7 @@ def _unlabelled_table(source: Path, class_folders: ClassFolders | None) -> Image
     if source.is_file() and is_image_file(source):
         return ImageTable.build(source.name, [source], [""], splits=["test"], ids=[printable(source.as_posix())])
     if source.is_file():
-        return manifest_images(source)
+        return read_manifest(source, need_labels=False)
     if not source.exists():
         raise DataError(f"there is no image, folder or manifest {str(source)!r}{suggest_folder(source)}")
     return folder_images(source, class_folders=class_folders)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.cache import Images, threaded_map, usable_cores
-from nearkin.data.file_names import printable
+from nearkin.data.folder import printable
 from nearkin.data.image_inputs import ImageInputs
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.source import collect_images

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearkin import ranks
 from nearkin.data.cache import Images
-from nearkin.data.file_names import printable
+from nearkin.data.folder import printable
 from nearkin.data.image_inputs import ImageInput, as_images
 from nearkin.data.images import UnreadableImageError
 from nearkin.data.source import collect_images

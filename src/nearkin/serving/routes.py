@@ -12,7 +12,7 @@ from fastapi import APIRouter, File, Form, Header, Path, Query, Request, Respons
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 from starlette.datastructures import UploadFile as FormFile
 
-from nearkin.data.file_names import class_name
+from nearkin.data.folder import class_name
 from nearkin.errors import DataError, OutputError
 from nearkin.index import corrections
 from nearkin.index.index import Stored

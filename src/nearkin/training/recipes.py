@@ -20,7 +20,7 @@ from nearkin import losses
 from nearkin.catalogue import keyword_options
 from nearkin.data.source import is_benchmark
 from nearkin.encoders.architectures import build_backbone
-from nearkin.encoders.pooling import build_pooling
+from nearkin.encoders.encoder import build_pooling
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import EncoderSection, PartSection, ProtocolSection, Recipe, coerce

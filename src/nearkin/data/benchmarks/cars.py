@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nearkin.data.benchmarks.benchmark import Benchmark
-from nearkin.data.file_names import existing_images
-from nearkin.data.folder import folder_table
+from nearkin.data.folder import existing_images, folder_table
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nearkin.data.benchmarks.benchmark import Benchmark, malformed, needs, read_rows, whole_number
-from nearkin.data.file_names import existing_images
+from nearkin.data.folder import existing_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 

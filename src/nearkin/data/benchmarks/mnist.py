@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import math
 import struct
 import zlib
 from pathlib import Path
@@ -34,32 +33,19 @@ def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     ...     read_idx(file, dimensions=1)
     array([7, 2, 1], dtype=uint8)
     """
-    content = _decompressed(path)
     magic = bytes([0, 0, 8, dimensions])
-    if content[:4] != magic:
-        raise DataError(
-            f"{path.name} is not an idx file of bytes in {dimensions} dimensions: it must start with "
-            f"{magic.hex()}, got {content[:4].hex() or 'nothing'}"
-        )
-    start = 4 + 4 * dimensions
-    if len(content) < start:
-        raise DataError(f"{path.name} is cut short: its header has {start} bytes, got {len(content)}")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise DataError(
-            f"{path.name} must have {math.prod(shape):,} bytes after its header "
-            f"({' × '.join(map(str, shape))}), got {len(content) - start:,}: download it again"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
-
-
-def _decompressed(path: Path) -> bytes:
     try:
         content = path.read_bytes()
         # Recognised by its first bytes: files that were unpacked without losing their ending are common.
-        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path.name}: {error}") from error
+        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        if content[:4] != magic:
+            raise ValueError(f"it must start with {magic.hex()}, got {content[:4].hex() or 'nothing'}")
+        shape = struct.unpack_from(f">{dimensions}I", content, offset=4)
+        return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
+        raise DataError(
+            f"cannot read {path.name} as an idx file of bytes in {dimensions} dimensions ({error}): download it again"
+        ) from error
 
 
 def _spellings(prefix: str, content: str) -> tuple[str, ...]:
@@ -82,14 +68,10 @@ def _read(root: Path, *, name: str, class_names: tuple[str, ...]) -> ImageTable:
             raise DataError(
                 f"{pixels_file.name} has {len(pixels):,} images, but {labels_file.name} has {len(numbers):,} labels"
             )
-        if len(numbers) and numbers.max() >= len(class_names):
-            raise DataError(f"{labels_file.name} must hold labels in 0..{len(class_names) - 1}, got {numbers.max()}")
         images.append(pixels)
         labels.append(numbers)
         splits += [split] * len(pixels)
         ids += [f"{split}/{row:05d}" for row in range(len(pixels))]
-    if images[0].shape[1:] != images[1].shape[1:]:
-        raise DataError(f"training images have the size {images[0].shape[1:]}, test images {images[1].shape[1:]}")
     return ImageTable(
         name=name,
         images=np.concatenate(images),
