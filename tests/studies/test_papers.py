@@ -15,8 +15,19 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import fingerprint, recipes_folder, shipped_recipes
 from nearkin.report.published import look_up
 from nearkin.studies.expected_scores import list_recipes
-from nearkin.studies.paper_rows import Settings, list_tables, missing_data, missing_weights, rows_of
-from nearkin.studies.papers import find_item, items, paper_folder, papers, read_table, tables_of
+from nearkin.studies.papers import (
+    Settings,
+    find_item,
+    items,
+    list_tables,
+    missing_data,
+    missing_weights,
+    paper_folder,
+    papers,
+    read_table,
+    rows_of,
+    tables_of,
+)
 from nearkin.training import methods
 from nearkin.training.build import build_objective
 from nearkin.training.recipes import load_recipe

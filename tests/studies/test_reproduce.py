@@ -14,7 +14,7 @@ from nearkin.errors import DataError
 from nearkin.report.table import markdown
 from nearkin.studies import reproduce as module
 from nearkin.studies import study as study_module
-from nearkin.studies.paper_rows import Settings
+from nearkin.studies.papers import Settings
 from nearkin.studies.reproduce import Reproduction, write_digits
 from nearkin.studies.results import Column
 

@@ -102,8 +102,7 @@ def reproduce(
     interrupted resumes with the same command, and a row whose data or weights are not here is skipped and says so.
     The folder gets the table as Markdown, CSV and JSON, and a figure; tables of one paper share their runs.
     """
-    from nearkin.studies.paper_rows import Settings, list_tables
-    from nearkin.studies.papers import papers
+    from nearkin.studies.papers import Settings, list_tables, papers
     from nearkin.studies.reproduce import Reproduction
 
     name, changes = split_arguments(arguments, what="table")

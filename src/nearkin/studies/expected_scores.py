@@ -6,8 +6,7 @@ import csv
 
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.report.listings import Listing
-from nearkin.studies.paper_rows import Settings, recipe_of
-from nearkin.studies.papers import PaperRow, PaperTable, items, papers, tables_of
+from nearkin.studies.papers import PaperRow, PaperTable, Settings, items, papers, recipe_of, tables_of
 from nearkin.training.recipes import load_recipe
 
 Score = tuple[str, float, float | None, int]
@@ -53,15 +52,11 @@ def list_recipes(*, expected: bool = True) -> Listing:
 
 def _scores_text(scores: list[Score]) -> str:
     texts: dict[int, list[str]] = {}
-    for metric, value, spread, dim in sorted(scores, key=lambda score: score[3]):
-        spread_text = "" if spread is None else f" ± {_digits(spread)}"
-        texts.setdefault(dim, []).append(f"{metric} {_digits(value)}{spread_text}")
+    for metric, *numbers, dim in sorted(scores, key=lambda score: score[3]):
+        # As many digits as a value has, one at least.
+        digits = [f"{x:.1f}" if round(x, 1) == x else f"{x:g}" for x in numbers if x is not None]
+        texts.setdefault(dim, []).append(f"{metric} {' ± '.join(digits)}")
     return "; ".join((f"{dim}-d " if len(texts) > 1 else "") + ", ".join(members) for dim, members in texts.items())
-
-
-def _digits(value: float) -> str:
-    """As many digits as the value has, one at least."""
-    return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
 
 
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, PaperRow] | None:

@@ -19,8 +19,7 @@ from nearkin.report.table import Table, counted
 from nearkin.runs.folder import Outcome
 from nearkin.studies.figures import Panel, draw
 from nearkin.studies.mlrc import score_models
-from nearkin.studies.paper_rows import Settings, missing_data, rows_of
-from nearkin.studies.papers import PaperTable, find_item, tables_of
+from nearkin.studies.papers import PaperTable, Settings, find_item, missing_data, rows_of, tables_of
 from nearkin.studies.results import Column, RowResult
 from nearkin.studies.study import PlannedRun, Row, Study, planned_runs, write_table
 from nearkin.studies.tables import by_data, study_record, study_table

@@ -51,13 +51,16 @@ def read_space(texts: Iterable[str | Path], recipe: Recipe) -> Space:
             written[key] = values
     if not written:
         raise RecipeError("the space is empty: give at least one key, such as training.learning_rate=1e-5..1e-2:log")
-    firsts, space = {}, {}
+    parsed = {}
     for key, values in written.items():
         with mistakes_in(f"{key}={values}"):
-            firsts[key] = _written_values(key, values)[0]
-    for key, values in written.items():
-        with mistakes_in(f"{key}={values}"):
-            space[key] = _distribution(key, values, recipe, firsts)
+            parsed[key] = _written_values(key, values)
+    firsts = {key: _yaml_text(values[0]) for key, values in parsed.items()}
+    space = {}
+    for key, values in parsed.items():
+        with mistakes_in(f"{key}={written[key]}"):
+            typed = [_typed(key, _yaml_text(value), recipe, firsts) for value in values]
+            space[key] = _distribution(key, typed, _RANGE.match(str(written[key])))
     return space
 
 
@@ -146,35 +149,29 @@ def _written_values(key: str, written: Any) -> list[Any]:
     return list(values)
 
 
-def _distribution(key: str, written: Any, recipe: Recipe, firsts: Mapping[str, Any]) -> Any:
+def _distribution(key: str, values: list[Any], is_range: re.Match[str] | None) -> Any:
     optuna = require("optuna.distributions", "tune")
-    values = [_typed(key, value, recipe, firsts) for value in _written_values(key, written)]
-    match = _RANGE.match(written) if isinstance(written, str) else None
-    if match is None:
+    if is_range is None:
         texts = [_yaml_text(value) for value in values]
         if len(set(texts)) < len(texts):
             raise RecipeError("a value is listed twice")
         return optuna.CategoricalDistribution(texts)
     if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
         raise RecipeError(f"a range is for numbers, and {key} takes no number there: list its values as a,b,c")
-    low, high = values
-    if not low < high:
-        raise RecipeError(f"a range goes from low to high, got {low:g}..{high:g}")
-    if match["log"] and not low > 0:
-        raise RecipeError(f"a logarithmic range begins above 0, got {low:g}")
+    (low, high), log = values, bool(is_range["log"])
+    if not low < high or (log and not low > 0):
+        raise RecipeError(f"a range goes from low to high, a logarithmic one from above 0, got {low:g}..{high:g}")
     whole = isinstance(low, int) and isinstance(high, int)
-    distribution = optuna.IntDistribution if whole else optuna.FloatDistribution
-    return distribution(low, high, log=bool(match["log"]))
+    return (optuna.IntDistribution if whole else optuna.FloatDistribution)(low, high, log=log)
 
 
-def _typed(key: str, value: Any, recipe: Recipe, firsts: Mapping[str, Any]) -> Any:
-    """``value`` as the recipe keeps it: ``"1e-4"`` as a float where the key is one."""
-    texts = {name: _yaml_text(first) for name, first in firsts.items()}
+def _typed(key: str, text: str, recipe: Recipe, firsts: Mapping[str, str]) -> Any:
+    """A value as the recipe keeps it: ``1e-4`` as a float where the key is one."""
     try:
-        made = recipe_at(recipe, {key: _yaml_text(value)})
+        made = recipe_at(recipe, {key: text})
     except RecipeError as alone:
         try:  # it may need another key of the space, as the option of a loss needs that loss
-            made = recipe_at(recipe, {**texts, key: _yaml_text(value)})
+            made = recipe_at(recipe, {**firsts, key: text})
         except RecipeError:
             raise alone from None
     return functools.reduce(operator.getitem, key.split("."), made.as_mapping())

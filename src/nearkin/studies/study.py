@@ -308,7 +308,8 @@ class _Runner:
                 torch.cuda.reset_peak_memory_stats()  # or a run would report the memory of a larger one before it
             try:
                 self._make_ready(planned)
-                self._train(planned)
+                with ConsoleObserver(self.console) as bar:
+                    run(planned.recipe, planned.folder, bar, resume=planned.folder.is_begun, progress=bar.decoding)
             except InterruptedRunError:
                 raise
             except BusyError as error:
@@ -364,10 +365,6 @@ class _Runner:
             if planned.folder.path in self.changed:
                 planned.folder.clear()
             (planned.folder.path / OUTCOME_FILE).unlink(missing_ok=True)
-
-    def _train(self, planned: PlannedRun) -> None:
-        with ConsoleObserver(self.console) as bar:
-            run(planned.recipe, planned.folder, bar, resume=planned.folder.is_begun, progress=bar.decoding)
 
     def _leave(self, planned: PlannedRun, reason: str) -> None:
         """Another process is at this run; the others of the study continue."""
