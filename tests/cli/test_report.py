@@ -14,11 +14,11 @@ def test_a_report_is_written_and_opened(nearkin, four_runs, tmp_path, monkeypatc
     asked = []
     monkeypatch.setattr(webbrowser, "open", asked.append)
     file = tmp_path / "page.html"
-    code, out, err = nearkin("report", four_runs[0], "-o", file, "--title", "Two < three", "--open", "--device", "cpu")
+    code, out, err = nearkin("report", four_runs[0], "-o", file, "--open", "--device", "cpu")
     assert (code, err) == (0, "")
     assert out.startswith(f"{file} (")
     assert asked == [file.as_uri()]
-    assert "<h1>Two &lt; three</h1>" in file.read_text(encoding="utf-8")
+    assert "<h1>proxy_anchor on squares</h1>" in file.read_text(encoding="utf-8")
 
 
 def test_a_program_is_told_what_is_not_shown(nearkin, write_run, tmp_path):

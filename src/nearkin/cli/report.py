@@ -102,7 +102,6 @@ def report(
         Path | None,
         typer.Option("--output", "-o", help="File to write. Default: report.html, in RUN when there is only one."),
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="Heading of the page.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     classes: MapClasses = 12,
     seed: ViewSeed = 0,
@@ -129,14 +128,13 @@ def report(
 
     view = ViewOptions(classes=classes, seed=seed, device=device, data_root=data_root, data=data)
     with ConsoleObserver(progress_console(verbose)) as observer:
-        written = write_report(runs, output, title=title, view=view, progress=observer.decoding)
+        written = write_report(runs, output, view=view, progress=observer.decoding)
     if as_json:
-        record = {"file": str(written.file), "bytes": written.size, "images": written.images}
-        print(json.dumps({**record, "not_shown": list(written.missing)}))
+        print(json.dumps({"file": str(written.file), "bytes": written.size, "not_shown": list(written.missing)}))
     else:
         for line in written.missing:
             say(f"not shown: {line}", stderr=True)
-        say(f"{written.file} ({written.size / 1e6:.1f} MB, {written.images:,} images)")
+        say(f"{written.file} ({written.size / 1e6:.1f} MB)")
     if open_:
         webbrowser.open(written.file.resolve().as_uri())
 
@@ -148,9 +146,6 @@ def table(
     metrics: Annotated[
         str | None, typer.Option("--metrics", help="Scores to show, separated by commas, such as R@1,MAP@R.")
     ] = None,
-    published: Annotated[
-        bool, typer.Option("--published/--no-published", help="Add published values below ours where they match.")
-    ] = True,
 ) -> None:
     """Print the scores of runs as a table for a paper, a page or a program.
 
@@ -163,7 +158,7 @@ def table(
     from nearkin.report.score_tables import score_table
 
     gathered = gather_runs(runs)
-    scores = score_table(gathered.groups, metrics=names_in(metrics), published=published)
+    scores = score_table(gathered.groups, metrics=names_in(metrics))
     for line in gathered.left_out:
         say(f"left out: {line}", stderr=True)
     print_table(scores, format_)

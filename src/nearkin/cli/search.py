@@ -51,7 +51,6 @@ def search(
     min_confidence: Annotated[
         float | None, typer.Option("--min-confidence", help="Only hits with at least this confidence.")
     ] = None,
-    offset: Annotated[int, typer.Option("--offset", help="Skip this many: the next page.")] = 0,
     sheet: Sheet = None,
     rerank: Rerank = None,
     run: MovedRun = None,
@@ -84,7 +83,6 @@ def search(
         "unlike": unlike or [],
         "group_by": group_by,
         "min_confidence": min_confidence,
-        "offset": offset,
         "crop": box,
         "rerank": rerank,
     }

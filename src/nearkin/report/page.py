@@ -1,4 +1,4 @@
-"""The report: one HTML file with tables, figures and interactive maps, which needs no network."""
+"""The report: one HTML file with tables and figures, which needs no network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import hashlib
 import importlib
 import importlib.resources
-import io
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,11 +15,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
+from typing import TypeVar
 
 import nearkin
 from nearkin.catalogue import plot_names
@@ -29,9 +24,8 @@ from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.differences import Comparison, differences_part, how_to_read
-from nearkin.report.figure_style import CLASS_COLOURS, figure_bytes
+from nearkin.report.figure_style import figure_bytes
 from nearkin.report.figures import draw_figure
-from nearkin.report.figures.map import Map, map_of, map_words, training_map, training_words
 from nearkin.report.listings import summary_of
 from nearkin.report.opened_run import IMAGE_LIMIT, NothingToShowError, OpenedRun, ViewOptions
 from nearkin.report.query_results import QueryResults, retrieve
@@ -49,26 +43,20 @@ SCORED_LIMIT = 15_000
 """Of more test images, some whole classes are embedded for the scores by class."""
 MOST_GROUPS = 8
 """Groups whose weights are loaded for maps, figures and scores by class."""
-MAP_IMAGES = 500
-"""Points of a map that have an image."""
-IMAGE_BUDGET = 5_500_000
-"""Characters of all thumbnails together, so that the page stays below about eight megabytes."""
 CLASS_ROWS = 300
 """Lines of the table of classes; of more classes the best and the worst are shown."""
 ALL_SEEDS = ("curves", "covering")
 """Figures of all runs; the others show the first run of each group."""
 FIRST = ("curves", "map", "neighbours", "worst")
 """The order of the sections; other figures follow by name."""
-_SIDE, _GRID = 88, 2000
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The file, its size in bytes, the number of images in it, and what it does not show with the reasons."""
+    """The file, its size in bytes, and what it does not show with the reasons."""
 
     file: Path
     size: int
-    images: int
     missing: tuple[str, ...]
 
 
@@ -76,7 +64,6 @@ def write_report(
     paths: Sequence[str | Path],
     output: str | Path | None = None,
     *,
-    title: str | None = None,
     view: ViewOptions | None = None,
     progress: Progress | None = None,
 ) -> WrittenReport:
@@ -85,7 +72,6 @@ def write_report(
     Args:
         paths: run folders, or folders of ``nearkin compare``.
         output: the file; default: ``report.html`` in the folder when there is one, else in the working directory.
-        title: the page's heading; default: the data and the methods.
         view: which weights, classes and device to use for figures.
         progress: called while images are decoded.
     """
@@ -97,45 +83,9 @@ def write_report(
     check_writable(file.parent)
     gathered = gather_runs(paths, view, progress=progress)
     page = _Page(gathered)
-    if title is None:
-        titles = list(dict.fromkeys(group.title for group in gathered.groups))
-        title = f"{', '.join(titles) if len(titles) <= 3 else f'{len(titles)} recipes'} on {gathered.data}"
-    content = page.render(title).encode()
+    content = page.render().encode()
     write_atomically(file, content)
-    return WrittenReport(file, len(content), len(page.thumbnails.images), tuple(page.missing))
-
-
-class Thumbnails:
-    """Small copies of images as data URIs, each once however often it is shown."""
-
-    def __init__(self) -> None:
-        self.images: list[str] = []
-        self._numbers: dict[tuple[int, int], int] = {}
-        self._size = 0
-
-    def number(self, run: OpenedRun, row: int) -> int:
-        """The number of the image of a row of a run's table, or -1 where the page is full."""
-        key = (id(run.data), row)
-        if key not in self._numbers:
-            uri = data_uri_of(run.data.images[row])
-            fits = self._size + len(uri) <= IMAGE_BUDGET
-            self._numbers[key] = len(self.images) if fits else -1
-            if fits:
-                self.images.append(uri)
-                self._size += len(uri)
-        return self._numbers[key]
-
-
-def data_uri_of(pixels: NDArray[np.uint8]) -> str:
-    """A data URI of a small copy of an image, in whichever of JPEG and PNG is shorter."""
-    image = Image.fromarray(pixels).convert("RGB")
-    image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    uris = []
-    for file_format, options in (("jpeg", {"quality": 80}), ("png", {"optimize": True})):
-        content = io.BytesIO()
-        image.save(content, file_format, **options)
-        uris.append(_data_uri(f"image/{file_format}", content.getvalue()))
-    return min(uris, key=len)
+    return WrittenReport(file, len(content), tuple(page.missing))
 
 
 class _Page:
@@ -143,8 +93,6 @@ class _Page:
 
     def __init__(self, gathered: Gathered) -> None:
         self.gathered = gathered
-        self.thumbnails = Thumbnails()
-        self._maps: list[dict[str, Any]] = []
         self._missing: dict[str, list[str]] = {}
         self._sections: list[tuple[str, str, str]] = []
         """Anchors, headings and bodies."""
@@ -155,8 +103,10 @@ class _Page:
         grouped = [f"{', '.join(dict.fromkeys(parts))}: {reason}" for reason, parts in self._missing.items()]
         return [*self.gathered.left_out, *grouped]
 
-    def render(self, title: str) -> str:
+    def render(self) -> str:
         groups = self.gathered.groups
+        titles = list(dict.fromkeys(group.title for group in groups))
+        methods = ", ".join(titles) if len(titles) <= 3 else f"{len(titles)} recipes"
         self._add("scores", "Scores", lambda: scores_section(groups))
         for number, same_data in enumerate(self.gathered.by_data, 1):
             self._add_data(same_data, number)
@@ -164,17 +114,15 @@ class _Page:
         self._add("reproduce", "Recipes, environment and commands", lambda: reproduce_section(groups))
         script = _asset("page.js")
         script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        colours = ";".join(f"--class-{index}:{colour}" for index, colour in enumerate(CLASS_COLOURS))
         missing = "".join(f"<li>{escape(line)}</li>" for line in self.missing)
-        data = json.dumps({"images": self.thumbnails.images, "maps": self._maps}, ensure_ascii=True, allow_nan=False)
         runs = sum(len(group.runs) for group in groups)
         protocols = " and ".join(dict.fromkeys(group.recipe.protocol.name for group in groups))
         recipes = counted(len(groups), "recipe")
         when = datetime.now(UTC).strftime("%Y-%m-%d")
         return Template(_asset("page.html")).substitute(
-            title=escape(title),
+            title=escape(f"{methods} on {self.gathered.data}"),
             policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
-            style=f":root{{{colours}}}\n{_asset('page.css')}",
+            style=_asset("page.css"),
             subtitle=escape(f"{counted(runs, 'run')} of {recipes} on {self.gathered.data}, {protocols} protocol"),
             links="".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in self._sections),
             sections="\n".join(
@@ -182,8 +130,6 @@ class _Page:
             ),
             footer=escape(f"Written by nearkin {nearkin.__version__} on {when}. This file needs no network."),
             missing=f"<details><summary>Not shown</summary><ul>{missing}</ul></details>" if missing else "",
-            # Inside a script element: nothing in the JSON may end the element.
-            data=data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
             script=script,
         )
 
@@ -195,8 +141,7 @@ class _Page:
             self._miss(f"figures and scores by class of {left} of {len(groups)} rows", "name fewer runs")
         shown = groups[:MOST_GROUPS]
         for name in sorted(plot_names(), key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
-            make = partial(self._map_section, shown) if name == "map" else partial(self._figures, name, groups)
-            add(name, name.replace("-", " ").capitalize(), make)
+            add(name, name.replace("-", " ").capitalize(), partial(self._figures, name, groups))
             if name == "worst":
                 add("classes", "Scores by class", partial(self._classes_section, shown))
 
@@ -220,63 +165,6 @@ class _Page:
             body += f'<figure class="plot"><img src="{uri}" alt="{escape(alt)}"></figure>'
         summary = summary_of(importlib.import_module(f"nearkin.report.figures.{name.replace('-', '_')}"))
         return f"<p class=note>{escape(summary)}</p>{body}" if body else ""
-
-    def _map_section(self, groups: Sequence[RunGroup]) -> str:
-        """Maps of training and test classes, which the page's script draws: pointing at an image's point shows it."""
-        blocks = []
-        for group in groups:
-            run = group.runs[0]
-            charts = [self._attempt(f"training map of {group.title}", partial(self._training_map, run))]
-            charts.append(self._attempt(f"test map of {group.title}", partial(self._test_map, run)))
-            if any(charts):
-                heading = f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else ""
-                blocks.append(f"{heading}<div class=charts>{''.join(chart or '' for chart in charts)}</div>")
-        reading = (
-            "Point at or tap an image's point to see it; a class's name highlights that class. In a map by t-SNE near "
-            "images are alike; distances between far groups have little meaning."
-        )
-        return f"{''.join(blocks)}<p class=note>{escape(reading)}</p>" if blocks else ""
-
-    def _training_map(self, run: OpenedRun) -> str:
-        projected = training_map(run.at_proxies)
-        return self._map_chart(run.at_proxies, projected, training_words(projected))
-
-    def _test_map(self, run: OpenedRun) -> str:
-        return self._map_chart(run, map_of(run, run.test_sample), f"Test: {run.protocol.test_classes}")
-
-    def _map_chart(self, run: OpenedRun, projected: Map, title: str) -> str:
-        everything = np.concatenate([projected.points, projected.proxies.reshape(-1, 2)])
-        low, wide = everything.min(0), max(float(np.ptp(everything, axis=0).max()), 1e-12)
-
-        def on_grid(points: NDArray[np.float64]) -> list[list[int]]:
-            # Whole numbers keep the page small; y points down, as in SVG.
-            scaled = (points - low) / wide * _GRID
-            scaled[:, 1] = _GRID * float(np.ptp(everything[:, 1])) / wide - scaled[:, 1]
-            return np.rint(scaled).astype(np.int64).tolist()  # type: ignore[no-any-return]
-
-        rows, columns = projected.rows.tolist(), np.searchsorted(projected.classes, projected.labels).tolist()
-        with_image = set(np.linspace(0, len(rows) - 1, min(MAP_IMAGES, len(rows))).astype(int).tolist())
-        images = [self.thumbnails.number(run, row) if i in with_image else -1 for i, row in enumerate(rows)]
-        self._maps.append(
-            {
-                "classes": [run.data.table.class_names[label] for label in projected.classes.tolist()],
-                "points": [
-                    [*point, column, image]
-                    for point, column, image in zip(on_grid(projected.points), columns, images, strict=True)
-                ],
-                "proxies": [
-                    [*point, column]
-                    for column, proxies in enumerate(projected.proxies)
-                    for point in on_grid(proxies.reshape(-1, 2))
-                ],
-            }
-        )
-        step = f", weights of step {run.step:,}" if run.folder.last_checkpoint.exists() else ""
-        caption = f"{title}. {map_words(projected)}, seed {run.recipe.training.seed}{step}"
-        return (
-            f'<figure class="chart map" data-map="{len(self._maps) - 1}" data-label="{escape(caption)}">'
-            f"<figcaption>{escape(caption)}</figcaption></figure>"
-        )
 
     def _classes_section(self, groups: Sequence[RunGroup]) -> str:
         results = {

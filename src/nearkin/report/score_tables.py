@@ -108,19 +108,12 @@ class Entry:
     test_classes: str = ""
 
 
-def score_table(
-    groups: Sequence[RunGroup],
-    *,
-    metrics: Sequence[str] | None = None,
-    published: bool = True,
-    untrained: bool = False,
-) -> Table:
-    """The table of the groups' finished runs.
+def score_table(groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = None, untrained: bool = False) -> Table:
+    """The table of the groups' finished runs, with published values that certainly measure the same below ours.
 
     Args:
         groups: from :func:`nearkin.report.run_groups.gather_runs`.
         metrics: names of the scores to show, in this order; default: all that were measured.
-        published: add published values below ours where they certainly measure the same.
         untrained: add the scores before training.
     """
     entries = [entry for index, group in enumerate(groups) for entry in _entries(group, index, untrained=untrained)]
@@ -132,8 +125,7 @@ def score_table(
         if name not in measured:
             raise RecipeError(f"the runs have no score {name!r}: {did_you_mean(name, measured)}")
     names = tuple(dict.fromkeys(metrics)) if metrics else tuple(measured)
-    if published:
-        entries = _with_published(entries, groups, names)
+    entries = _with_published(entries, groups, names)
     ours = [entry for entry in entries if entry.published is None]
     varying = [key for key in CONDITIONS if len({entry.conditions[key] for entry in ours}) > 1]
     unfinished = [run.folder.path for group in groups for run in group.runs if not run.folder.is_finished]
