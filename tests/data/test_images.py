@@ -19,7 +19,6 @@ from nearkin.data.images import (
     decode_bytes,
     image_extensions,
     register_heic,
-    why_left_out,
 )
 from nearkin.errors import DataError
 
@@ -344,12 +343,6 @@ def test_avif_is_decoded_and_turned_upright(tmp_path):
     exif[0x0112] = 6
     (tmp_path / "a.avif").write_bytes(saved(Image.new("RGB", (24, 16), "red"), "AVIF", exif=exif))
     assert decode(tmp_path / "a.avif").shape == (24, 16, 3)
-
-
-def test_reasons_for_what_is_left_out():
-    assert "pip install 'nearkin[heic]'" in why_left_out(".HEIC")
-    assert "camera raw" in why_left_out(".NEF")
-    assert why_left_out(".mp4") == why_left_out("") == "not images"
 
 
 @pytest.mark.skipif(register_heic(), reason="HEIC can be read here")

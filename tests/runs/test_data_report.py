@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from nearkin.data.cache import ArrayImages, OpenedImages
-from nearkin.data.folder import folder_table
+from nearkin.data.folder import read_folder
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol
@@ -40,7 +40,7 @@ def report_for(source):
 
 def kinds_of(photos, split):
     """Names of the classes that the split chose, in the order of the table."""
-    protocol = Protocol(recipe_for(photos).protocol, folder_table(photos))
+    protocol = Protocol(recipe_for(photos).protocol, read_folder(photos))
     rows = protocol.train_rows if split == "train" else protocol.test.query
     return [protocol.table.class_names[label] for label in np.unique(protocol.table.labels[rows])]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nearkin.data.images import ARCHIVE_ENDINGS, MANIFEST_ENDINGS, UNREADABLE_PHOTOS, image_extensions, why_left_out
+from nearkin.data.images import ARCHIVE_ENDINGS, MANIFEST_ENDINGS, NOT_IMAGES, UNREADABLE_PHOTOS, image_extensions
 from nearkin.data.table import SPLITS, ImageTable, LeftOut
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
@@ -25,7 +25,9 @@ ClassFolders = Literal["deepest", "top"]
 """Which folders are the classes where folders of images lie inside each other."""
 
 
-def read_folder(root: str | Path, *, name: str | None = None, class_folders: ClassFolders | None = None) -> ImageTable:
+def read_folder(
+    root: str | Path, *, name: str | None = None, class_folders: ClassFolders | None = None, warn: bool = True
+) -> ImageTable:
     """Read a folder that has one subfolder per class, named after it.
 
     Everything is in the split ``train`` (a protocol divides it later), unless the top folders are called ``train``,
@@ -39,6 +41,7 @@ def read_folder(root: str | Path, *, name: str | None = None, class_folders: Cla
         class_folders: which folders are the classes where a class folder holds folders of images. ``deepest``: every
             folder that images lie in, named by its path below the root or split (``Fruit/Apple``). ``top``: the
             folders at the top, with everything below them. None: there must be no such folders.
+        warn: whether to warn of photos that are left out; not needed where ``left_out`` is reported.
 
     Raises:
         DataError: when there is no such folder, or it is not laid out like this, or has fewer than two classes.
@@ -53,14 +56,6 @@ def read_folder(root: str | Path, *, name: str | None = None, class_folders: Cla
         >>> table.class_names, table.ids
         (('apple', 'pear'), ('apple/1.jpg', 'pear/2.jpg', 'pear/10.jpg'))
     """
-    table = folder_table(root, name=name, class_folders=class_folders)
-    if lost := [str(files) for files in table.left_out if files.is_photo]:
-        warnings.warn(f"left out of {str(root)!r}: {'; '.join(lost)}", stacklevel=2)
-    return table
-
-
-def folder_table(root: str | Path, *, name: str | None = None, class_folders: ClassFolders | None = None) -> ImageTable:
-    """:func:`read_folder` without the warning, for callers that report what was left out."""
     if class_folders is not None and class_folders not in get_args(ClassFolders):
         raise RecipeError(f"no class_folders {class_folders!r}: {did_you_mean(class_folders, get_args(ClassFolders))}")
     root = existing_folder(root)
@@ -98,6 +93,9 @@ def folder_table(root: str | Path, *, name: str | None = None, class_folders: Cl
     # Archives made on macOS bring a folder of hidden files along.
     if empty := [folder for top in tops for folder in top.empty if not folder.startswith("__")]:
         left_out.append(LeftOut(len(empty), "folders", "without an image that can be read", empty[0]))
+    left_out += others
+    if warn and (lost := [str(files) for files in left_out if files.is_photo]):
+        warnings.warn(f"left out of {str(root)!r}: {'; '.join(lost)}", stacklevel=2)
     return ImageTable.build(
         name or printable(root.resolve().name),
         images,
@@ -105,7 +103,7 @@ def folder_table(root: str | Path, *, name: str | None = None, class_folders: Cl
         splits=in_split,
         ids=ids,
         class_names=classes,
-        left_out=(*left_out, *others),
+        left_out=left_out,
     )
 
 
@@ -204,7 +202,7 @@ def _scan_all(root: Path) -> tuple[Folder, tuple[LeftOut, ...]]:
     others: dict[str, list[str]] = defaultdict(list)
     tree = _scan(root, below_root="", above=frozenset(), others=others)
     left_out = [
-        LeftOut(len(names), ending, why_left_out(ending), min(names), ending in UNREADABLE_PHOTOS)
+        LeftOut(len(names), ending, UNREADABLE_PHOTOS.get(ending, NOT_IMAGES), min(names), ending in UNREADABLE_PHOTOS)
         for ending, names in others.items()
     ]
     return tree, tuple(sorted(left_out, key=lambda files: (-files.count, files.what)))

@@ -279,15 +279,6 @@ def image_extensions() -> frozenset[str]:
     return frozenset(readable | {".mpo"})  # opened by the JPEG reader, so Pillow has no opener of that name
 
 
-def why_left_out(ending: str) -> str:
-    """What to do about files with an ending outside :func:`image_extensions`.
-
-    >>> why_left_out(".nef"), why_left_out(".xyz")
-    ('camera raw files: export them as JPEG', 'not images')
-    """
-    return UNREADABLE_PHOTOS.get(ending.lower(), NOT_IMAGES)
-
-
 def is_image_file(path: Path) -> bool:
     """Whether a file is one image, rather than a list of images, by its ending."""
     return path.suffix.lower() in image_extensions() or path.suffix.lower() in UNREADABLE_PHOTOS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearkin.data.benchmarks import benchmarks, read_benchmark
-from nearkin.data.folder import ClassFolders, folder_images, folder_table, printable, suggest_folder
+from nearkin.data.folder import ClassFolders, folder_images, printable, read_folder, suggest_folder
 from nearkin.data.images import is_image_file
 from nearkin.data.manifest import read_manifest
 from nearkin.data.table import ImageTable
@@ -43,7 +43,7 @@ def read_source(
     if path.is_file():
         return read_manifest(path)
     if path.exists() or any(mark in text for mark in "/\\. ~"):
-        return folder_table(path, class_folders=class_folders)
+        return read_folder(path, class_folders=class_folders, warn=False)
     near = suggest_folder(path) or f": {did_you_mean(text, benchmarks())}"
     raise DataError(f"{text!r} is neither a folder or manifest here nor a benchmark{near}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nearkin.data.benchmarks.benchmark import Benchmark
-from nearkin.data.folder import existing_images, folder_table
+from nearkin.data.folder import existing_images, read_folder
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
 
@@ -20,7 +20,7 @@ def _read(root: Path) -> ImageTable:
         return _read_annotations(root)
     # Class folders at the top, or below ``train`` and ``test``, which divide the images of each class. The published
     # numbering goes by make, and the alphabet puts the same 98 classes first: up to the Eagle, before the Ferraris.
-    table = folder_table(root, name="cars", class_folders="top")
+    table = read_folder(root, name="cars", class_folders="top", warn=False)
     return table.with_splits(np.where(table.labels < TRAINING_CLASSES, "train", "test"))
 
 
