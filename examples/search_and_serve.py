@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> list[str | None]:
     others = client.search(query, k=3, where={"label": [label for label in _labels(index) if label != here]})
     print(f"Of another kind than {here}: {', '.join(str(hit.label) for hit in others)}")
     added = client.add(query.read_bytes(), label="a new kind")
-    print(f"Added as item {added.id}; {client.status().items} items are served")
+    print(f"Added as item {added.id}; {client.status()['items']} items are served")
     return [hit.label for hit in client.search(query, k=5)]
 
 

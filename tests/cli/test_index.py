@@ -98,15 +98,14 @@ def test_upgrade(nearkin, index, trained, photos, tmp_path):
     assert "--drop-missing" in err
     code, out, err = nearkin("index", "upgrade", index, tmp_path / "better", "--drop-missing", "--keep-old")
     assert code == 0, err
-    for said in ("47 images embedded", "removed item", "% are the same", "labelled images", "old index: "):
-        assert said in " ".join(out.split()), said
+    assert "47 images embedded" in " ".join(out.split())
     new = Index.open(index)
     assert new.dim == 4
     assert new.items(new.ids()) == [item for item in before if item.path != str(gone)]
     assert nearkin("search", index, photos / "kiwi" / "Bild 4 ä.png")[0] == 0
     assert Index.open(f"{index}.old").dim == 8
     code, out, _ = nearkin("index", "upgrade", index, trained, "--json")
-    assert 0 <= json.loads(out)["overlap"] <= 1
+    assert json.loads(out)["items"] == len(Index.open(index))
     code, _, err = nearkin("index", "upgrade", index, trained)
     assert code == 2
     assert "of this encoder already" in err

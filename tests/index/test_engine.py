@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nearkin.index.engine import RECALL_AT, recall, unseen_queries
+from nearkin.index.engine import RECALL_AT, recall_measure, unseen_queries
 from nearkin.index.exact import ExactEngine
 from nearkin.index.segments import Segments
 
@@ -62,7 +62,15 @@ def test_by_angle_queries_have_length_1(stored):
     np.testing.assert_allclose(lengths, 1)
 
 
-def test_recall_counts_scores_and_what_is_not_found():
-    true = [np.array([3.0, 2.0, 2.0]), np.array([1.0, 0.5, 0.0])]
-    assert recall(true, true) == 1
-    assert recall(true, [np.array([2.0, 2.0, 2.0]), np.array([1.0])]) == pytest.approx((1 + 1 / 3) / 2)
+def test_recall_counts_scores_and_what_is_not_found(stored):
+    exact, vectors = stored
+    recall = recall_measure(exact, vectors, "euclidean", np.arange(1800), 20)
+    assert recall(exact) == 1
+
+    class Misses(ExactEngine):
+        def candidates(self, queries, k, allowed):
+            return [rows[::2] for rows in super().candidates(queries, 1800, allowed)]
+
+    half = Misses(exact._folder, vectors, "euclidean")
+    half.show(1800)
+    assert 0.3 < recall(half) < 0.7

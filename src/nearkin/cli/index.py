@@ -175,7 +175,7 @@ def upgrade(
     [bold]nearkin index upgrade birds.index runs/better[/bold]
 
     Images are read from their files again. Ids, labels, columns and thumbnails stay. Searches use the old vectors until
-    all is done. The same command resumes after an interruption. At the end it compares the two encoders.
+    all is done. The same command resumes after an interruption.
     """
     from nearkin.index.upgrade import upgrade as upgraded
     from nearkin.runs.model import load
@@ -191,13 +191,6 @@ def upgrade(
         say(f"  removed item {id}: {reason}")
     if len(done.dropped) > _SHOWN:
         say(f"  … and {len(done.dropped) - _SHOWN:,} more")
-    if done.overlap is not None:
-        say(f"Of the ten nearest neighbours of {done.compared:,} images, {done.overlap:.0%} are the same as before")
-    if done.accuracy is not None and done.accuracy_before is not None:
-        say(
-            f"The majority label of the ten nearest was right for {done.accuracy_before:.1%} of the labelled images, "
-            f"and is for {done.accuracy:.1%} now"
-        )
     if done.old is not None:
         say(f"The old index: {done.old}")
 

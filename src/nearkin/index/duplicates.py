@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -32,9 +32,7 @@ LEAST_CORRELATION = 0.8
 MIN_CONFIDENCE = 0.99
 _SIDE = 32
 _LEAST_CONTRAST = 2.0
-_BANDS, _BAND_BITS = 4, 16
-_PAIRS_AT_ONCE = 1 << 21
-_BIT_COUNTS = np.array([value.bit_count() for value in range(1 << _BAND_BITS)], dtype=np.uint8)
+_HASHES_AT_ONCE = 256
 # The 64 lowest frequencies but for the mean, by u + v.
 _LOWEST = np.array(sorted(((u, v) for u in range(12) for v in range(12) if u + v), key=lambda at: (sum(at), at))[:64]).T
 
@@ -160,37 +158,17 @@ def are_alike(one: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
 
 
 def pairs_within(hashes: NDArray[np.uint64], most: int) -> Iterator[NDArray[np.int64]]:
-    """Every pair ``[P, 2]`` of distinct hashes that differ in at most ``most`` bits, some more than once.
+    """Every pair ``[P, 2]`` of hashes that differ in at most ``most`` bits, in parts.
 
-    Of four bands of 16 bits, at least one differs in no more than a quarter of these bits (Norouzi et al. 2012): only
-    pairs that are so near in a band are compared.
-
-    >>> np.concatenate(list(pairs_within(np.array([0b1, 0b111, 1 << 40], dtype=np.uint64), 2))).tolist()[0]
-    [0, 1]
+    >>> np.concatenate(list(pairs_within(np.array([0b1, 0b111, 1 << 40], dtype=np.uint64), 2))).tolist()
+    [[0, 1], [0, 2]]
     """
-    masks = [0]
-    for ones in range(1, most // _BANDS + 1):
-        masks += [sum(1 << bit for bit in bits) for bits in combinations(range(_BAND_BITS), ones)]
-    for band in range(_BANDS):
-        keys = ((hashes >> np.uint64(_BAND_BITS * band)) & np.uint64((1 << _BAND_BITS) - 1)).astype(np.int64)
-        order = np.argsort(keys, kind="stable")
-        starts = np.searchsorted(keys[order], np.arange((1 << _BAND_BITS) + 1))
-        for mask in masks:
-            partner = keys ^ mask
-            ends = np.cumsum(starts[partner + 1] - starts[partner])
-            low = 0
-            while low < len(keys):
-                done = int(ends[low - 1]) if low else 0
-                high = max(low + 1, int(np.searchsorted(ends, done + _PAIRS_AT_ONCE, side="right")))
-                counts = np.diff(ends[low:high], prepend=done)
-                rows = np.repeat(np.arange(low, high), counts)
-                within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-                columns = order[starts[partner[rows]] + within]
-                rows, columns = rows[rows < columns], columns[rows < columns]
-                words = (hashes[rows] ^ hashes[columns]).view(np.uint16).reshape(-1, _BANDS)
-                close = _BIT_COUNTS[words].sum(axis=1, dtype=np.int64) <= most
-                yield np.stack([rows[close], columns[close]], axis=1)
-                low = high
+    # With bits as −1 and 1, the product of two hashes is 64 less twice the number of bits that differ.
+    signs = np.unpackbits(hashes.view(np.uint8).reshape(-1, 8), axis=1).astype(np.float32) * 2 - 1
+    for start in range(0, len(hashes), _HASHES_AT_ONCE):
+        products = signs[start : start + _HASHES_AT_ONCE] @ signs[start:].T
+        pairs = np.argwhere(np.triu(products >= 64 - 2 * most, k=1))
+        yield pairs + start
 
 
 def _groups(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -201,11 +201,20 @@ def unseen_queries(
     return unit_rows(queries) if distance == "cosine" else queries
 
 
-def recall(true: Sequence[NDArray[np.float64]], found: Sequence[NDArray[np.float64]]) -> float:
-    """The share of the nearest that was found, by the scores of each query: any of several equally near rows counts.
+def recall_measure(
+    exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int
+) -> Callable[[Engine], float]:
+    """A function that gives the share of the nearest of ``count`` unseen queries that an engine finds.
 
-    >>> recall([np.array([0.9, 0.8])], [np.array([0.9, 0.7])])
-    0.5
+    It compares scores, so that any of several equally near rows counts. ``exact`` finds the true ones among ``rows``.
     """
-    shares = [(scores >= best[-1]).sum() / len(best) for best, scores in zip(true, found, strict=True)]
-    return float(np.mean(shares))
+    queries = unseen_queries(exact, vectors, distance, rows, count)
+    allowed = None if len(rows) == vectors.rows else rows
+    true = nearest(exact, vectors, distance, queries, RECALL_AT, allowed)
+
+    def recall(engine: Engine) -> float:
+        found = nearest(engine, vectors, distance, queries, RECALL_AT, allowed)
+        pairs = zip(true, found, strict=True)
+        return float(np.mean([(scores >= best[-1]).sum() / len(best) for (_, best), (_, scores) in pairs]))
+
+    return recall

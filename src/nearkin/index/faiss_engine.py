@@ -2,14 +2,13 @@
 
 It holds vectors in 8 bits and is asked for more rows than are wanted, as all candidates are scored again. Rows that
 were added since the lists were built are scanned exactly, so that they are found at once. Everything is scanned exactly
-where that is no slower, where a filter leaves few rows, and where the lists give too few. Removed rows stay in the
-lists and are skipped, as are those that a filter leaves out.
+where that is no slower, under a filter, and where the lists give too few. Removed rows stay in the lists and are
+skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import shutil
@@ -25,19 +24,15 @@ from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, remove_leftovers, replacing, writing
 from nearkin.errors import require
-from nearkin.index.engine import RECALL_AT, Distance, Engine, nearest, recall, unseen_queries
+from nearkin.index.engine import RECALL_AT, Distance, recall_measure
 from nearkin.index.exact import ExactEngine
 from nearkin.index.segments import Segments
 
 LEAST_ROWS = 200_000
 """The exact scan of fewer rows takes some 5 ms for a query (128 numbers, two cores): nothing to save."""
-LEAST_SHARE = 0.05
-"""Where a filter allows a smaller share of rows, they are scanned exactly, which is fast."""
-FILTER_EFFORT = 4
-"""By how much more effort to search with a filter that follows appearance, as it leaves out whole lists. Of half or a
-tenth of the classes 0.92 to 0.97 of the nearest were found without it, 0.97 to 1 with it."""
-UNFILTERED_SHARE = 0.9
-"""Where at least this share of rows is allowed, a few rows were removed and nothing is filtered."""
+LEAST_SHARE = 0.9
+"""Where fewer rows are allowed, a filter leaves out whole lists, and the rest is scanned exactly. Where more are, some
+were removed."""
 TAIL_SHARE = 0.2
 """Rows, as a share of those built, that are scanned exactly before they are added to the lists."""
 RETRAIN_FACTOR = 2
@@ -49,7 +44,7 @@ LEAST_RECALL = 0.9
 _OVERSAMPLING, _LEAST_CANDIDATES = 2, 40
 """Candidates for each row wanted, and at least in all: of the ten nearest of 200,000 vectors 8 bits found 0.97 to 0.99
 among ten, and all of them among twenty."""
-_QUERIES = 256
+_QUERIES = 512
 _BLOCK = 1 << 16
 _FILE = "built"
 
@@ -65,29 +60,7 @@ class _Built:
     effort: int = 0
     """Lists to look into for ten neighbours."""
     recall: float = 0.0
-    """The share of the ten nearest that it finds, of queries that were not used to choose the effort."""
-
-    @functools.cached_property
-    def list_of_row(self) -> NDArray[np.int32]:
-        """The number of the list that each row is in."""
-        lists, numbers = self.index.invlists, np.empty(self.rows, dtype=np.int32)
-        for number in range(self.index.nlist):
-            if size := lists.list_size(number):
-                numbers[require("faiss", "faiss").rev_swig_ptr(lists.get_ids(number), size)] = number
-        return numbers
-
-
-@dataclass(frozen=True)
-class _Selection:
-    """Allowed rows in the form that faiss takes; kept for the next search, which often has the same filter."""
-
-    allowed: NDArray[np.int64]
-    built: _Built
-    rows: Any
-    lists: Any = None
-    list_count: int = 0
-    """Lists that hold any of the rows."""
-    effort_factor: float = 1.0
+    """The share of the ten nearest of unseen queries that it finds."""
 
 
 class FaissEngine:
@@ -99,7 +72,8 @@ class FaissEngine:
         self._exact = ExactEngine(folder / "exact", vectors, distance)
         self._shown: tuple[_Built | None, int] = (None, 0)
         self._loaded: tuple[object, _Built | None] = (None, None)
-        self._selection: _Selection | None = None
+        self._selected: tuple[NDArray[np.int64], int, Any] | None = None
+        """Allowed rows in the form that faiss takes, kept for the next search, which has the same."""
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
         self._exact.add(first, vectors)
@@ -133,12 +107,16 @@ class FaissEngine:
     ) -> list[NDArray[np.int64]]:
         built, rows = self._shown
         available = rows if allowed is None else len(allowed)
-        parameters = None
-        if built is not None and built.recall >= LEAST_RECALL and available >= LEAST_SHARE * rows:
-            selection = None if allowed is None else self._select(built, allowed)
-            parameters = self._parameters(built, built.effort * max(1.0, k / RECALL_AT), selection)
-        if built is None or parameters is None:
+        effort = 0 if built is None else math.ceil(built.effort * max(1.0, k / RECALL_AT))
+        if (
+            built is None
+            or built.recall < LEAST_RECALL
+            or effort > built.index.nlist // 2
+            or available < LEAST_SHARE * rows
+        ):
             return self._exact.candidates(queries, k, allowed)
+        selector = None if allowed is None else self._selector(allowed, built.rows)
+        parameters = self._faiss.SearchParametersIVF(nprobe=effort, sel=selector)
         wanted = min(max(_OVERSAMPLING * k, _LEAST_CANDIDATES), built.rows)
         with self._threads():
             # With faiss.contrib.torch_utils imported, search takes no parameters, and what does has another name.
@@ -182,68 +160,26 @@ class FaissEngine:
         index.train(self._vectors.take(np.sort(sample)))
         return index
 
-    def _parameters(self, built: _Built, effort: float, selection: _Selection | None) -> Any | None:
-        """How to search; None where a scan of everything is no slower."""
-        if selection is None or selection.lists is None:
-            if effort > built.index.nlist // 2:
-                return None
-            return self._faiss.SearchParametersIVF(nprobe=math.ceil(effort), sel=selection and selection.rows)
-        if effort * selection.effort_factor > selection.list_count / 2:
-            return None
-        coarse = self._faiss.SearchParameters(sel=selection.lists)
-        nprobe = math.ceil(effort * selection.effort_factor)
-        return self._faiss.SearchParametersIVF(nprobe=nprobe, sel=selection.rows, quantizer_params=coarse)
-
-    def _select(self, built: _Built, allowed: NDArray[np.int64]) -> _Selection:
-        """Allowed rows, and under a filter only the lists that hold any of them.
-
-        A filter by class leaves out most lists; one that has nothing to do with appearance leaves out most of what each
-        list holds, so the effort grows with the share that is left out.
-        """
-        before = self._selection
-        if before is not None and before.allowed is allowed and before.built is built:
-            return before
-        inside = allowed[: np.searchsorted(allowed, built.rows)]
-        selection = _Selection(allowed, built, self._bitmap(inside, built.rows))
-        if len(inside) < UNFILTERED_SHARE * built.rows:
-            list_of_row = built.list_of_row
-            sizes = np.bincount(list_of_row, minlength=built.index.nlist)
-            used = np.bincount(list_of_row[inside], minlength=len(sizes)) > 0
-            spread = int(sizes[used].sum())
-            by_appearance = FILTER_EFFORT if spread < UNFILTERED_SHARE * len(list_of_row) else 1
-            selection = replace(
-                selection,
-                lists=self._bitmap(np.flatnonzero(used), len(used)),
-                list_count=int(used.sum()),
-                effort_factor=by_appearance * spread / max(len(inside), 1),
-            )
-        self._selection = selection
-        return selection
-
-    def _bitmap(self, numbers: NDArray[np.int64], size: int) -> Any:
-        mask = np.zeros(size, dtype=np.bool_)
-        mask[numbers] = True
-        return self._faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+    def _selector(self, allowed: NDArray[np.int64], rows: int) -> Any:
+        selected = self._selected
+        if selected is None or selected[0] is not allowed or selected[1] != rows:
+            mask = np.zeros(rows, dtype=np.bool_)
+            mask[allowed[: np.searchsorted(allowed, rows)]] = True
+            selector = self._faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+            self._selected = selected = (allowed, rows, selector)
+        return selected[2]
 
     def _measured(self, built: _Built) -> _Built:
-        """With the least effort that reaches the goal on some queries, and the recall on others."""
+        """With the least effort that reaches the goal, and the recall that it reaches."""
         trial = type(self)(self._folder, self._vectors, self._distance)
         trial._exact.show(built.rows)
-        queries = unseen_queries(trial._exact, self._vectors, self._distance, np.arange(built.rows), 2 * _QUERIES)
-
-        def scores(engine: Engine, part: slice) -> list[NDArray[np.float64]]:
-            ranked = nearest(engine, self._vectors, self._distance, queries[part], RECALL_AT, None)
-            return [scores for _, scores in ranked]
-
-        def recall_with(effort: int, part: slice) -> float:
-            trial._shown = (replace(built, effort=effort, recall=1.0), built.rows)
-            return recall(truth[part], scores(trial, part))
-
-        truth = scores(trial._exact, slice(None))
+        recall = recall_measure(trial._exact, self._vectors, self._distance, np.arange(built.rows), _QUERIES)
         effort, most = 8, int(built.index.nlist) // 2
-        while effort < most and recall_with(effort, slice(None, None, 2)) < GOAL:
+        while True:
+            trial._shown = (replace(built, effort=effort, recall=1.0), built.rows)
+            if (share := recall(trial)) >= GOAL or effort >= most:
+                return replace(built, effort=effort, recall=share)
             effort = min(2 * effort, most)
-        return replace(built, effort=effort, recall=recall_with(effort, slice(1, None, 2)))
 
     def _save(self, built: _Built) -> None:
         """Write the file whole or not at all, with a checksum that tells a damaged one."""

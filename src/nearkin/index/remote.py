@@ -2,8 +2,9 @@
 
 A server is asked for a few more rows than are wanted. Its answer is used only where it provably contains the nearest;
 otherwise the stored vectors are scanned by the exact engine, whose codes are kept locally. The scan also serves where
-asking makes no sense: a filter leaves few rows, or more rows are wanted than a server gives. So there are never fewer
-rows than wanted, whatever a server does; one that lags behind shows it by its number of rows, and is not used.
+asking makes no sense: under a filter, which the server does not know, or where more rows are wanted than it gives. So
+there are never fewer rows than wanted, whatever a server does; one that lags behind shows it by its number of rows, and
+is not used.
 """
 
 from __future__ import annotations
@@ -21,12 +22,10 @@ from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import DataError, notice
-from nearkin.index.engine import RECALL_AT, Distance, nearest, recall, unseen_queries
+from nearkin.index.engine import RECALL_AT, Distance, recall_measure
 from nearkin.index.exact import ExactEngine
 from nearkin.index.segments import Segments
 
-LEAST_SHARE = 0.05
-"""Where a filter allows a smaller share of rows, they are scanned exactly."""
 SPARE = 16
 """Rows asked for beyond those wanted, as a server orders them in float32 or less."""
 PATIENCE_READING, PATIENCE_WRITING = 10.0, 120.0
@@ -150,20 +149,18 @@ class RemoteEngine:
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
         shown = self._shown  # which another thread may replace meanwhile
-        available = shown.held if allowed is None else len(allowed)
-        limit = self._limit(k, available, shown.held)
-        if not limit or not self._is_in_step(shown):
+        limit, is_filtered = k + SPARE, allowed is not None and len(allowed) < shown.held
+        if is_filtered or not shown.held or limit > self._table.most or not self._is_in_step(shown):
             return self._exact.candidates(queries, k, allowed)
         age = time.monotonic() - shown.at
         answers = self._call(lambda: self._table.nearest(queries.astype(np.float32), limit, age), PATIENCE_READING)
         candidates, unsettled = list[NDArray[np.int64]](), list[int]()
         for i, (numbers, distances) in enumerate(answers):
             usable = numbers < shown.rows
-            if allowed is not None:
-                at = np.searchsorted(allowed, numbers)
-                usable &= allowed[np.minimum(at, len(allowed) - 1)] == numbers
+            if allowed is not None:  # another process may be removing rows
+                usable &= np.isin(numbers, allowed)
             length = float(np.linalg.norm(queries[i]))
-            if not self._is_settled(distances, usable, min(k, available), limit, length):
+            if not self._is_settled(distances, usable, min(k, shown.held), limit, length):
                 unsettled.append(i)
             candidates.append(numbers[usable])
         if unsettled:
@@ -190,14 +187,6 @@ class RemoteEngine:
             notice(f"what {self._table.server} holds of this index could not be deleted there ({error})")
         for name in ("removed", "state"):
             (self._folder / name).unlink(missing_ok=True)
-
-    def _limit(self, k: int, available: int, held: int) -> int:
-        """How many rows to ask the server for, or 0 where a scan serves better."""
-        if not available or available < LEAST_SHARE * held:
-            return 0
-        wanted = k + SPARE
-        limit = wanted if available == held else math.ceil(2 * wanted * held / available)
-        return limit if limit <= self._table.most else 0
 
     def _is_settled(
         self, distances: NDArray[np.float64], usable: NDArray[np.bool_], wanted: int, limit: int, length: float
@@ -253,13 +242,7 @@ class RemoteEngine:
         """Of the ten nearest of some queries that are not stored, the share that is found."""
         self.show(rows)
         live = np.setdiff1d(np.arange(rows), removed)
-        allowed = live if len(removed) else None
-        queries = unseen_queries(self._exact, self._vectors, self._distance, live, _QUERIES)
-        true, found = (
-            [scores for _, scores in nearest(engine, self._vectors, self._distance, queries, RECALL_AT, allowed)]
-            for engine in (self._exact, self)
-        )
-        return recall(true, found)
+        return recall_measure(self._exact, self._vectors, self._distance, live, _QUERIES)(self)
 
     def _call(self, request: Callable[[], T], patience: float) -> T:
         """The server's answer; waits for one that was there before."""

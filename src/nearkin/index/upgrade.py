@@ -10,12 +10,12 @@ them was removed nothing is written, and the file has a hole that takes no room 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sqlite3
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,16 +28,12 @@ from nearkin.disk import check_room, make_folder, sole_writer_of, write_atomical
 from nearkin.errors import DataError, NearkinError, OutputError, RecipeError, notice
 from nearkin.index.adding import Progress, check_vectors, hash_of
 from nearkin.index.calibration import calibration_facts
-from nearkin.index.engine import ENGINES, Distance, nearest, new_identity, unit_rows
-from nearkin.index.exact import ExactEngine
+from nearkin.index.engine import ENGINES, new_identity
 from nearkin.index.index import Index, encoder_facts
 from nearkin.index.items import NAME, Items, vectors_folder
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
-NEIGHBOURS = 10
-MOST_COMPARED = 1_000
-"""Images, drawn at random, whose neighbours before and after are compared."""
 BLOCK = 1024
 """Rows that a compaction writes together, or leaves out together where all of them were removed."""
 _UPGRADED, _COMPACTED = "upgrade-", "compact-"
@@ -46,18 +42,11 @@ _PROGRESS = "progress.json"
 
 @dataclass(frozen=True)
 class Upgraded:
-    """How the new vectors of an index compare with the old ones."""
+    """The result of an upgrade."""
 
     items: int
     dropped: tuple[tuple[int, str], ...]
     """Items that were removed because their file is gone or has changed, and the reason."""
-    compared: int
-    """The number of images that the next figures are of."""
-    overlap: float | None
-    """The share of an image's ten nearest that are the same before and after."""
-    accuracy_before: float | None
-    """The share of labelled images whose label is the most frequent among their ten nearest."""
-    accuracy: float | None
     old: Path | None
     """Where the old index was kept."""
 
@@ -96,66 +85,51 @@ def upgrade(
         batch_size: images that are embedded together; an interrupted upgrade resumes after the last batch.
         progress: called with the numbers of images done and in all.
     """
-    index = Index.open(folder)
-    kept = index.path.with_name(f"{index.path.name}.old") if keep_old else None
-    if kept is not None and kept.exists():
-        raise RecipeError(f"{kept} is there already: move it away, or upgrade without keeping the old index")
-    with sole_writer_of(index.path):
-        items = Items.open(index.path / NAME)
-        try:
-            upgraded = _upgrade(index, items, model, drop_missing, kept, batch_size, progress)
-        finally:
-            items.close()
-            index.close()
-    _build_engine(index.path, model)
-    return upgraded
+    with _sole_writer(folder) as index:
+        items, path = index._items, index.path
+        kept = path.with_name(f"{path.name}.old") if keep_old else None
+        if kept is not None and kept.exists():
+            raise RecipeError(f"{kept} is there already: move it away, or upgrade without keeping the old index")
+        if items.fact("encoder") == model.identity:
+            raise RecipeError(f"{path} is of this encoder already: there is nothing to upgrade")
+        old = vectors_folder(path, items)
+        new = path / f"{_UPGRADED}{hash_of(model.identity.encode()).hex()[:16]}"
+        _remove_leftovers(path, keep=(old, new))
+        ids, rows = items.ids(), int(items.fact("rows"))
+        if not drop_missing:
+            _refuse(path, _without_file(items, ids))
+        vectors = Segments(new / "vectors", model.dim, np.float32)
+        check_room(path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
+        missing = _embed(path, items, vectors, model, rows, drop_missing, batch_size, progress)
+        vectors.show(rows)
+        labelled, labels = items.labels()
+        stays = np.isin(labelled, list(missing), invert=True)
+        calibration = calibration_facts(labelled[stays], labels[stays], vectors, model)
+        if kept is not None:
+            _keep(items, old, kept)
+        with items.writing():
+            items.delete(list(missing))
+            # A server keeps rows under the index's identity: a new one keeps old vectors from being taken for new.
+            facts = {"identity": new_identity(), "vectors": new.name, "calibration": calibration}
+            for key, value in (encoder_facts(model) | facts).items():
+                items.set_fact(key, value)
+        if kept is None:
+            try:
+                index._engine.discard()
+            except NearkinError as error:
+                notice(f"what the engine of {path} held of the old vectors could not be deleted ({error})")
+        _remove_vectors(path, old)
+    _build_engine(path, model)
+    return Upgraded(len(ids) - len(missing), tuple(missing.items()), kept)
 
 
-def _upgrade(
-    index: Index,
-    items: Items,
-    model: Model,
-    drop_missing: bool,
-    kept: Path | None,
-    batch_size: int,
-    progress: Progress | None,
-) -> Upgraded:
-    if items.fact("encoder") == model.identity:
-        raise RecipeError(f"{index.path} is of this encoder already: there is nothing to upgrade")
-    old = vectors_folder(index.path, items)
-    new = index.path / f"{_UPGRADED}{hash_of(model.identity.encode()).hex()[:16]}"
-    _remove_leftovers(index.path, keep=(old, new))
-    ids, rows = items.ids(), int(items.fact("rows"))
-    if not drop_missing:
-        _refuse(index.path, _without_file(items, ids))
-    vectors = Segments(new / "vectors", model.dim, np.float32)
-    check_room(index.path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
-    missing = _embed(index.path, items, vectors, model, rows, drop_missing, batch_size, progress)
-    vectors.show(rows)
-    remaining = np.setdiff1d(ids, np.array(list(missing), dtype=np.int64))
-    labelled, labels = items.labels()
-    stays = np.isin(labelled, remaining)
-    labelled, labels = labelled[stays], labels[stays]
-    old_vectors = Segments(old / "vectors", index.dim, np.float32)
-    old_vectors.show(rows)
-    both = ((old_vectors, items.fact("distance")), (vectors, model.distance))
-    figures = _compared(both, remaining, dict(zip(labelled.tolist(), labels.tolist(), strict=True)))
-    calibration = calibration_facts(labelled, labels, vectors, model)
-    if kept is not None:
-        _keep(items, old, kept)
-    with items.writing():
-        items.delete(list(missing))
-        # A server keeps rows under the index's identity: a new one keeps the old vectors from being taken for new.
-        facts = {**encoder_facts(model), "identity": new_identity(), "vectors": new.name, "calibration": calibration}
-        for key, value in facts.items():
-            items.set_fact(key, value)
-    if kept is None:
-        try:
-            index._engine.discard()
-        except NearkinError as error:
-            notice(f"what the engine of {index.path} held of the old vectors could not be deleted ({error})")
-    _remove_vectors(index.path, old)
-    return Upgraded(len(remaining), tuple(missing.items()), *figures, old=kept)
+@contextlib.contextmanager
+def _sole_writer(folder: str | Path) -> Iterator[Index]:
+    """The index in ``folder``, opened when no other process writes to it."""
+    Index.open(folder).close()  # an error where there is none
+    path = Path(folder).expanduser()
+    with sole_writer_of(path), contextlib.closing(Index.open(path)) as index:
+        yield index
 
 
 def _build_engine(folder: Path, model: Model) -> None:
@@ -265,44 +239,6 @@ def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
         )
 
 
-def _compared(
-    both: tuple[tuple[Segments, Distance], tuple[Segments, Distance]], ids: NDArray[np.int64], labels: Mapping[int, str]
-) -> tuple[int, float | None, float | None, float | None]:
-    """The number of images compared, the overlap of their neighbours, and the accuracy before and after.
-
-    Both by exact scans: the encoders are compared, and an engine's server may be gone.
-    """
-    chosen = np.sort(np.random.default_rng(0).permutation(ids)[:MOST_COMPARED])
-    if len(ids) < 2:
-        return len(chosen), None, None, None
-    neighbours: list[dict[int, list[int]]] = []
-    for vectors, distance in both:
-        engine = ExactEngine(vectors.folder.parent / "engine" / "exact", vectors, distance)
-        engine.show(vectors.rows)
-        queries = vectors.take(chosen).astype(np.float64)
-        queries = unit_rows(queries) if distance == "cosine" else queries
-        ranked = nearest(engine, vectors, distance, queries, NEIGHBOURS + 1, ids)
-        neighbours.append(
-            {
-                id: [other for other in rows.tolist() if other != id][:NEIGHBOURS]
-                for id, (rows, _) in zip(chosen.tolist(), ranked, strict=True)
-            }
-        )
-    before, after = neighbours
-    overlap = float(np.mean([len({*before[id]} & {*after[id]}) / len(after[id]) for id in before]))
-    return len(chosen), overlap, _accuracy(before, labels), _accuracy(after, labels)
-
-
-def _accuracy(neighbours: Mapping[int, Sequence[int]], labels: Mapping[int, str]) -> float | None:
-    """The share of labelled images whose label most of their neighbours have; of equally many, the nearest's counts."""
-    right = []
-    for id, near in neighbours.items():
-        votes = Counter(labels[other] for other in near if other in labels)
-        if id in labels and votes:
-            right.append(votes.most_common(1)[0][0] == labels[id])
-    return float(np.mean(right)) if right else None
-
-
 def _keep(items: Items, old: Path, kept: Path) -> None:
     """Copy the old index to a folder that is there whole or not at all."""
     partial = kept.with_name(f".{kept.name}.new")
@@ -321,44 +257,33 @@ def compact(folder: str | Path, *, progress: Progress | None = None) -> Compacte
     """Delete the vectors of removed items from the disk; ids, labels and everything else of the others stay.
 
     A process that has the index open then has to open it again. If this is killed, the index is either as it was or
-    compacted; the same call again deletes what was left over.
+    compacted; the same call again deletes what was left over, also what an interrupted upgrade had embedded.
     """
-    index = Index.open(folder)
-    with sole_writer_of(index.path):
-        items = Items.open(index.path / NAME)
-        try:
-            old = vectors_folder(index.path, items)
-            before = _bytes_on_disk(index.path, old)
-            for left in index.path.glob(f"{_COMPACTED}*"):
-                if left != old:
-                    shutil.rmtree(left, ignore_errors=True)
-            if (replaced := items.fact("replaced")) is not None and index.path / replaced != old:
-                _remove_vectors(index.path, index.path / replaced)
-            ids, rows = items.ids(), int(items.fact("rows"))
-            if len(ids) < rows:
-                check_room(index.path, len(ids) * index.dim * 5, "the vectors that stay")
-                new = index.path / f"{_COMPACTED}{new_identity()}"
-                _copy(Segments(old / "vectors", index.dim, np.float32), new, ids, rows, progress)
-                with items.writing():
-                    items.set_fact("vectors", new.name)
-                    items.set_fact("replaced", "" if old == index.path else old.name)
-                _remove_vectors(index.path, old)
-                try:
-                    items.rows("VACUUM")  # frees the pages of removed thumbnails
-                except sqlite3.OperationalError as error:
-                    raise OutputError(
-                        f"the removed vectors of {index.path} are deleted, their thumbnails are not ({error}): make "
-                        f"room for another copy of {NAME}, and compact again"
-                    ) from error
-            engine, vectors = items.fact("engine"), vectors_folder(index.path, items)
-        finally:
-            items.close()
-            index.close()
+    with _sole_writer(folder) as index:
+        items, path = index._items, index.path
+        old = vectors_folder(path, items)
+        before = _bytes_on_disk(path, old)
+        _remove_leftovers(path, keep=(old,))
+        ids, rows = items.ids(), int(items.fact("rows"))
+        if len(ids) < rows:
+            check_room(path, len(ids) * index.dim * 5, "the vectors that stay")
+            new = path / f"{_COMPACTED}{new_identity()}"
+            _copy(Segments(old / "vectors", index.dim, np.float32), new, ids, rows, progress)
+            with items.writing():
+                items.set_fact("vectors", new.name)
+            _remove_vectors(path, old)
+            try:
+                items.rows("VACUUM")  # frees the pages of removed thumbnails
+            except sqlite3.OperationalError as error:
+                raise OutputError(
+                    f"the removed vectors of {path} are deleted, their thumbnails are not ({error}): make room for "
+                    f"another copy of {NAME}, and compact again"
+                ) from error
+        engine, vectors = items.fact("engine"), vectors_folder(path, items)
     if engine in ENGINES:  # a server has deleted removed rows already
-        index = Index.open(index.path)
-        index.rebuild_engine()
-        index.close()
-    return Compacted(len(ids), rows - len(ids), before, _bytes_on_disk(index.path, vectors))
+        with contextlib.closing(Index.open(path)) as index:
+            index.rebuild_engine()
+    return Compacted(len(ids), rows - len(ids), before, _bytes_on_disk(path, vectors))
 
 
 def _copy(old: Segments, folder: Path, ids: NDArray[np.int64], rows: int, progress: Progress | None) -> None:

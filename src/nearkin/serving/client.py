@@ -10,7 +10,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 from PIL import Image
 
 from nearkin.errors import DataError, NearkinError
-from nearkin.index.calibration import Bin, Calibration, LabelCurve
 from nearkin.index.index import Stored
 from nearkin.index.items import Item
 from nearkin.index.search import Hit
@@ -30,27 +28,6 @@ class ServerError(NearkinError):
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
         self.status = status
-
-
-@dataclass(frozen=True)
-class ServedStatus:
-    """What a served index holds, and the limits of requests."""
-
-    name: str
-    items: int
-    labelled: int
-    labels: Mapping[str, int]
-    """The number of items by label, of the most frequent labels."""
-    columns: tuple[str, ...]
-    dim: int
-    distance: str
-    encoder: str
-    engine: Mapping[str, Any]
-    calibration: Calibration | None
-    read_only: bool
-    failed: int
-    """Files that could not be read."""
-    limits: Mapping[str, int]
 
 
 class Client:
@@ -120,17 +97,10 @@ class Client:
         """A small JPEG of an item."""
         return self._request("GET", f"/items/{int(id)}/thumbnail")
 
-    def status(self) -> ServedStatus:
-        """What the server's index holds."""
-        about = self._json("GET", "/index")
-        values = {name: about[name] for name in ServedStatus.__dataclass_fields__}
-        if (curve := about["calibration"]) is not None:
-            label = LabelCurve(**curve["label"]) if curve["label"] else None
-            bins = tuple(Bin(**bin) for bin in curve["reliability"])
-            values["calibration"] = Calibration(**curve | {"reliability": bins, "label": label})
-        values["labels"] = {count["label"]: count["items"] for count in about["labels"]}
-        values["columns"] = tuple(column["name"] for column in about["columns"])
-        return ServedStatus(**values)
+    def status(self) -> dict[str, Any]:
+        """What the server's index holds, and the limits of requests: the answer of ``/index``."""
+        status: dict[str, Any] = self._json("GET", "/index")
+        return status
 
     def _upload(self, path: str, image: Any, parts: Mapping[str, str]) -> Any:
         boundary = secrets.token_hex(16)
