@@ -31,7 +31,7 @@ class Growing:
         self.every, self.rows = vectors, 0
         self.segments = Segments(folder / "vectors", vectors.shape[1], np.float32, rows_per_segment=500)
         self.engine = FaissEngine(folder / "engine", self.segments, "cosine")
-        self.file = folder / "engine" / "built"
+        self.file = folder / "engine" / "built.npz"
 
     def to(self, rows):
         self.segments.append(self.rows, self.every[self.rows : rows])
@@ -138,7 +138,7 @@ def test_vectors_that_it_finds_badly_are_scanned_exactly(tmp_path, monkeypatch, 
 def test_a_damaged_file_is_noticed_and_built_again(tmp_path):
     growing = Growing(tmp_path, around_kinds(1000)).to(1000)
     whole = growing.file.read_bytes()
-    for position in (0, 43, 200, -1):
+    for position in (0, 2000, len(whole) // 2, -1):
         content = bytearray(whole)
         content[position] ^= 255
         growing.file.write_bytes(content)

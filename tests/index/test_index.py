@@ -23,7 +23,7 @@ from nearkin.index import Index, calibration, engine
 from nearkin.index.calibration import Calibration, LabelCurve
 from nearkin.index.exact import ExactEngine
 from nearkin.index.faiss_engine import FaissEngine
-from nearkin.index.index import ColumnRange, Stored
+from nearkin.index.index import Stored
 from nearkin.index.search import Classified, Hit, classified
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import HeldOut, load
@@ -500,7 +500,7 @@ def test_counts_of_labels_and_ranges_of_columns(model, images, tmp_path):
     assert (index.label_counts(), index.column_ranges()) == ([], [])
     index.add(tmp_path / "list.csv")
     assert index.label_counts() == [("often", 8), ("also rare", 3), ("rare", 3)]
-    assert index.column_ranges() == [ColumnRange("year", True, -4, 14), ColumnRange("place", False, None, None)]
+    assert index.column_ranges() == [("year", True, -4, 14), ("place", False, None, None)]
 
 
 def test_of_photos_only_those_of_kinds_not_trained_on(trained, photos, tmp_path):

@@ -12,8 +12,7 @@ import nearkin
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.reranking import reranked_distances
 from nearkin.index import Index, search
-from nearkin.index.queries import cropped
-from nearkin.index.search import SearchContext
+from nearkin.index.search import SearchContext, cropped
 
 
 @pytest.fixture

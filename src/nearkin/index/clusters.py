@@ -60,12 +60,13 @@ def cluster(index: Index, number: int | None = None, *, where: Where | None = No
     labels = {item.id: item.label for start in range(0, len(ids), 10_000) for item in index.items(ids[start:][:10_000])}
     labelled = np.array([labels[id] is not None for id in ids.tolist()])
     names = np.array([labels[id] or "" for id in ids.tolist()])[labelled]
-    classes = np.unique(names, return_inverse=True)[1].reshape(-1)
+    classes, found = np.unique(names, return_inverse=True)[1].reshape(-1), assigned[labelled]
+    most = sum(int(np.bincount(classes[found == number]).max()) for number in np.unique(found))
     return Clusters(
         _by_size(ids, vectors, assigned),
         silhouette,
-        _purity(assigned[labelled], classes) if len(classes) else None,
-        normalised_mutual_information(assigned[labelled], classes) if len(classes) else None,
+        most / len(classes) if len(classes) else None,
+        normalised_mutual_information(found, classes) if len(classes) else None,
     )
 
 
@@ -113,12 +114,3 @@ def _by_size(ids: NDArray[np.int64], vectors: Tensor, assigned: NDArray[np.int64
         order = np.lexsort((ids[rows], (members - members.mean(dim=0)).norm(dim=1).numpy()))
         groups.append(tuple(ids[rows[order]].tolist()))
     return tuple(sorted(groups, key=lambda group: (-len(group), min(group))))
-
-
-def _purity(assigned: NDArray[np.int64], classes: NDArray[np.int64]) -> float:
-    """
-    >>> _purity(np.array([0, 0, 0, 1]), np.array([5, 5, 7, 7]))
-    0.75
-    """
-    most = sum(int(np.bincount(classes[assigned == number]).max()) for number in np.unique(assigned))
-    return most / len(classes)

@@ -21,8 +21,21 @@ from nearkin.index.adding import Added, Labels, Progress, Source, Sources, hash_
 from nearkin.index.calibration import Calibration, calibrate, read_calibration
 from nearkin.index.engine import Distance, Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items, vectors_folder
-from nearkin.index.queries import Arrays, OneQuery, Queries, are_several, combined, query_vectors
-from nearkin.index.search import Classified, Hit, SearchContext, SearchOptions, check_rerank, classified, page
+from nearkin.index.search import (
+    Arrays,
+    Classified,
+    Hit,
+    OneQuery,
+    Queries,
+    SearchContext,
+    SearchOptions,
+    are_several,
+    check_rerank,
+    classified,
+    combined,
+    page,
+    query_vectors,
+)
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.model import Model, reload
@@ -56,16 +69,6 @@ class Status:
     """The options that its encoder was loaded with: mirror images, further runs."""
     engine: Mapping[str, Any]
     calibration: Calibration | None
-
-
-@dataclass(frozen=True)
-class ColumnRange:
-    """A column to filter by; text has no range."""
-
-    name: str
-    is_number: bool
-    least: float | None
-    most: float | None
 
 
 @dataclass(frozen=True)
@@ -297,14 +300,14 @@ class Index:
         """Labels and their numbers of items, the most frequent first."""
         return self._items.label_counts()
 
-    def column_ranges(self) -> list[ColumnRange]:
-        """The further columns of the items, with the range of those that hold numbers."""
+    def column_ranges(self) -> list[tuple[str, bool, float | None, float | None]]:
+        """The further columns: their names, whether they hold numbers, and if so the least and the largest."""
         ranges = []
         for name, field in list(self._items.fields().items())[3:]:
             least, most = None, None
             if field.is_number:
                 least, most = self._items.rows(f"SELECT min({field.column}), max({field.column}) FROM items")[0]
-            ranges.append(ColumnRange(name, field.is_number, least, most))
+            ranges.append((name, field.is_number, least, most))
         return ranges
 
     def thumbnail(self, id: int) -> bytes:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import scipy.sparse
 from numpy.typing import NDArray
 
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, RecipeError, require_torch
 from nearkin.evaluation.neighbours import Distance, nearest
+from nearkin.index.adding import Progress
 from nearkin.index.index import Index
 
 NAME = "layout.npz"
@@ -28,7 +30,6 @@ NEIGHBOURS = 15
 PLACED_BY = 5
 """Neighbours that a later item is placed by."""
 
-Progress = Callable[[int, int], None]
 Ids = NDArray[np.int64]
 Points = NDArray[np.float32]
 
@@ -168,16 +169,11 @@ def _edges(indices: Ids, far: NDArray[np.float64]) -> tuple[Ids, Ids, NDArray[np
         more = np.exp(-beyond / middle[:, None]).sum(axis=1) > np.log2(max(k, 2))
         low, high = np.where(more, low, middle), np.where(more, middle, high)
     weights = np.exp(-beyond / high[:, None])
+    one_way = scipy.sparse.csr_array((weights.ravel(), indices.ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
     # The weight of an edge in both directions is a + b − ab.
-    one_way = np.repeat(np.arange(n), k) * n + indices.reshape(-1)
-    other_way = indices.reshape(-1) * n + np.repeat(np.arange(n), k)
-    pairs, number = np.unique(np.concatenate([one_way, other_way]), return_inverse=True)
-    missing = np.ones(len(pairs))
-    for part in (number[: n * k], number[n * k :]):
-        missing[part] *= 1 - weights.reshape(-1)
-    strength = 1 - missing
-    kept = strength > _LEAST_WEIGHT
-    return pairs[kept] // n, pairs[kept] % n, strength[kept].astype(np.float32)
+    edges = (one_way + one_way.T - one_way * one_way.T).tocoo()
+    kept = edges.data > _LEAST_WEIGHT
+    return edges.row[kept], edges.col[kept], edges.data[kept].astype(np.float32)
 
 
 def _optimised(

@@ -93,15 +93,11 @@ class RemoteTable(Protocol):
 
 @dataclass(frozen=True)
 class _Shown:
-    """The rows that are searched, how many of them were removed, and since when."""
+    """The rows that are searched, how many of them were not removed, and since when."""
 
     rows: int
-    removed: int
+    held: int
     at: float
-
-    @property
-    def held(self) -> int:
-        return self.rows - self.removed
 
 
 class RemoteEngine:
@@ -126,8 +122,8 @@ class RemoteEngine:
 
     def show(self, rows: int) -> None:
         self._exact.show(rows)
-        removed = self._read_removed()
-        self._shown = _Shown(rows, int((removed < rows).sum()), time.monotonic())
+        removed = int((self._read_removed() < rows).sum())
+        self._shown = _Shown(rows, rows - removed, time.monotonic())
 
     def rebuild(self, rows: int) -> None:
         self._exact.rebuild(rows)
@@ -143,7 +139,11 @@ class RemoteEngine:
         measured = self._read_state().get("measured", 0)
         if rows >= self._table.exact_below and not measured <= rows < 2 * max(measured, 1):
             self._call(self._table.build, PATIENCE_WRITING)
-            self._write_state({"measured": rows, "recall": self._recall(rows, removed)})
+            self.show(rows)
+            live = np.setdiff1d(np.arange(rows), removed)
+            share = recall_measure(self._exact, self._vectors, self._distance, live, _QUERIES)(self)
+            state = {"measured": rows, "recall": share}
+            write_atomically(self._folder / "state", json.dumps(state).encode())
 
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
@@ -238,12 +238,6 @@ class RemoteEngine:
         if len(missing := np.setdiff1d(wanted, there)):
             self._put(missing, self._vectors.take(missing))
 
-    def _recall(self, rows: int, removed: NDArray[np.int64]) -> float:
-        """Of the ten nearest of some queries that are not stored, the share that is found."""
-        self.show(rows)
-        live = np.setdiff1d(np.arange(rows), removed)
-        return recall_measure(self._exact, self._vectors, self._distance, live, _QUERIES)(self)
-
     def _call(self, request: Callable[[], T], patience: float) -> T:
         """The server's answer; waits for one that was there before."""
         patience = patience if self._answered else 0.0
@@ -284,7 +278,3 @@ class RemoteEngine:
         except (OSError, ValueError):
             return {}
         return state if isinstance(state, dict) else {}
-
-    def _write_state(self, state: Mapping[str, Any]) -> None:
-        make_folder(self._folder)
-        write_atomically(self._folder / "state", json.dumps(state).encode())

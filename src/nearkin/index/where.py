@@ -84,13 +84,12 @@ def parse_where(terms: Sequence[str]) -> Where:
             raise RecipeError(f"cannot read the filter {term!r}: write FIELD=VALUE, 'FIELD>=VALUE' or 'FIELD<=VALUE'")
         field, sign, value = match["field"].strip(), match["sign"], match["value"]
         before = where.get(field)
-        if sign in ("=", "=="):
-            if isinstance(before, tuple):
-                raise RecipeError(f"the filters on {field!r} ask for a range and for a value: give one of them")
+        is_range = sign in ("<=", ">=")
+        if before is not None and isinstance(before, tuple) != is_range:
+            raise RecipeError(f"the filters on {field!r} ask for a range and for a value: give one of them")
+        if not is_range:
             where[field] = [*(before or []), value]
         else:
-            if isinstance(before, list):
-                raise RecipeError(f"the filters on {field!r} ask for a range and for a value: give one of them")
             low, high = before or (None, None)
             where[field] = (value, high) if sign == ">=" else (low, value)
     return where

@@ -75,7 +75,7 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
 
 
 def serve(index: Index, settings: Settings, *, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve ``index`` until SIGINT or SIGTERM; ``ready`` is called with the address once requests are answered."""
+    """Serve ``index`` until SIGINT or SIGTERM; ``ready`` is called with the address once clients can connect."""
     _ = index.model  # loaded now, so that an encoder that has moved is an error here and not of the first search
     with contextlib.closing(_bound_socket(settings)) as listening:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -89,20 +89,8 @@ def serve(index: Index, settings: Settings, *, ready: Callable[[str], None] = la
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         with _ignored_signals():
-            _Server(config, lambda: ready(url)).run(sockets=[listening])
-
-
-class _Server(uvicorn.Server):
-    """Calls ``ready`` once it can be reached."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
+            ready(url)  # a request that comes before the server has started waits for it
+            uvicorn.Server(config).run(sockets=[listening])
 
 
 def _bound_socket(settings: Settings) -> socket.socket:
@@ -112,6 +100,7 @@ def _bound_socket(settings: Settings) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, settings.port))
+        listening.listen()
     except OSError as error:
         listening.close()
         raise OutputError(

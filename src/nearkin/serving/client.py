@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from PIL import Image
@@ -19,7 +19,7 @@ from PIL import Image
 from nearkin.errors import DataError, NearkinError
 from nearkin.index.index import Stored
 from nearkin.index.items import Item
-from nearkin.index.search import Hit
+from nearkin.index.search import Hit, SearchOptions, is_id, is_vectors
 
 
 class ServerError(NearkinError):
@@ -46,35 +46,21 @@ class Client:
         # A key goes to the server alone, never through a proxy that the environment names.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
-    def search(
-        self,
-        query: Any = None,
-        k: int = 10,
-        *,
-        where: Mapping[str, Any] | None = None,
-        like: Sequence[int] = (),
-        unlike: Sequence[int] = (),
-        group_by: str | None = None,
-        min_confidence: float | None = None,
-        offset: int = 0,
-        crop: Sequence[float] | None = None,
-    ) -> list[Hit]:
-        """As :meth:`Index.search <nearkin.Index.search>`, of one query.
+    def search(self, query: Any = None, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hit]:
+        """As :meth:`Index.search <nearkin.Index.search>`, of one query and without ``rerank``.
 
-        Args:
-            query: a path of this machine, bytes, a Pillow image, a uint8 array; the id of an item; a vector.
-            k, where, like, unlike, group_by, min_confidence, offset: as there.
-            crop: search for a part of an image: x, y, width and height as shares of it from 0 to 1.
+        The query is a path of this machine, bytes, a Pillow image or a uint8 array; the id of an item; a vector.
         """
-        options: dict[str, Any] = {"k": k, "offset": offset, "like": list(map(int, like))}
-        options |= {"unlike": list(map(int, unlike)), "group_by": group_by, "min_confidence": min_confidence}
-        options |= {"where": {name: _filter_json(value) for name, value in (where or {}).items()}}
-        options |= {} if crop is None else {"crop": list(map(float, crop))}
-        if query is None or _is_id(query) or _is_vector(query):
-            by = {} if query is None else {"id": int(query)} if _is_id(query) else {"vector": _numbers(query)}
-            answer = self._json("POST", "/search", options | by)
+        body: dict[str, Any] = {"k": k, **options}
+        body["where"] = {name: _filter_json(value) for name, value in (options.get("where") or {}).items()}
+        for name, number in (("like", int), ("unlike", int), ("crop", float)):
+            if body.get(name) is not None:
+                body[name] = list(map(number, body[name]))
+        if query is None or is_id(query) or is_vectors(query):
+            by = {} if query is None else {"id": int(query)} if is_id(query) else {"vector": query.tolist()}
+            answer = self._json("POST", "/search", body | by)
         else:
-            answer = self._upload("/search", query, {"options": json.dumps(options)})
+            answer = self._upload("/search", query, {"options": json.dumps(body)})
         return [Hit(**{name: hit[name] for name in Hit.__dataclass_fields__}) for hit in answer["hits"]]
 
     def add(self, image: Any, label: str | None = None, columns: Mapping[str, Any] | None = None) -> Stored:
@@ -155,22 +141,6 @@ def _filter_json(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
-
-
-def _is_id(query: Any) -> bool:
-    return isinstance(query, (int, np.integer)) and not isinstance(query, bool)
-
-
-def _is_vector(query: Any) -> bool:
-    if hasattr(query, "detach"):
-        return bool(query.is_floating_point()) and query.ndim == 1
-    return isinstance(query, np.ndarray) and query.dtype.kind == "f" and query.ndim == 1
-
-
-def _numbers(query: Any) -> list[float]:
-    array = query.detach().cpu().numpy() if hasattr(query, "detach") else query
-    numbers: list[float] = array.astype(np.float64).tolist()
-    return numbers
 
 
 def _bytes_of(image: Any) -> bytes:

@@ -57,12 +57,7 @@ def _about(service: Service) -> schemas.About:
         items=overview.items,
         labelled=overview.labelled,
         labels=[schemas.LabelCount(label=label, items=count) for label, count in overview.labels],
-        columns=[
-            schemas.Column(
-                name=column.name, kind="number" if column.is_number else "text", min=column.least, max=column.most
-            )
-            for column in overview.columns
-        ],
+        columns=overview.columns,
         distance=status.distance,
         dim=status.dim,
         calibrated=status.calibration is not None,

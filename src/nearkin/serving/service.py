@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nearkin.errors import DataError, RecipeError
-from nearkin.index.index import ColumnRange, Index
+from nearkin.index.index import Index
 from nearkin.index.items import Item
 from nearkin.index.search import Classified, Hit, classified
 from nearkin.serving import schemas
@@ -99,7 +99,7 @@ class Overview:
     labelled: int
     labels: list[tuple[str, int]]
     """The most frequent first, at most 2,000."""
-    columns: list[ColumnRange]
+    columns: list[schemas.Column]
 
 
 class Service:
@@ -164,7 +164,10 @@ class Service:
             if self._overview is None or self._overview[0] != version:
                 labels = self.index.label_counts()
                 labelled = sum(count for _, count in labels)
-                columns = self.index.column_ranges()
+                columns = [
+                    schemas.Column(name=name, kind="number" if is_number else "text", min=least, max=most)
+                    for name, is_number, least, most in self.index.column_ranges()
+                ]
                 self._overview = version, Overview(len(self.index), labelled, labels[:_MOST_LABELS], columns)
             return self._overview[1]
 
