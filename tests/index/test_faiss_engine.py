@@ -138,9 +138,10 @@ def test_vectors_that_it_finds_badly_are_scanned_exactly(tmp_path, monkeypatch, 
 def test_a_damaged_file_is_noticed_and_built_again(tmp_path):
     growing = Growing(tmp_path, around_kinds(1000)).to(1000)
     whole = growing.file.read_bytes()
-    for position in (0, 2000, len(whole) // 2, -1):
-        content = bytearray(whole)
+    flipped = [bytearray(whole) for _ in range(3)]
+    for content, position in zip(flipped, (0, 2000, len(whole) // 2), strict=True):
         content[position] ^= 255
+    for content in (*flipped, whole[:-100], b""):
         growing.file.write_bytes(content)
         growing.engine.show(1000)
         assert growing.engine.status()["scan"] == "exact"

@@ -156,12 +156,16 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
 
     def load(both: tuple[Source, File | None]) -> _Loaded:
         source, before = both
-        file = _file_of(source)
+        file = None
         try:
-            if source.path is None or file is None:
+            if source.path is None or source.name is None:
                 assert sources.images is not None, "a source is a file or among the images given"
                 pixels = sources.images[source.number]
                 return _Loaded(source, None, hash_of_pixels(pixels), pixels, thumbnail_of(pixels))
+            file = File(source.name, 0, 0, None)
+            with contextlib.suppress(OSError):
+                status = os.stat(source.path)
+                file = File(source.name, status.st_size, status.st_mtime_ns, None)
             if before is not None and before == replace(before, size=file.size, changed=file.changed, reason=None):
                 return _Loaded(source, before)
             content = read_file(source.path)
@@ -174,16 +178,6 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
             return _Loaded(source, file, reason=error.reason)
 
     yield from threaded_map(load, with_file(), usable_cores())
-
-
-def _file_of(source: Source) -> File | None:
-    if source.path is None or source.name is None:
-        return None
-    try:
-        status = os.stat(source.path)
-    except OSError:
-        return File(source.name, 0, 0, None)
-    return File(source.name, status.st_size, status.st_mtime_ns, None)
 
 
 def _write_batch(

@@ -404,12 +404,13 @@ class Index:
         alone is more certain than the vote, or there are not ten votes, its label is returned. Without a calibration
         neighbours count alike, and there is always a label. Several queries give a list.
         """
-        labelled = self._items.labels()[0]
-        if not len(labelled):
+        labelled, items = self._items.rows("SELECT count(label), count(*) FROM items")[0]
+        if not labelled:
             raise RecipeError(f"no item of {self.path} has a label: add images with labels to classify by")
-        if where is not None:
-            labelled = np.intersect1d(labelled, self._items.ids(where))
-        result = self.search(query, k, where={"id": labelled.tolist()})
+        if labelled < items:
+            ids = self._items.labels()[0]
+            where = {"id": (ids if where is None else np.intersect1d(ids, self._items.ids(where))).tolist()}
+        result = self.search(query, k, where=where)
         if are_several(query):
             return [classified(hits, min_confidence, self.calibration) for hits in result]
         return classified(result, min_confidence, self.calibration)

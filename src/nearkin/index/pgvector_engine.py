@@ -78,7 +78,7 @@ class PostgresTable:
 
     def count(self, first: int = 0) -> int:
         with self._transaction() as db:
-            if not self._exists(db):
+            if db.execute("SELECT to_regclass(%s)", [self._name]).fetchone()[0] is None:
                 return 0
             ask = self._statement("SELECT count(*) FROM {table} WHERE id >= %s")
             return int(db.execute(ask, [first]).fetchone()[0])
@@ -162,9 +162,6 @@ class PostgresTable:
     def _statement(self, text: str) -> Any:
         """SQL with the names and types of this table; values are parameters."""
         return self._psycopg.sql.SQL(text).format(**self._names)
-
-    def _exists(self, db: Any) -> bool:
-        return db.execute("SELECT to_regclass(%s)", [self._name]).fetchone()[0] is not None
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:

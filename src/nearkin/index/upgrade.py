@@ -164,38 +164,6 @@ def _embed(
     progress: Progress | None,
 ) -> dict[int, str]:
     """Write the vectors of all rows, zeros where there is no item; returns the items without a vector, and why."""
-    file = vectors.folder.parent / _PROGRESS
-    make_folder(file.parent)
-    first, missing = 0, dict[int, str]()
-    if file.is_file():
-        state = json.loads(file.read_bytes())
-        first, missing = state["rows"], {int(id): reason for id, reason in state["missing"]}
-    first = min(first, vectors.available())
-    if missing and not drop_missing:  # perhaps they are there again
-        first, missing = min(first, *missing), {}
-    while first < rows:
-        last = min(first + batch_size, rows)
-        embedded, gone = _embed_items(items, list(range(first, last)), model, batch_size)
-        if not drop_missing:
-            _refuse(folder, gone)
-        missing |= gone
-        block = np.zeros((last - first, model.dim), dtype=np.float32)
-        for id, vector in embedded.items():
-            block[id - first] = vector
-        vectors.append(first, block)
-        # Rows behind those recorded here are overwritten when an interrupted upgrade resumes.
-        write_atomically(file, json.dumps({"rows": last, "missing": list(missing.items())}).encode())
-        first = last
-        if progress is not None:
-            progress(first, rows)
-    present = set(items.ids().tolist())
-    return {id: reason for id, reason in missing.items() if id in present}
-
-
-def _embed_items(
-    items: Items, ids: Sequence[int], model: Model, batch_size: int
-) -> tuple[dict[int, NDArray[np.float32]], dict[int, str]]:
-    """New vectors by item, and the reason for those whose image cannot be read."""
 
     def read(item: tuple[int, tuple[bytes, list[str]]]) -> tuple[int, NDArray[np.uint8] | str]:
         id, (digest, paths) = item
@@ -210,14 +178,35 @@ def _embed_items(
                 reason = str(error)
         return id, reason
 
-    results = dict(threaded_map(read, sorted(items.contents(ids).items()), usable_cores()))
-    gone = {id: reason for id, reason in results.items() if isinstance(reason, str)}
-    pixels = {id: image for id, image in results.items() if not isinstance(image, str)}
-    if not pixels:
-        return {}, gone
-    embedded = model.embed(list(pixels.values()), batch_size)
-    check_vectors(embedded, model.dim)
-    return dict(zip(pixels, embedded, strict=True)), gone
+    file = vectors.folder.parent / _PROGRESS
+    make_folder(file.parent)
+    first, missing = 0, dict[int, str]()
+    if file.is_file():
+        state = json.loads(file.read_bytes())
+        first, missing = state["rows"], {int(id): reason for id, reason in state["missing"]}
+    first = min(first, vectors.available())
+    if missing and not drop_missing:  # perhaps they are there again
+        first, missing = min(first, *missing), {}
+    while first < rows:
+        last = min(first + batch_size, rows)
+        images = dict(threaded_map(read, sorted(items.contents(range(first, last)).items()), usable_cores()))
+        gone = {id: reason for id, reason in images.items() if isinstance(reason, str)}
+        if not drop_missing:
+            _refuse(folder, gone)
+        missing |= gone
+        block = np.zeros((last - first, model.dim), dtype=np.float32)
+        if pixels := {id: image for id, image in images.items() if not isinstance(image, str)}:
+            embedded = model.embed(list(pixels.values()), batch_size)
+            check_vectors(embedded, model.dim)
+            block[np.array(list(pixels)) - first] = embedded
+        vectors.append(first, block)
+        # Rows behind those recorded here are overwritten when an interrupted upgrade resumes.
+        write_atomically(file, json.dumps({"rows": last, "missing": list(missing.items())}).encode())
+        first = last
+        if progress is not None:
+            progress(first, rows)
+    present = set(items.ids().tolist())
+    return {id: reason for id, reason in missing.items() if id in present}
 
 
 def _without_file(items: Items, ids: NDArray[np.int64]) -> dict[int, str]:

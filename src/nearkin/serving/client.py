@@ -111,7 +111,11 @@ class Client:
                 content: bytes = answer.read()
                 return content
         except urllib.error.HTTPError as error:
-            raise ServerError(_message(error.read(), error.code), error.code) from error
+            try:
+                message = str(json.loads(error.read())["error"])
+            except (ValueError, KeyError, TypeError):
+                message = f"the server answered with status {error.code}: is it 'nearkin serve'?"
+            raise ServerError(message, error.code) from error
         except OSError as error:  # refused, reset, too late
             reason = getattr(error, "reason", error)
             raise ServerError(f"{self._url} cannot be reached ({reason}): is 'nearkin serve' running there?") from error
@@ -122,13 +126,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
-
-
-def _message(content: bytes, status: int) -> str:
-    try:
-        return str(json.loads(content)["error"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered with status {status}: is it 'nearkin serve'?"
 
 
 def _filter_json(value: Any) -> Any:

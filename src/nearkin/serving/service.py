@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.index import Index
 from nearkin.index.items import Item
-from nearkin.index.search import Classified, Hit, classified
+from nearkin.index.search import Hit
 from nearkin.serving import schemas
 from nearkin.serving.decoding import Decoder
 from nearkin.serving.errors import RequestError
@@ -196,10 +196,8 @@ class Service:
             offset=options.offset,
         )
         guess = None
-        if is_image and query is not None:
-            is_plain = not (where or options.like or options.unlike or options.offset)
-            is_plain = is_plain and options.group_by is None and options.min_confidence is None
-            guess = self._guess(query, hits if is_plain and options.k + 1 >= _NEIGHBOURS else None)
+        if is_image and isinstance(query, np.ndarray) and self.overview().labelled:
+            guess = self.index.classify(query, _NEIGHBOURS)
         return schemas.Hits(
             hits=[
                 schemas.Hit(**self._fields(hit), score=hit.score, confidence=hit.confidence)
@@ -211,16 +209,6 @@ class Service:
             seconds=time.perf_counter() - begin,
             label=None if guess is None else schemas.LabelGuess(label=guess.label, confidence=guess.confidence),
         )
-
-    def _guess(self, query: int | NDArray[np.floating], hits: list[Hit] | None) -> Classified | None:
-        """The label by the nearest neighbours; ``hits`` are these if they are known already."""
-        overview = self.overview()
-        if not overview.labelled:
-            return None
-        if overview.labelled < overview.items:
-            return self.index.classify(query, _NEIGHBOURS)
-        hits = (hits or self.index.search(query, _NEIGHBOURS))[:_NEIGHBOURS]
-        return classified(hits, 0.5, self.index.calibration)
 
     def item_schema(self, item: Item) -> schemas.Item:
         return schemas.Item(**self._fields(item))
