@@ -41,7 +41,7 @@ def test_the_graph_finds_what_it_says_with_filters_too(store, build_early, dista
     vectors = clusters(rng, 3000, 16)
     stored = store(vectors, distance)
     said = stored.engine.status()
-    assert said["index"] == "hnsw of vectors"
+    assert said["index"] == "hnsw"
     assert said["rows"] == said["rows on the server"] == 3000
     assert said["version"].startswith("PostgreSQL 18")
     assert said["recall@10"] >= 0.95
@@ -56,13 +56,10 @@ def test_the_graph_finds_what_it_says_with_filters_too(store, build_early, dista
     assert f"Index Scan using {stored.identity}_hnsw" in plan
 
 
-@pytest.mark.parametrize(
-    ("dim", "index"), [(2100, "hnsw of vectors in 16 bits"), (4100, "none, all rows are compared")]
-)
-def test_more_dimensions_than_an_index_of_vectors_takes(store, build_early, dim, index):
-    vectors = clusters(np.random.default_rng(0), 150, dim)
+def test_more_dimensions_than_an_index_takes(store, build_early):
+    vectors = clusters(np.random.default_rng(0), 150, 2100)
     stored = store(vectors)
-    assert stored.engine.status()["index"] == index
+    assert stored.engine.status()["index"] == "none, all rows are compared"
     assert stored.recall(vectors[:20].astype(np.float64), 5) >= 0.95
 
 

@@ -24,8 +24,8 @@ from nearkin.index.segments import Segments
 
 MOST_DIMENSIONS = 16_000
 """Of a column of type vector."""
-MOST_INDEXED, MOST_HALF = 2_000, 4_000
-"""Of an HNSW index of vectors, and of one of vectors in 16 bits; above there is none, and all rows are compared."""
+MOST_INDEXED = 2_000
+"""Of an HNSW index; above there is none, and all rows are compared."""
 _LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 100, 200, 1000
 _CONNECT_SECONDS = 5
 
@@ -54,17 +54,13 @@ class PostgresTable:
         self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
         weakref.finalize(self, _close, self._idle)
         sql = self._psycopg.sql
-        ordered, type_ = ("vector", "vector") if dim <= MOST_INDEXED else (f"vector::halfvec({dim})", f"halfvec({dim})")
-        operator, operators = ("<#>", "ip") if self._is_cosine else ("<->", "l2")
         self._names = {
             "table": sql.Identifier(name),
             "index": sql.Identifier(f"{name}_hnsw"),
             "incoming": sql.Identifier(f"{name}_incoming"),
             "type": sql.SQL(f"vector({dim})"),
-            "ordered": sql.SQL(ordered),
-            "as_type": sql.SQL(type_),
-            "by": sql.SQL(operator),
-            "operators": sql.SQL(f"{'vector' if dim <= MOST_INDEXED else 'halfvec'}_{operators}_ops"),
+            "by": sql.SQL("<#>" if self._is_cosine else "<->"),
+            "operators": sql.SQL("vector_ip_ops" if self._is_cosine else "vector_l2_ops"),
         }
         self._name = name
 
@@ -117,7 +113,7 @@ class PostgresTable:
 
     def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
         ask = self._statement(
-            "SELECT id, vector {by} %(query)s FROM {table} ORDER BY {ordered} {by} %(query)s::{as_type} LIMIT %(limit)s"
+            "SELECT id, vector {by} %(query)s FROM {table} ORDER BY vector {by} %(query)s LIMIT %(limit)s"
         )
         answers = []
         with self._transaction() as db:
@@ -137,10 +133,10 @@ class PostgresTable:
 
     def build(self) -> None:
         with self._transaction() as db:
-            if self._dim <= MOST_HALF:
+            if self._dim <= MOST_INDEXED:
                 db.execute(
                     self._statement(
-                        "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (({ordered}) {operators}) "
+                        "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (vector {operators}) "
                         f"WITH (m = {_LINKS}, ef_construction = {_CONSTRUCTION})"
                     )
                 )
@@ -151,8 +147,7 @@ class PostgresTable:
             version = db.execute("SHOW server_version").fetchone()[0].split()[0]
             extension = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()[0]
             built = db.execute("SELECT to_regclass(%s)", [f"{self._name}_hnsw"]).fetchone()[0] is not None
-        index = "hnsw of vectors" if self._dim <= MOST_INDEXED else "hnsw of vectors in 16 bits"
-        index = index if built else "none, all rows are compared"
+        index = "hnsw" if built else "none, all rows are compared"
         return {"version": f"PostgreSQL {version}, pgvector {extension}", "table": self._name, "index": index}
 
     def drop(self) -> None:
