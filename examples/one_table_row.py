@@ -12,9 +12,9 @@ import argparse
 from pathlib import Path
 
 from nearkin.report.formats import FORMATS
+from nearkin.studies.paper_rows import Settings
 
 import nearkin
-from nearkin.studies.paper_rows import Settings
 
 
 def main(arguments: list[str] | None = None) -> dict[str, object]:
