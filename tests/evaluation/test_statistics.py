@@ -160,6 +160,10 @@ def test_correlation_of_ranks_is_scipys():
     assert math.isnan(rank_correlation([1, 2], [3, 3]))
 
 
+def test_power_is_a_number_where_a_tail_is_too_small_for_scipy():
+    assert [round(power_of_t(df, shift), 2) for df, shift in ((3, 12.5), (3, 40.0), (2, 300.0))] == [1.0, 1.0, 1.0]
+
+
 def test_numbers_are_written_with_so_many_digits():
     assert Statistic(12345.678, 0.25).text(2) == "12,345.68 ± 0.25"
     assert Statistic(0.5, 0.0).text() == "0.5 ± 0.0"

@@ -187,7 +187,9 @@ def power_of_t(df: float, shift: float) -> float:
     (0.761, 0.05)
     """
     critical = student_t(df)
-    return float(1.0 - special.nctdtr(df, shift, critical) + special.nctdtr(df, shift, -critical))
+    # A tail that is too small for scipy comes as NaN.
+    below, beyond = np.nan_to_num([special.nctdtr(df, shift, critical), special.nctdtr(df, shift, -critical)])
+    return float(1.0 - below + beyond)
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
