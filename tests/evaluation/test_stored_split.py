@@ -55,7 +55,7 @@ def test_the_file_holds_every_image_with_its_part():
     again, splits, changes = split.restore(data)
     assert again is data, "nothing has changed, so nothing is copied"
     assert np.array_equal(splits, split.splits)
-    assert changes.said(scored=("test",)) == []
+    assert changes.describe(scored=("test",)) == []
 
 
 def test_renamed_classes_and_new_images_move_nobody():
@@ -66,7 +66,7 @@ def test_renamed_classes_and_new_images_move_nobody():
     data, splits, changes = split.restore(now)
     assert described(data, splits) == before
     assert np.array_equal(data.table.labels, split.labels)
-    new, other = changes.said(scored=("test",))
+    new, other = changes.describe(scored=("test",))
     assert new.startswith("3 images of 1 new class and others came after the run began and are left out (class 0)")
     assert other.startswith("6 images lie in another class than when the run began (class a → zebra")
     changes.check_training("run")
@@ -78,7 +78,7 @@ def test_what_is_lost_is_counted_by_its_part():
     split = stored(opened())
     rows = {name: np.flatnonzero(split.splits == name).tolist() for name in ("train", "test")}
     _, _, changes = split.restore(opened(drop=rows["test"][:1], change=rows["test"][1:2]))
-    (line,) = changes.said(scored=("test",))
+    (line,) = changes.describe(scored=("test",))
     assert line.startswith("2 of the 6 test images are missing or have changed (")
     assert line.endswith("scored without them")
     changes.check_training("run")
@@ -94,7 +94,7 @@ def test_images_of_a_benchmark_that_were_drawn_anew_are_scored_but_not_trained_o
     split = stored(opened())
     tests, trains = (np.flatnonzero(split.splits == name).tolist() for name in ("test", "train"))
     data, splits, changes = split.restore(opened(change=tests[:2], drop=tests[2:3]), by_name=True)
-    gone, changed = changes.said(scored=("test",))
+    gone, changed = changes.describe(scored=("test",))
     assert gone.startswith("1 of the 6 test images is missing (")
     assert changed.startswith("2 of the 6 test images have changed (")
     assert changed.endswith("scored as they are now")

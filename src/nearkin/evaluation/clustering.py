@@ -23,7 +23,7 @@ from nearkin.numerics import check_choice, l2_normalise
 # Lloyd's last iterations move a handful of points and no score.
 _LEAST_GAIN = 1e-6
 # faiss does not stop by itself.
-_FAISS_ITERATIONS = 40
+_MOST_ITERATIONS, _FAISS_ITERATIONS = 100, 40
 
 
 def clustering_scores(
@@ -43,7 +43,7 @@ def clustering_scores(
         labels: ``[N]``, any integers.
         seed: the same seed gives the same clusters.
         clusters: number of clusters; by default as many as there are classes.
-        restarts: how often k-means starts anew; the tightest clustering is scored.
+        restarts: how often k-means starts again; the tightest clustering is scored.
         distance: ``"cosine"`` clusters the L2-normalised embeddings, ``"euclidean"`` the embeddings as they are.
         scores: of one and the same clustering.
 
@@ -66,7 +66,6 @@ def kmeans(
     *,
     seed: int = 0,
     restarts: int = 3,
-    max_iterations: int = 100,
     engine: Literal["auto", "faiss", "own"] = "auto",
 ) -> Tensor:
     """The cluster ``0 … clusters − 1`` of every row of ``points [N, D]``, by Lloyd's algorithm.
@@ -83,7 +82,6 @@ def kmeans(
     if as_count(clusters, "clusters") > len(vectors):
         raise ValueError(f"clusters must be at most the number of points, {len(vectors)}, got {clusters}")
     as_count(restarts, "restarts")
-    as_count(max_iterations, "max_iterations")
     check_choice("auto", "faiss", "own", engine=engine)
     # Only shapes matter to k-means: centring and scaling keep the squares and the sums below in range.
     largest = vectors.abs().max()
@@ -92,30 +90,27 @@ def kmeans(
     installed = importlib.util.find_spec("faiss") is not None
     if engine == "faiss" and not installed:
         raise ValueError('engine "faiss" needs faiss: pip install faiss-cpu, or use engine="own"')
-    by_faiss = engine == "faiss" or (engine == "auto" and installed and _is_large(vectors))
+    # faiss computes in float32, and has something to save only here.
+    is_large = vectors.device.type == "cpu" and len(vectors) > 1000
+    by_faiss = engine == "faiss" or (engine == "auto" and installed and is_large)
     generator = torch.Generator().manual_seed(seed)
     best_inertia, best = float("inf"), torch.empty(0)
     for _ in range(restarts):
         centres = vectors[_spread_out(vectors, clusters, generator)]
-        inertia, assigned = (_faiss_lloyd if by_faiss else _lloyd)(vectors, centres, max_iterations)
+        inertia, assigned = (_faiss_lloyd if by_faiss else _lloyd)(vectors, centres)
         if inertia < best_inertia:
             best_inertia, best = inertia, assigned
     return best.cpu()
 
 
-def _is_large(points: Tensor) -> bool:
-    """Whether faiss, which computes in float32, has something to save."""
-    return points.device.type == "cpu" and len(points) > 1000
-
-
-def _faiss_lloyd(points: Tensor, centres: Tensor, max_iterations: int) -> tuple[float, Tensor]:
+def _faiss_lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
     """What :func:`_lloyd` does, by faiss."""
     faiss = importlib.import_module("faiss")
     single = points.float().numpy()
     found = faiss.Kmeans(
         single.shape[1],
         len(centres),
-        niter=min(max_iterations, _FAISS_ITERATIONS),
+        niter=_FAISS_ITERATIONS,
         min_points_per_centroid=1,
         max_points_per_centroid=len(single),
     )
@@ -148,7 +143,7 @@ def _spread_out(points: Tensor, clusters: int, generator: torch.Generator) -> Te
     return chosen.to(points.device)
 
 
-def _lloyd(points: Tensor, centres: Tensor, max_iterations: int) -> tuple[float, Tensor]:
+def _lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
     """The sum of squared distances and the assignment ``[N]`` that Lloyd's iterations from ``centres`` end with."""
     clusters = len(centres)
     # Sums of integers do not depend on their order, so that the clusters repeat on a GPU too.
@@ -156,7 +151,7 @@ def _lloyd(points: Tensor, centres: Tensor, max_iterations: int) -> tuple[float,
     fixed_point = (points * unit).round_().to(torch.int64)
     assigned = torch.full((len(points),), -1, device=points.device)
     inertia = float("inf")
-    for _ in range(max_iterations):
+    for _ in range(_MOST_ITERATIONS):
         before = assigned
         assigned, gap = _closest(points, centres)
         sizes = torch.bincount(assigned, minlength=clusters)

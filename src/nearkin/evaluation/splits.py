@@ -255,7 +255,7 @@ class StoredSplit:
         """The run's images among those that are there now, with the run's classes and numbers.
 
         With ``by_name`` an image whose content is nowhere is taken to be the one of its name, as is right for published
-        benchmarks: they are the same images also where they were drawn or encoded anew.
+        benchmarks: they are the same images also where they were drawn or encoded again.
 
         Returns the images that are left, in the run's order, the split of each, and what has changed. Data in which
         nothing has changed come back as the same object, so that runs opened together share it.
@@ -342,11 +342,11 @@ class Changes:
         if lost:
             raise DataError(
                 f"{_of(len(lost), self.counts['train'], 'training image')} of {run} {self._what(lost)} "
-                f"({_some(lost)}): training cannot go on as it began. Put them back as they were, or begin anew with "
+                f"({_some(lost)}): training cannot go on as it began. Put them back as they were, or begin again with "
                 f"--overwrite or in another folder with -o"
             )
 
-    def said(self, *, scored: Sequence[str]) -> list[str]:
+    def describe(self, *, scored: Sequence[str]) -> list[str]:
         """One line for each kind of change; ``scored`` are the splits whose images are scored."""
         lines = []
         if self.new:
@@ -363,8 +363,8 @@ class Changes:
             gone = [name for name in lost if name not in kept]
             for names, one, many in ((gone, "without it", "without them"), (kept, "as it is now", "as they are now")):
                 if names:
-                    said = f"{_of(len(names), self.counts[split], f'{split} image')} {self._what(names)}"
-                    lines.append(f"{said} ({_some(names)}): scored {one if len(names) == 1 else many}")
+                    what = f"{_of(len(names), self.counts[split], f'{split} image')} {self._what(names)}"
+                    lines.append(f"{what} ({_some(names)}): scored {one if len(names) == 1 else many}")
         if self.reclassed:
             number = sum(self.reclassed.values())
             pairs = [f"{before} → {now}" for before, now in self.reclassed]

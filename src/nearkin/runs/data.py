@@ -105,7 +105,7 @@ def split_as_stored(
     images, splits, changes = folder.split.restore(now, by_name=is_benchmark(recipe.data.source))
     if trains:
         changes.check_training(str(folder.path))
-    for line in changes.said(scored=scored):
+    for line in changes.describe(scored=scored):
         notice(f"{folder.path}: {line}")
     return RunData(images, Protocol(recipe.protocol, images.table, splits=splits), changes)
 

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -20,7 +19,6 @@ from nearkin.disk import check_room, remove_leftovers, sole_writer_of, write_ato
 from nearkin.errors import RecipeError, catching_out_of_memory, notice
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.proxies.bank import banks_in
-from nearkin.ranks import is_first
 from nearkin.recipe import Recipe, fingerprint
 from nearkin.runs.data import (
     Announce,
@@ -92,8 +90,11 @@ def run(
         resume, overwrite = resume or restarted, overwrite and not restarted
 
         def finished() -> Scores | None:
-            """The scores of a finished run that needs no repair."""
-            return folder.scores() if resume and folder.is_finished and not _needs_repair(folder) else None
+            """The scores of a finished run, unless a file is damaged that the last checkpoint can restore."""
+            if not (resume and folder.is_finished):
+                return None
+            damaged = folder.last_checkpoint.exists() and (folder.damaged() or not checkpoint.is_encoder_whole(folder))
+            return None if damaged else folder.scores()
 
         def finished_in_place() -> Scores | None:
             scores = finished()
@@ -222,11 +223,6 @@ def _check_shared(folder: RunFolder) -> None:
         time.sleep(0.1)
 
 
-def _needs_repair(folder: RunFolder) -> bool:
-    """Whether a file is damaged that can be written again from the last checkpoint."""
-    return folder.last_checkpoint.exists() and bool(folder.damaged() or not checkpoint.is_encoder_whole(folder))
-
-
 def _check_room(state: TrainingState, folder: RunFolder) -> None:
     """Refuse a disk without room for two last checkpoints and two best ones: each is written next to the one before."""
 
@@ -252,6 +248,9 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         checkpoint.load_best(state, folder)
     checkpoint.save_encoder(state, folder)
     test = None if protocol.test is None else state.score(protocol.test, final=True)
+    steps_s = max(state.time.by["steps"], 1e-9)
+    on_gpu = state.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(state.device) if on_gpu else peak_process_memory()
     return Scores(
         Conditions(
             data=state.table.name,
@@ -270,25 +269,16 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         epochs=round(state.epoch, 4),
         seconds=round(state.time.seconds, 1),
         seconds_by={part: round(seconds, 1) for part, seconds in state.time.by.items()},
-        cost=_cost(state),
+        cost=Cost(
+            step_ms=round(1e3 * steps_s / max(state.step, 1), 3),
+            images_per_second=round(state.step * state.recipe.training.batch_size / steps_s, 1),
+            peak_mib=round(peak / 2**20, 1),
+        ),
         untrained=state.untrained,
         test=test,
         best=state.best if protocol.selects_on != "last" else last,
         last=last,
         lost_images=lost,
-    )
-
-
-def _cost(state: TrainingState) -> Cost:
-    seconds = max(state.time.by["steps"], 1e-9)
-    if state.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(state.device)
-    else:
-        peak = peak_process_memory()
-    return Cost(
-        step_ms=round(1e3 * seconds / max(state.step, 1), 3),
-        images_per_second=round(state.step * state.recipe.training.batch_size / seconds, 1),
-        peak_mib=round(peak / 2**20, 1),
     )
 
 
@@ -322,7 +312,7 @@ def train_final(
         raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
     final = run(recipe, folder, observer, resume=resume, overwrite=overwrite, progress=progress, announce=announce)
     final = replace(final, final_of=FinalOf(str(path), _note(str(path), scores), scores))
-    if is_first():
+    if ranks.is_first():
         write_atomically(folder.card_file, model_card(folder, recipe, final, folder.environment()).encode())
         folder.write_scores(final)
     return final
@@ -361,17 +351,14 @@ def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[s
         }
     )
     if recipe.training.schedule == "plateau":
-        recipe = recipe.with_changes({"training.schedule": "milestones", "training.milestones": _falls(evaluations)})
+        # The epochs after which the rate fell: an evaluation's row has the rate from before it.
+        milestones = tuple(
+            math.ceil(before["epoch"] or 0.0)
+            for before, after in itertools.pairwise(evaluations)
+            if (after["lr"] or 0.0) < (before["lr"] or 0.0)
+        )
+        recipe = recipe.with_changes({"training.schedule": "milestones", "training.milestones": milestones})
     return recipe
-
-
-def _falls(evaluations: Sequence[Mapping[str, float | None]]) -> tuple[int, ...]:
-    """Epochs after which the rate fell; an evaluation's row has the rate from before it."""
-    return tuple(
-        math.ceil(before["epoch"] or 0.0)
-        for before, after in pairwise(evaluations)
-        if (after["lr"] or 0.0) < (before["lr"] or 0.0)
-    )
 
 
 def _note(path: str, scores: Scores) -> str:
