@@ -23,7 +23,7 @@ from nearkin.numerics import check_choice, l2_normalise
 # Lloyd's last iterations move a handful of points and no score.
 _LEAST_GAIN = 1e-6
 # faiss does not stop by itself.
-_MOST_ITERATIONS, _FAISS_ITERATIONS = 100, 40
+_FAISS_ITERATIONS = 40
 
 
 def clustering_scores(
@@ -143,7 +143,7 @@ def _spread_out(points: Tensor, clusters: int, generator: torch.Generator) -> Te
     return chosen.to(points.device)
 
 
-def _lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
+def _lloyd(points: Tensor, centres: Tensor, max_iterations: int = 100) -> tuple[float, Tensor]:
     """The sum of squared distances and the assignment ``[N]`` that Lloyd's iterations from ``centres`` end with."""
     clusters = len(centres)
     # Sums of integers do not depend on their order, so that the clusters repeat on a GPU too.
@@ -151,7 +151,7 @@ def _lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
     fixed_point = (points * unit).round_().to(torch.int64)
     assigned = torch.full((len(points),), -1, device=points.device)
     inertia = float("inf")
-    for _ in range(_MOST_ITERATIONS):
+    for _ in range(max_iterations):
         before = assigned
         assigned, gap = _closest(points, centres)
         sizes = torch.bincount(assigned, minlength=clusters)
