@@ -49,6 +49,6 @@ nitpick_ignore_regex = [
     (r"py:class", r"nearkin\..*"),  # types in signatures that nobody has to name
     (
         r"py:class",
-        r"Module|Tensor|Path|NDArray|np\..*|Picture|OneQuery|Queries|Arrays|Images|Vectors|Format|Progress|ExportResult",
+        r"Module|Tensor|Path|NDArray|np\..*|ImageInput|OneQuery|Queries|Arrays|Images|Vectors|Format|Progress|ExportResult",
     ),  # aliases of types, and what is imported for types only
 ]

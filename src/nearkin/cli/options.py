@@ -14,6 +14,7 @@ from nearkin.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nearkin.index import Index
     from nearkin.recipe import Recipe
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -90,6 +91,18 @@ def names_in(text: str | None) -> list[str] | None:
 def check_figure_file(file: Path | None, option: str) -> None:
     if file is not None and file.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise RecipeError(f"{option} must end in .png, .pdf or .svg, got {str(file)!r}")
+
+
+def open_index(folder: Path, run: Path | None, device: str | None) -> Index:
+    """An index with its encoder, which is loaded from ``run`` if that is given."""
+    from nearkin.index import Index
+    from nearkin.runs.model import reload
+
+    index = Index.open(folder)
+    if run is None and device is None:
+        return index
+    status = index.status()
+    return Index.open(folder, reload(run or status.model, status.model_options, device=device))
 
 
 def changes_from(

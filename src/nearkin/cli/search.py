@@ -20,11 +20,12 @@ from nearkin.cli.options import (
     Verbose,
     Where,
     check_figure_file,
+    open_index,
 )
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
-    from nearkin.index import Hit, Index
+    from nearkin.index import Hit
     from nearkin.index.search import SearchOptions
 
 _SHOWN = 20
@@ -76,7 +77,7 @@ def search(
         raise RecipeError("--crop is a part of one image: give exactly one")
     condition = parse_where(where or [])
     box = None if crop is None or not images else _fractions(crop, images[0])
-    opened = _opened(folder, run, device)
+    opened = open_index(folder, run, device)
     options: SearchOptions = {
         "where": condition,
         "like": like or [],
@@ -124,7 +125,7 @@ def classify(
     from nearkin.report.table import Part, Table
 
     condition = parse_where(where or []) or None
-    answers = _opened(folder, run, device).classify(images, k, min_confidence=min_confidence, where=condition)
+    answers = open_index(folder, run, device).classify(images, k, min_confidence=min_confidence, where=condition)
     results = list(zip(images, answers, strict=True))
     if as_json:
         print(json.dumps([{"query": query, **asdict(answer)} for query, answer in results]))
@@ -267,17 +268,6 @@ def cluster(
         say(f"      … and {len(result.ids) - _SHOWN:,} more (--json has all)")
     if output is not None:
         say(f"Contact sheets and clusters.csv: {output}")
-
-
-def _opened(folder: Path, run: Path | None, device: str | None) -> Index:
-    """An index with its encoder, which is loaded from ``run`` if that is given."""
-    from nearkin.index import Index
-    from nearkin.runs.model import reload
-
-    if run is None and device is None:
-        return Index.open(folder)
-    status = Index.open(folder).status()
-    return Index.open(folder, reload(run or status.model, status.model_options, device=device))
 
 
 def _fractions(crop: str, image: str) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from nearkin.cli._app import SEARCH, app, say
-from nearkin.cli.options import Device, IndexFolder, MovedRun
+from nearkin.cli.options import Device, IndexFolder, MovedRun, open_index
 from nearkin.errors import require
 
 
@@ -56,8 +56,6 @@ def serve(
     """
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, "serve")
-    from nearkin.index import Index
-    from nearkin.runs.model import reload
     from nearkin.serving.app import serve as run_server
     from nearkin.serving.middleware import log_to_stderr
     from nearkin.serving.settings import Settings, is_loopback
@@ -73,11 +71,7 @@ def serve(
         max_bytes=int(max_megabytes * (1 << 20)),
         max_pixels=int(max_megapixels * 1e6),
     )
-    index = Index.open(folder)
-    if run is not None or device is not None:
-        status = index.status()
-        model = reload(run or status.model, status.model_options, device=device)
-        index = Index.open(folder, model)
+    index = open_index(folder, run, device)
 
     def ready(url: str) -> None:
         address = f"{url}/#key={generated}" if generated else url

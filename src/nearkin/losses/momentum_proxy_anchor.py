@@ -20,7 +20,7 @@ class MomentumProxyAnchor(ProxyAnchor):
     is put into the queue after its loss, so no image meets itself.
 
     What is queued comes from a second network that follows the trained one, :math:`w \leftarrow m w + (1-m)\theta`
-    (:func:`update_ema`). A loss sees embeddings only. So that network belongs to the loop, which passes its embeddings
+    (``update_ema``). A loss sees embeddings only. So that network belongs to the loop, which passes its embeddings
     of the same batch as ``keys``; ``wants_momentum_encoder`` and ``momentum`` tell it so. Without ``keys`` the
     batch's own embeddings are queued, as with ``momentum=0``.
 

@@ -47,7 +47,7 @@ class Pairs:
         """``‖q − r‖`` or its square, ``[N, M]``; exactly 0, with gradient 0, for vectors that differ by rounding only.
 
         Without that floor a sample would lie a random 1e-4 away from its own copy among the references, and a loss that
-        averages non-zero terms would count it or not by chance; see :func:`~nearkin.numerics.rounding_floor`.
+        averages non-zero terms would count it or not by chance; see ``nearkin.numerics.rounding_floor``.
         """
         of_queries = self.queries.square().sum(dim=1)
         of_references = of_queries if self.within_batch else self.references.square().sum(dim=1)
