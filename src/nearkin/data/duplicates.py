@@ -8,8 +8,6 @@ crops are not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -27,24 +25,17 @@ _BLOCK = 1024
 _SEVERAL = -1
 
 
-@dataclass(frozen=True)
-class Duplicates:
-    """``groups`` of rows that show the same picture, each ascending; ``complete`` unless the search ended early."""
-
-    groups: tuple[tuple[int, ...], ...]
-    complete: bool = True
-
-
-def find_duplicates(images: Images, parts: NDArray[np.int64]) -> Duplicates:
+def find_duplicates(images: Images, parts: NDArray[np.int64]) -> tuple[list[list[int]], bool]:
     """Rows that show the same picture: identical thumbnails anywhere, similar ones only across different ``parts``.
 
     ``parts`` numbers what a picture should not occur in twice, such as classes. Within one of them photos may well look
-    nearly the same, as those of a burst do. Grouping is transitive.
+    nearly the same, as those of a burst do. Grouping is transitive. Returns the groups, each ascending, and whether the
+    search went to its end.
 
     >>> pixels = np.random.default_rng(0).integers(0, 256, (4, 40, 40, 3), dtype=np.uint8)
     >>> pixels[3] = pixels[0] // 2
-    >>> find_duplicates(pixels, np.array([0, 0, 1, 1])).groups
-    ((0, 3),)
+    >>> find_duplicates(pixels, np.array([0, 0, 1, 1]))
+    ([[0, 3]], True)
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -74,4 +65,4 @@ def find_duplicates(images: Images, parts: NDArray[np.int64]) -> Duplicates:
     group_of = connected_components(graph, directed=False)[1][copy_of]
     order = np.argsort(group_of, kind="stable")
     groups = [group.tolist() for group in np.split(order, np.flatnonzero(np.diff(group_of[order])) + 1)]
-    return Duplicates(tuple(sorted(tuple(group) for group in groups if len(group) > 1)), complete)
+    return sorted(group for group in groups if len(group) > 1), complete

@@ -121,20 +121,14 @@ def _read_text(path: Path) -> str:
     wanted = "a folder with one folder per class, or a list of images with their labels (CSV or JSON Lines)"
     if path.is_dir():
         raise DataError(f"{str(path)!r} is a folder: read it with nearkin.data.folder.read_folder, or give a list")
-    if path.is_file():
-        if not path.stat().st_size:
-            raise DataError(f"{str(path)!r} is an empty file; give {wanted}")
-        if is_image_file(path):
-            raise DataError(f"{str(path)!r} is one image; give {wanted}")
-        if path.suffix.lower() in ARCHIVE_ENDINGS:
-            raise DataError(
-                f"{str(path)!r} is an archive or a spreadsheet; unpack it, or save the sheet as 'CSV UTF-8', and give "
-                f"{wanted}"
-            )
+    if is_image_file(path):
+        raise DataError(f"{str(path)!r} is one image; give {wanted}")
+    if path.suffix.lower() in ARCHIVE_ENDINGS:
+        raise DataError(
+            f"{str(path)!r} is an archive or a spreadsheet; unpack it or save it as 'CSV UTF-8', and give {wanted}"
+        )
     try:
         content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {str(path)!r}") from error
     except OSError as error:
         raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     try:

@@ -247,9 +247,9 @@ def _repeated(opened: OpenedImages, parts: Mapping[str, NDArray[np.int64]]) -> R
     names = [UNUSED, *parts]
     for number, rows in enumerate(parts.values(), start=1):
         part_of[rows] = number
-    duplicates = find_duplicates(opened.images, table.labels * len(names) + part_of)
+    groups, complete = find_duplicates(opened.images, table.labels * len(names) + part_of)
     leaks, two_classes, copies = [], [], []
-    for group in duplicates.groups:
+    for group in groups:
         rows = np.array([row for row in group if part_of[row]], dtype=np.int64)
         trains = np.array([names[part_of[row]] == TRAINING for row in rows], dtype=bool)
         other_class = table.labels[rows] != table.labels[rows[:1]]
@@ -264,4 +264,4 @@ def _repeated(opened: OpenedImages, parts: Mapping[str, NDArray[np.int64]]) -> R
         named = [[(table.ids[row], names[part_of[row]]) for row in pair] for pair in pairs[:_EXAMPLES]]
         return Repeated(len(pairs), tuple((one, other) for one, other in named))
 
-    return RepeatedPictures(repeated(leaks), repeated(two_classes), repeated(copies), duplicates.complete)
+    return RepeatedPictures(repeated(leaks), repeated(two_classes), repeated(copies), complete)

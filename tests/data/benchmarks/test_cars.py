@@ -69,7 +69,7 @@ def test_labels_outside_the_classes(root):
 @pytest.mark.parametrize("fields", [{"annotations": np.arange(3)}, {"annotations": "text"}])
 def test_a_mat_file_of_something_else(root, fields):
     write_mat(root / "cars_annos.mat", **fields)
-    with pytest.raises(DataError, match=r"cars_annos.mat must hold"):
+    with pytest.raises(DataError, match=r"cannot read cars_annos.mat"):
         CARS.read(root)
 
 

@@ -29,16 +29,14 @@ def _read_annotations(root: Path) -> ImageTable:
 
     try:
         content = loadmat(str(root / ANNOTATIONS), squeeze_me=True)
-    except Exception as error:  # a file that is cut short or is something else can raise nearly anything
-        raise DataError(f"cannot read {ANNOTATIONS} as a MATLAB file: {error}") from error
-    try:
         annotations = np.atleast_1d(content["annotations"])
         names = [str(name) for name in annotations["relative_im_path"].tolist()]
         labels = [int(label) for label in annotations["class"].tolist()]
         class_names = [str(name) for name in np.atleast_1d(content["class_names"]).tolist()]
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+    except Exception as error:  # a file that is cut short or is something else can raise nearly anything
         raise DataError(
-            f"{ANNOTATIONS} must hold class_names and annotations with relative_im_path and class ({error})"
+            f"cannot read {ANNOTATIONS} as a MATLAB file with class_names, and annotations with relative_im_path and "
+            f"class: {error}"
         ) from error
     for row, label in enumerate(labels, start=1):
         if not 1 <= label <= len(class_names):
