@@ -63,7 +63,7 @@ def test_a_broken_encoder_gives_way_to_the_checkpoint(folder, share):
     with pytest.warns(Notice, match=r"encoder\.safetensors cannot be read.*taken from the checkpoint"):
         assert evaluate_run(folder.path)["scores"] == before["scores"]
     shutil.rmtree(folder.checkpoints)
-    with pytest.raises(DataError, match=r"encoder\.safetensors cannot be read.*no checkpoint can stand in"):
+    with pytest.warns(Notice, match="cannot be read"), pytest.raises(DataError, match="has no checkpoint"):
         evaluate_run(folder.path)
 
 
@@ -71,7 +71,7 @@ def test_a_broken_encoder_gives_way_to_the_checkpoint(folder, share):
 def test_a_broken_checkpoint_leaves_the_encoder(folder, recipe, share):
     cut(folder.last_checkpoint, share)
     assert evaluate_run(folder.path)["images"] == 16
-    with pytest.raises(DataError, match=r"last\.pt cannot be read as a checkpoint .*encoder\.safetensors can still be"):
+    with pytest.raises(DataError, match=r"last\.pt cannot be read as a checkpoint"):
         evaluate_run(folder.path, which="last")
     folder.scores_file.unlink()
     with pytest.raises(DataError, match=r"last\.pt cannot be read as a checkpoint"):
@@ -82,7 +82,7 @@ def test_the_best_weights_are_looked_at_before_training_goes_on(folder, recipe):
     folder.scores_file.unlink()
     (best,) = folder.checkpoints.glob("best-*.pt")
     cut(best)
-    with pytest.raises(DataError, match=r"best-\d+\.pt cannot be read.*best weights so far; last\.pt is whole.*last"):
+    with pytest.raises(DataError, match=r"best-\d+\.pt cannot be read.*checkpoint last"):
         run(recipe, RunFolder(folder.path), NullObserver(), resume=True)
 
 
@@ -98,11 +98,11 @@ def test_another_runs_files_are_refused(folder, recipe, photos, tmp_path, differ
     run(other, RunFolder(tmp_path / "other"), NullObserver())
     for name in ("encoder.safetensors", "checkpoints/last.pt"):
         shutil.copyfile(tmp_path / "other" / name, folder.path / name)
-    with pytest.raises(
-        DataError, match=rf"encoder\.safetensors is not of this run \({said}.*last\.pt is not of this run"
-    ) as refused:
+    with (
+        pytest.warns(Notice, match=rf"encoder\.safetensors is not of this run \({said}"),
+        pytest.raises(DataError, match=r"last\.pt is not of this run"),
+    ):
         evaluate_run(folder.path)
-    assert "can still be used" not in str(refused.value)
     folder.scores_file.unlink()
     if difference == "seed":
         with pytest.raises(DataError, match=rf"last\.pt is not of this run \({said}\): put back the run's own"):

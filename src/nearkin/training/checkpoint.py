@@ -21,8 +21,7 @@ from torch import Tensor
 
 from nearkin import ranks
 from nearkin.disk import write_atomically
-from nearkin.encoders import Encoder
-from nearkin.errors import DataError, NearkinError, notice
+from nearkin.errors import DataError, notice
 from nearkin.proxies.bank import banks_in
 from nearkin.recipe import LOCATIONS, Recipe, deciding, differences
 from nearkin.training.folder import TrainingFolder
@@ -39,6 +38,7 @@ _UNREADABLE = (
 """What torch says of files that are cut short or something else altogether."""
 
 Write = Callable[[], None]
+_AGAIN = "train again with --overwrite"
 
 
 class Checkpoint(TypedDict):
@@ -128,10 +128,7 @@ def check_best(state: TrainingState, folder: TrainingFolder) -> None:
     try:
         _read_of_run(folder.best_checkpoint(int(state.best["step"])), folder)
     except DataError as error:
-        raise DataError(
-            f"{error}. These are the best weights so far; {folder.last_checkpoint.name} is whole, and can be used with "
-            f"--checkpoint last (nearkin evaluate, nearkin embed)"
-        ) from error
+        raise DataError(f"{error}. These are the best weights so far; --checkpoint last can still be used") from error
 
 
 def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, Tensor]:
@@ -143,13 +140,17 @@ def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, Te
         try:
             return _exported(folder)
         except DataError as error:
-            try:
-                weights = _from_checkpoint(folder, which)
-            except NearkinError as other:
-                raise DataError(f"{error}, and no checkpoint can stand in for it: {other}") from error
-            notice(f"{error}; the {which} weights are taken from the checkpoint")
-            return weights
-    return _from_checkpoint(folder, which)
+            notice(f"{error}; the weights are taken from the checkpoint")
+    if not folder.last_checkpoint.exists():
+        raise DataError(
+            f"{folder.path} has no checkpoint: train it with: "
+            f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
+        )
+    content = _read_of_run(folder.last_checkpoint, folder)
+    if which == "best" and content["best"] is not None:
+        content = _read_of_run(folder.best_checkpoint(content["best"]["step"]), folder)
+    weights: dict[str, Tensor] = content.get("ema", content)["encoder"]
+    return weights
 
 
 def is_encoder_whole(folder: TrainingFolder) -> bool:
@@ -163,14 +164,9 @@ def is_encoder_whole(folder: TrainingFolder) -> bool:
 def save_encoder(state: TrainingState, folder: TrainingFolder) -> None:
     """Write the encoder alone, as safetensors: what embedding and search load."""
     if ranks.is_first():
-        write_encoder(state.eval_encoder, state.recipe, folder)
-
-
-def write_encoder(encoder: Encoder, recipe: Recipe, folder: TrainingFolder) -> None:
-    """Write an encoder as that of the run of ``recipe`` in ``folder``, which has its split already."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
-    known = json.dumps(_run_of(recipe, folder))
-    write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
+        tensors = {name: value.detach().cpu().contiguous() for name, value in state.eval_encoder.state_dict().items()}
+        known = json.dumps(_run_of(state.recipe, folder))
+        write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
 
 
 def _exported(folder: TrainingFolder) -> dict[str, Tensor]:
@@ -183,19 +179,6 @@ def _exported(folder: TrainingFolder) -> dict[str, Tensor]:
         raise DataError(f"{file} cannot be read: it is not whole ({error})") from error
     if differing := _differences(known, folder):
         raise DataError(f"{file} is not of this run ({', '.join(differing)})")
-    return weights
-
-
-def _from_checkpoint(folder: TrainingFolder, which: str) -> dict[str, Tensor]:
-    if not folder.last_checkpoint.exists():
-        raise DataError(
-            f"{folder.path} has no checkpoint yet: train it with: "
-            f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
-        )
-    content = _read_of_run(folder.last_checkpoint, folder)
-    if which == "best" and content["best"] is not None:
-        content = _read_of_run(folder.best_checkpoint(content["best"]["step"]), folder)
-    weights: dict[str, Tensor] = content.get("ema", content)["encoder"]
     return weights
 
 
@@ -262,24 +245,15 @@ def _read(path: Path) -> dict[str, Any]:
         # Of several ranks each takes its classes, so that the file is only mapped.
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.world() > 1)
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: the run cannot be continued; {_advice(path)}") from None
+        raise DataError(f"{path} is missing: the run cannot be continued; {_AGAIN}") from None
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise DataError(f"{path} cannot be read as a checkpoint ({reason}); {_advice(path)}") from error
+        raise DataError(f"{path} cannot be read as a checkpoint ({reason}); {_AGAIN}") from error
     if not isinstance(content, Mapping) or "encoder" not in content:
-        raise DataError(f"{path} is no checkpoint of nearkin; {_advice(path)}")
+        raise DataError(f"{path} is no checkpoint of nearkin; {_AGAIN}")
     if content.get("format") != FORMAT:
         raise DataError(f"{path} was written by another version of nearkin (format {content.get('format')})")
     return dict(content)
-
-
-def _advice(path: Path) -> str:
-    """What can be done without a checkpoint; the exported encoder only helps where it is whole and of this run."""
-    folder = TrainingFolder(path.parent.parent)
-    again = "train again with --overwrite"
-    if not folder.encoder_file.exists() or not is_encoder_whole(folder):
-        return again
-    return f"{folder.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed; or {again}"
 
 
 def _run_of(recipe: Recipe, folder: TrainingFolder) -> dict[str, Any]:
@@ -308,7 +282,7 @@ def _read_of_run(file: Path, folder: TrainingFolder) -> dict[str, Any]:
     """What a checkpoint of the run holds; one that was copied from another run is refused."""
     content = _read(file)
     if differing := _differences(content.get("run"), folder):
-        raise DataError(f"{file} is not of this run ({', '.join(differing)}): put back the run's own; {_advice(file)}")
+        raise DataError(f"{file} is not of this run ({', '.join(differing)}): put back the run's own; {_AGAIN}")
     return content
 
 
@@ -318,7 +292,7 @@ def _fitting(file: Path) -> Iterator[None]:
         yield
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-        raise DataError(f"{file} does not fit this run ({reason}): {_advice(file)}") from error
+        raise DataError(f"{file} does not fit this run ({reason}): {_AGAIN}") from error
 
 
 class BackgroundWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,7 @@ _INSTEAD = "set method.steps_per_problem or method.problem_share"
 _NO_SCORES = f"CCP ends its sub-problems by the scores of validation classes, and {{}}: {_INSTEAD}"
 
 
+@dataclass(kw_only=True, eq=False)
 class Ccp(Method):
     r"""Chance-constrained alternating proxy problems (CCP, algorithm 1).
 
@@ -71,50 +73,32 @@ class Ccp(Method):
             on pairs within the batch.
     """
 
-    bank: ProxyBank
+    proxies_per_class: int = 8
+    pool_size: int = 12
+    pool: Literal["plain", "augmented"] = "plain"
+    raw_proxies: bool = False
+    best_proxies: bool = False
+    proximal_weight: float = 2e-4
+    patience: int = 3
+    min_improvement: float = 1e-5
+    steps_per_problem: int | None = None
+    problem_share: float | None = None
+    early_stop_patience: int = 60
+    warmup_steps: int = 0
+    warmup_share: float = 0.0
+    anchors: Literal["proxies", "samples"] = "proxies"
+    as_released: bool = False
+    bank: ProxyBank = field(init=False, repr=False)
     """The proxies, from :meth:`Method.build` on."""
 
-    def __init__(
-        self,
-        *,
-        proxies_per_class: int = 8,
-        pool_size: int = 12,
-        pool: Literal["plain", "augmented"] = "plain",
-        raw_proxies: bool = False,
-        best_proxies: bool = False,
-        proximal_weight: float = 2e-4,
-        patience: int = 3,
-        min_improvement: float = 1e-5,
-        steps_per_problem: int | None = None,
-        problem_share: float | None = None,
-        early_stop_patience: int = 60,
-        warmup_steps: int = 0,
-        warmup_share: float = 0.0,
-        anchors: Literal["proxies", "samples"] = "proxies",
-        as_released: bool = False,
-    ) -> None:
-        check_at_least(1, proxies_per_class=proxies_per_class, pool_size=pool_size, patience=patience)
-        check_at_least(1, early_stop_patience=early_stop_patience, steps_per_problem=steps_per_problem)
-        check_at_least(0, warmup_steps=warmup_steps, proximal_weight=proximal_weight)
-        if not 0 <= warmup_share < 1:
-            raise ValueError(f"warmup_share must be at least 0 and below 1, got {warmup_share}")
-        if problem_share is not None and not 0 < problem_share <= 1:
-            raise ValueError(f"problem_share must be above 0 and at most 1, got {problem_share}")
-        self.proxies_per_class = proxies_per_class
-        self.pool_size = pool_size
-        self.pool = pool
-        self.raw_proxies = raw_proxies
-        self.best_proxies = best_proxies
-        self.proximal_weight = proximal_weight
-        self.patience = patience
-        self.min_improvement = min_improvement
-        self.steps_per_problem = steps_per_problem
-        self.problem_share = problem_share
-        self.early_stop_patience = early_stop_patience
-        self.warmup_steps = warmup_steps
-        self.warmup_share = warmup_share
-        self.anchors = anchors
-        self.as_released = as_released
+    def __post_init__(self) -> None:
+        for name in ("proxies_per_class", "pool_size", "patience", "early_stop_patience", "steps_per_problem"):
+            check_at_least(1, **{name: getattr(self, name)})
+        check_at_least(0, warmup_steps=self.warmup_steps, proximal_weight=self.proximal_weight)
+        if not 0 <= self.warmup_share < 1:
+            raise ValueError(f"warmup_share must be at least 0 and below 1, got {self.warmup_share}")
+        if self.problem_share is not None and not 0 < self.problem_share <= 1:
+            raise ValueError(f"problem_share must be above 0 and at most 1, got {self.problem_share}")
         self.events: list[Event] = []
         self.problem = 0
         self.problem_began = 0

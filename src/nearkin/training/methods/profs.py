@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ _EVENTS_KEPT = 256
 _ROWS_LISTED = 1000
 
 
+@dataclass(kw_only=True, eq=False)
 class Profs(Method):
     r"""Projections onto feasible sets (Can et al., PROFS, algorithm 1).
 
@@ -51,29 +52,17 @@ class Profs(Method):
             hardest, as many as it has positive pairs (section 5.3).
     """
 
-    batches: ClassRepresentativeSampler
+    steps_per_projection: int | None = None
+    occurrences: int = 6
+    proximal_weight: float = 1e-3
+    hard_negative_classes: bool = False
+    hard_pairs: bool = True
+    batches: ClassRepresentativeSampler = field(init=False, repr=False)
     """From :meth:`Method.sampler` on."""
 
-    def __init__(
-        self,
-        *,
-        steps_per_projection: int | None = None,
-        occurrences: int = 6,
-        proximal_weight: float = 1e-3,
-        hard_negative_classes: bool = False,
-        hard_pairs: bool = True,
-    ) -> None:
-        if steps_per_projection is not None and steps_per_projection < 0:
-            raise ValueError(
-                f"steps_per_projection must be at least 1, or 0 for one endless projection, got {steps_per_projection}"
-            )
-        check_at_least(1, occurrences=occurrences)
-        check_at_least(0, proximal_weight=proximal_weight)
-        self.steps_per_projection = steps_per_projection
-        self.occurrences = occurrences
-        self.proximal_weight = proximal_weight
-        self.hard_negative_classes = hard_negative_classes
-        self.hard_pairs = hard_pairs
+    def __post_init__(self) -> None:
+        check_at_least(0, steps_per_projection=self.steps_per_projection, proximal_weight=self.proximal_weight)
+        check_at_least(1, occurrences=self.occurrences)
         self.events: list[Event] = []
         """The last draws of representatives: the step, how many, and their training rows unless they are very many."""
         self._reference = ProximalTerm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -21,6 +22,7 @@ from nearkin.training.state import Method, TrainingState
 __all__ = ["ProxyUpdates"]
 
 
+@dataclass(kw_only=True, eq=False)
 class ProxyUpdates(Method):
     """Proxy-Anchor whose proxies take several steps per batch, with the embeddings held still (VCPA, section 4.6).
 
@@ -35,17 +37,15 @@ class ProxyUpdates(Method):
     10
     """
 
-    bank: ProxyBank
+    updates: int = 10
+    order: Literal["first", "second"] = "first"
+    damping: float = 1e-3
+    bank: ProxyBank = field(init=False, repr=False)
     """The proxies of the loss, from :meth:`Method.build` on."""
 
-    def __init__(
-        self, *, updates: int = 10, order: Literal["first", "second"] = "first", damping: float = 1e-3
-    ) -> None:
-        check_at_least(1, updates=updates)
-        check_positive(damping=damping)
-        self.updates = updates
-        self.order = order
-        self.damping = damping
+    def __post_init__(self) -> None:
+        check_at_least(1, updates=self.updates)
+        check_positive(damping=self.damping)
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
