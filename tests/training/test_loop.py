@@ -500,7 +500,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(recipe_for, t
                     state.encoder.head.weight.fill_(float("nan"))
                 state.objective._checked = lambda embeddings, labels: labels
 
-    with pytest.raises(TrainingError, match=r"loss became nan at step 6.*Gradient norms: backbone nan.*Bild \d ä\.png"):
+    with pytest.raises(TrainingError, match=r"loss became nan at step 6.*Bild \d ä\.png"):
         run(recipe_for(), folder, Poison())
     saved = torch.load(folder.last_checkpoint, weights_only=True)
     assert saved["step"] == 4

@@ -326,7 +326,7 @@ def test_other_parameters_than_remembered_are_refused():
     parameters = list(network().parameters())
     pull = ProximalTerm()
     pull.remember(parameters)
-    with pytest.raises(ValueError, match=r"the 6 that were remembered, in the same order, got 5"):
+    with pytest.raises(ValueError, match=r"zip\(\) argument"):
         pull.add_to_gradients(parameters[:-1], 1.0)
 
 

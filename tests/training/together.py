@@ -329,9 +329,8 @@ def found_in(state) -> dict[str, Tensor]:
             found[f"method {key}"] = torch.as_tensor(method[key])
     for key, value in (method.get("follower") or {}).items():
         found[f"follower {key}"] = value.clone()
-    events = [row for event in state.method.events for row in event.get("rows", [])]
-    if events:
-        found["representatives"] = torch.tensor(events)
+    if events := [event["step"] for event in state.method.events]:
+        found["events"] = torch.tensor(events)
     if getattr(state.sampler, "embeddings", None) is not None:
         found["known representatives"] = state.sampler.embeddings.clone()
     return found

@@ -174,11 +174,11 @@ def start_head(state: TrainingState) -> None:
     if state.recipe.encoder.head_init != "pca" or not isinstance(head, nn.Linear):
         return
     rows = np.random.default_rng(state.recipe.training.seed).permutation(len(state.train_set))[:PCA_IMAGES]
-    on_scoring, what = state.on_scoring, "learning how the training images differ"
+    what = "learning how the training images differ"
     features = state.train_set.embed(
         np.sort(rows),
         encoder=state.encoder.without_head().without_normalisation(),
-        progress=None if on_scoring is None else lambda done: on_scoring(what, done, len(rows)),
+        progress=lambda done: state.on_scoring(what, done, len(rows)),
     )
     if not features.isfinite().all():
         raise TrainingError("the backbone's features of the training images are not finite: are its weights damaged?")
@@ -213,23 +213,12 @@ def principal_axes(vectors: NDArray[np.floating]) -> tuple[NDArray[np.float64], 
 
 def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
     """The encoder of a recipe; without ``pretrained`` no weights are looked for, as a checkpoint will fill it."""
-    options = dict(section.options)
-    if not pretrained and ":" in section.backbone:
-        options["pretrained"] = False
-    return build_encoder(
-        section.backbone,
-        dim=section.dim,
-        pooling=section.pooling,
-        normalisation=section.normalisation,
-        weights=section.weights if pretrained else None,
-        freeze_batch_norm=section.freeze_batch_norm,
-        freeze_batch_norm_affine=section.freeze_batch_norm_affine,
-        head_init=section.head_init,
-        head_bias=section.head_bias,
-        channels_last=section.channels_last,
-        last_stride=section.last_stride,
-        options=options,
-    )
+    values: dict[str, Any] = {**vars(section), "options": dict(section.options)}
+    if not pretrained:
+        values["weights"] = None
+        if ":" in section.backbone:
+            values["options"]["pretrained"] = False
+    return build_encoder(**values)
 
 
 def transform_of(section: DataSection) -> Transform:

@@ -29,7 +29,7 @@ from nearkin.training.device import autocast
 from nearkin.training.folder import TrainingFolder
 from nearkin.training.memory import place_images
 from nearkin.training.micro_batch import embed_in_pieces
-from nearkin.training.optimisation import add_up_gradients, clip_gradients, gradient_norms
+from nearkin.training.optimisation import add_up_gradients, clip_gradients
 from nearkin.training.state import Evaluation, Observer, TrainingState
 
 
@@ -45,7 +45,7 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
         )
     written, saved_step, writer = time.monotonic(), -1, BackgroundWriter()
     state.time.begin()
-    state.on_scoring = getattr(observer, "on_scoring", None)
+    state.on_scoring = getattr(observer, "on_scoring", state.on_scoring)
     place_images(state)
 
     if state.step == 0 and not state.history:
@@ -227,47 +227,40 @@ def _has_converged(state: TrainingState) -> bool:
 class HealthCheck:
     """Finds a loss that is not finite, before the step on a CPU and one step later on an accelerator.
 
-    Reading a value from an accelerator waits for all work queued there, so the values of a step are copied while the
-    next one runs, and an event says when they have arrived: the host stays up to a step ahead. No checkpoint is written
-    before the last step has been checked (:meth:`settle`). Finite losses go into the state's ``recent_losses``.
+    Reading a value from an accelerator waits for all work queued there, so the loss of a step is copied while the next
+    one runs, and an event says when it has arrived: the host stays up to a step ahead. No checkpoint is written before
+    the last step has been checked (:meth:`settle`). Finite losses go into the state's ``recent_losses``.
     """
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
-        self._pending: tuple[int, Batch, list[str], Tensor] | None = None
+        self._pending: tuple[int, Batch, Tensor] | None = None
         self._copied = torch.cuda.Event() if state.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._latest = math.nan
 
     def watch(self, batch: Batch, loss: Tensor) -> float:
         """Take in the loss of a step, after its backward pass; the latest that is known to be finite."""
-        norms = gradient_norms(self.state.optimiser)
-        loss = at_least_float32(loss.detach())
-        values = torch.stack([loss, *(norm.to(loss.dtype) for norm in norms.values())])
-        if values.device.type == "cpu":
-            self._check(self.state.step, batch, list(norms), values)
-            return self._latest
         self.settle()  # before the event is recorded again
-        self._pending = (self.state.step, batch, list(norms), values.to("cpu", non_blocking=True))
+        loss = at_least_float32(loss.detach())
+        self._pending = (self.state.step, batch, loss.to("cpu", non_blocking=True))
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.state.device))
+        elif loss.device.type == "cpu":
+            self.settle()
         return self._latest
 
     def settle(self) -> None:
-        """Wait for the last step's values and check them."""
-        if self._pending is not None:
-            if self._copied is not None:
-                self._copied.synchronize()
-            pending, self._pending = self._pending, None
-            self._check(*pending)
-
-    def _check(self, step: int, batch: Batch, names: list[str], values: Tensor) -> None:
-        loss, *norms = values.tolist()
-        if math.isfinite(loss):
-            self._latest = loss
-            self.state.recent_losses.append(loss)
+        """Wait for the last step's loss and check it."""
+        if self._pending is None:
             return
-        listing = ", ".join(f"{name} {norm:.3g}" for name, norm in zip(names, norms, strict=True)) or "none"
-        self.diverged(batch, f"the loss became {loss} at step {step}. Gradient norms: {listing}")
+        if self._copied is not None:
+            self._copied.synchronize()
+        (step, batch, copied), self._pending = self._pending, None
+        loss = copied.item()
+        if not math.isfinite(loss):
+            self.diverged(batch, f"the loss became {loss} at step {step}")
+        self._latest = loss
+        self.state.recent_losses.append(loss)
 
     def diverged(self, batch: Batch, what: str) -> NoReturn:
         """End the run with ``what`` has happened, the images it happened on, and what usually helps."""

@@ -128,15 +128,6 @@ def _norm_over_ranks(optimiser: torch.optim.Optimizer) -> torch.Tensor:
     return (sum_of_parts(own) + common).sqrt()
 
 
-def gradient_norms(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The norm of the gradient of each parameter group, as tensors on the device (nothing waits for them)."""
-    norms = {}
-    for group in optimiser.param_groups:
-        if gradients := _gradients(group):
-            norms[group["name"]] = nn.utils.get_total_norm(gradients)
-    return norms
-
-
 def _gradients(group: dict[str, Any]) -> list[torch.Tensor]:
     """Those that there are: a backbone that rests has none."""
     return [p.grad for p in group["params"] if p.grad is not None]
@@ -174,10 +165,6 @@ class ProximalTerm:
         if self.centre is None or weight == 0:
             return
         given = list(parameters)
-        if len(given) != len(self.centre):
-            raise ValueError(
-                f"parameters must be the {len(self.centre)} that were remembered, in the same order, got {len(given)}"
-            )
         # A checkpoint is read on the host: its tensors follow the parameters when they are first needed.
         if given and self.centre[0].device != given[0].device:
             self.centre = [c.to(p.device, non_blocking=True) for p, c in zip(given, self.centre, strict=True)]

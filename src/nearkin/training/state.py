@@ -124,7 +124,7 @@ class TrainingState:
     """Of the steps since the last evaluation, whose row has their mean."""
     loader: TrainingLoader | None = None
     """While the loop runs."""
-    on_scoring: Scoring | None = None
+    on_scoring: Scoring = lambda what, done, total: None
     on_device: DeviceImages | None = None
     """The training images on the device, where there was room for them."""
     crop_cache: CropCache | None = None
@@ -242,14 +242,13 @@ class TrainingState:
             what = f"scoring {'the untrained backbone on ' if baseline else ''}the {of} classes"
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
-            kept, on_scoring, size = self.crop_cache, self.on_scoring, self.eval_batch_size
-            if on_scoring is not None:
-                on_scoring(what, 0, len(rows))
+            kept, size = self.crop_cache, self.eval_batch_size
+            self.on_scoring(what, 0, len(rows))
             return self.embed(
                 rows,
                 encoder=encoder,
                 as_scored=True,
-                progress=None if on_scoring is None else lambda done: on_scoring(what, done, len(rows)),
+                progress=lambda done: self.on_scoring(what, done, len(rows)),
                 crops=None if kept is None else lambda own: kept.batches(rows[own.start : own.stop], batch_size=size),
             )
 

@@ -135,7 +135,7 @@ def test_more_products_run(overrides, tiny, tmp_path):
         (["method.name=ccp", "protocol.name=conventional"], "by the scores of the test classes"),
         (["method.name=ccp", "method.proximal_weight=-1"], "method.proximal_weight must be at least 0, got -1"),
         (["method.name=ccp", "method.proximal_weight=.nan"], "method.proximal_weight must be a finite number, got nan"),
-        (["method.name=ccp", "objective.name=mpa", "method.as_released=true"], "pairs within the batch, which mpa has"),
+        (["method.name=ccp", "objective.name=mpa", "method.as_released=true"], "as_released needs a pair loss; mpa"),
         (["objective.name=vcpa", "objective.tau=-1"], "objective.tau must be positive, got -1"),
         (["objective.name=mpa", "objective.weighting.name=isa", "objective.weighting.memory_size=0"], "memory_size"),
         (["protocol.select_by=R@3"], "a score that is measured"),

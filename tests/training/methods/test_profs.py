@@ -225,7 +225,7 @@ def test_trace_equals_a_plain_script():
         rows, labels = batch.rows.tolist(), batch.labels.tolist()
         if step % held == 0:
             drawn = state.sampler.representatives(step // held).tolist()
-            script.append({"step": step, "kind": "representatives", "count": len(SIZES), "rows": drawn})
+            script.append({"step": step, "kind": "representatives", "count": len(SIZES)})
             centre = trail[step]
         assert rows[:3] == [drawn[c] for c in labels[:3]]
         assert labels[3:] == [c for c in labels[:3] for _ in range(2)]
@@ -367,7 +367,6 @@ def test_events_stay_few_and_small(monkeypatch):
     import nearkin.training.methods.profs as module
 
     monkeypatch.setattr(module, "_EVENTS_KEPT", 3)
-    monkeypatch.setattr(module, "_ROWS_LISTED", len(SIZES) - 1)
     state = toy_state("method.steps_per_projection=1")
     train(state, 5)
     assert state.method.events == [{"step": s, "kind": "representatives", "count": len(SIZES)} for s in (3, 4, 5)]

@@ -127,21 +127,19 @@ class Ccp(Method):
             )
         if kind == "proxy" and "proxies_per_class" in options:
             raise RecipeError(f"{name} owns its proxies: set objective.proxies_per_class, not method.proxies_per_class")
-        if kind == "proxy" and options.get("as_released"):
-            raise RecipeError(f"method.as_released adds a loss on pairs within the batch, which {name} has not")
-        if kind == "proxy" and options.get("anchors") == "samples":
-            raise RecipeError(f"method.anchors=samples needs a pair loss; {name} learns its proxies")
+        samples = options.get("anchors") == "samples"
+        for option, given in (("anchors", samples), *((o, options.get(o)) for o in ("as_released", "raw_proxies"))):
+            if given and kind == "proxy":
+                raise RecipeError(f"method.{option} needs a pair loss; {name} has proxies of its own: leave it out")
         for option in ("raw_proxies", "best_proxies"):
-            if options.get(option) and options.get("anchors") == "samples":
+            if options.get(option) and samples:
                 raise RecipeError(f"method.{option} is about proxies, and with method.anchors=samples there are none")
-        if kind == "proxy" and options.get("raw_proxies"):
-            raise RecipeError(f"method.raw_proxies needs a pair loss; {name} has proxies with a length of their own")
-        given = [option for option in ("steps_per_problem", "problem_share") if options.get(option) is not None]
-        if options.get("best_proxies") and given:
-            raise RecipeError(f"method.best_proxies needs sub-problems that end by scores: leave out method.{given[0]}")
+        steps = [option for option in ("steps_per_problem", "problem_share") if options.get(option) is not None]
+        if options.get("best_proxies") and steps:
+            raise RecipeError(f"method.best_proxies needs sub-problems that end by scores: leave out method.{steps[0]}")
         if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
-        if not given:
+        if not steps:
             if recipe.protocol.name == "everything":
                 raise RecipeError(_NO_SCORES.format("where every class trains there are none"))
             patience, plateau = options.get("patience", 3), recipe.training.lr_decay_every
@@ -176,9 +174,7 @@ class Ccp(Method):
             references = gather_rows(state.encoder(state.train_set.pixels(rows[own.start : own.stop])), len(rows))
         else:
             references = self.bank.whole().flatten(0, 1)
-        owners = (
-            torch.arange(self.bank.classes, device=labels.device)[:, None].expand(-1, self.bank.per_class).flatten()
-        )
+        owners = torch.arange(self.bank.classes, device=labels.device).repeat_interleave(self.bank.per_class)
         value: Tensor = state.objective(embeddings, labels, references, owners)
         if self.as_released:
             value = value + 0.1 * state.objective(embeddings, labels)

@@ -22,7 +22,6 @@ from nearkin.training.state import Event, Method, TrainingState
 __all__ = ["Profs", "representative_loss"]
 
 _EVENTS_KEPT = 256
-_ROWS_LISTED = 1000
 
 
 @dataclass(kw_only=True, eq=False)
@@ -64,7 +63,7 @@ class Profs(Method):
         check_at_least(0, steps_per_projection=self.steps_per_projection, proximal_weight=self.proximal_weight)
         check_at_least(1, occurrences=self.occurrences)
         self.events: list[Event] = []
-        """The last draws of representatives: the step, how many, and their training rows unless they are very many."""
+        """The last draws of representatives: the step and how many."""
         self._reference = ProximalTerm()
 
     @classmethod
@@ -128,11 +127,7 @@ class Profs(Method):
 
     def _begin_projection(self, state: TrainingState) -> None:
         self._reference.remember(state.weights)
-        classes = len(self.batches.rows)
-        event: Event = {"step": state.step, "kind": "representatives", "count": classes}
-        if classes <= _ROWS_LISTED:
-            projection = self.batches.projection_of(state.step)
-            event["rows"] = self.batches.representatives(projection).tolist()
+        event: Event = {"step": state.step, "kind": "representatives", "count": len(self.batches.rows)}
         self.events = [*self.events[1 - _EVENTS_KEPT :], event]
 
     def state_dict(self) -> dict[str, Any]:
