@@ -268,7 +268,7 @@ def test_the_two_extremes():
     for state in (every, never):
         train(state, 5)
     assert [event["step"] for event in every.method.events] == [0, 1, 2, 3, 4, 5]
-    drawn = np.array([event["rows"] for event in every.method.events])
+    drawn = np.array([every.sampler.representatives(number) for number in range(6)])
     assert ((drawn[1:] != drawn[:-1]) | (np.array(SIZES) == 1)).all()
     assert [event["step"] for event in never.method.events] == [0]
     assert toy_state().sampler.steps_per_projection == 12  # ceil(6·3·6/9)
