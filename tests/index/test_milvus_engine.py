@@ -49,7 +49,7 @@ def test_added_searched_filtered_removed_and_mended(store, monkeypatch):
     stored, queries = store(vectors), vectors[:7] + 0.05 * rng.normal(size=(7, 16))
     assert stored.recall(queries) == 1
     assert stored.recall(queries, 5, np.arange(0, 600, 2)) == 1
-    assert len(asked) == 2
+    assert len(asked) == 1, "under a filter rows are scanned"
     stored.engine.remove(np.arange(0, 600, 3))
     table = stored.engine._table
     left = np.setdiff1d(np.arange(600), np.arange(0, 600, 3))
@@ -61,7 +61,7 @@ def test_added_searched_filtered_removed_and_mended(store, monkeypatch):
     stored.engine.show(600)
     assert table.rows(0, 700).tolist() == left.tolist()
     assert stored.recall(queries, 10, left) == 1
-    assert len(asked) == 3
+    assert len(asked) == 2
     said = stored.engine.status()
     assert (said["rows"], said["rows on the server"], said["index"]) == (600, 400, "hnsw")
     assert said["version"].startswith("Milvus 2.")
