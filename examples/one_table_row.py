@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nearkin.report.formats import FORMATS
-from nearkin.studies.paper_rows import Settings
-
 import nearkin
+from nearkin.report.table import FORMATS
+from nearkin.studies.papers import Settings
 
 
 def main(arguments: list[str] | None = None) -> dict[str, object]:

@@ -39,7 +39,7 @@ def test_what_is_scored_has_crops_of_its_own_and_mirror_images(state_for):
     assert expected["MAP@R"] < 1
     for _ in range(2):
         assert state.score(state.protocol.test)["MAP@R"] == expected["MAP@R"]
-    assert next(iter(state.crop_cache._kept.values())).shape[1] == 48
+    assert next(iter(state.crop_cache._stored.values())).shape[1] == 48
 
 
 def test_methods_look_at_training_images_as_before(state_for):
