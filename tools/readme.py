@@ -135,8 +135,8 @@ def demo() -> str:
 def speed() -> str:
     """Times beside those of a peer, from one run each."""
     losses, search, embed, gallery = (
-        "2026-11-15-losses-h200-fused.json",
-        "2026-11-16-search-cpu.json",
+        "2026-11-18-losses-cpu-one-form.json",
+        "2026-11-18-search-cpu-one-module.json",
         "2026-11-16-embed-cpu.json",
         "2026-11-17-own-photos-to-gallery.txt",
     )
@@ -161,7 +161,7 @@ def speed() -> str:
     train, index, serve = re.findall(r"^ {4}\w.*? (\d+ s)$", told, flags=re.M)[:3]
     rows = [
         ("1,000 photos to the gallery: train, index, serve", "2 CPU cores", gallery, f"{train}, {index}, {serve}", "–"),
-        ("Proxy-Anchor forward and backward, 11,318 classes", "one H200", losses, f"{loss['ours']['median_ms']:.2f} ms", f"pytorch-metric-learning {loss['theirs']['median_ms']:.2f} ms"),
+        ("Proxy-Anchor forward and backward, 11,318 classes", "2 CPU cores", losses, f"{loss['ours']['median_ms']:.0f} ms", f"pytorch-metric-learning {loss['theirs']['median_ms']:.0f} ms"),
         ("one exact search among 100,000 vectors of 512-d", "2 CPU cores", search, f"{one['nearkin']:.0f} ms", f"faiss, exact {one['faiss']:.0f} ms"),
         ("64 of them together", "2 CPU cores", search, f"{many['nearkin']:.0f} ms", f"faiss, exact {many['faiss']:.0f} ms"),
         ("embedding a photo (EfficientNet-lite0) without its mirror image, processor time", "1 CPU core", embed, f"{sides['nearkin']:.0f} ms", f"plain torch {sides['plain torch']:.0f} ms"),
