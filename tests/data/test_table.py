@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearkin.data.table import ImageTable, LeftOut
+from nearkin.data.table import ImageTable, LeftOut, split_class_name
 from nearkin.errors import DataError
 
 PIXELS = np.arange(5, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), dtype=np.uint8)
@@ -70,3 +70,18 @@ def test_a_table_that_does_not_fit_together_is_refused():
 def test_what_was_left_out_is_said_in_the_right_number():
     assert str(LeftOut(1, "images", "in no class folder", "a.jpg")) == "1 image (in no class folder): 'a.jpg'"
     assert str(LeftOut(1200, ".mov", "videos", "b.mov")) == "1,200 .mov (videos), for instance 'b.mov'"
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("Fruit/Citrus/Lemon", ("Lemon", "Fruit/Citrus")),
+        ("Fruit/Lemon", ("Lemon", "Fruit")),
+        ("Lemon", ("Lemon", "")),
+        ("U+002F /", ("U+002F /", "")),
+        ("/odd", ("/odd", "")),
+        ("", ("", "")),
+    ],
+)
+def test_a_nested_class_name_has_a_last_part_and_the_parts_above_it(name, parts):
+    assert split_class_name(name) == parts

@@ -8,14 +8,17 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from nearkin.data.table import split_class_name
 from nearkin.errors import DataError, RecipeError
 from nearkin.report import page
 from nearkin.report.opened_run import ViewOptions
-from nearkin.report.page import differences_section, write_report
+from nearkin.report.page import classes_table, differences_section, write_report
+from nearkin.report.query_results import ClassScore
 from nearkin.report.run_groups import gather_runs
 
 CPU = ViewOptions(device="cpu", classes=4)
@@ -101,7 +104,25 @@ def test_names_of_classes_are_text(whole, hostile_names):
     assert len(read.all("script")) == 1
     assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
     shown = "".join(read.text)
-    assert all(name in shown for name in hostile_names)
+    assert all(part in shown for name in hostile_names for part in split_class_name(name))
+
+
+def test_a_nested_class_shows_its_last_part_first():
+    names = ("Fruit/Citrus/Lemon", "Fruit/Kiwi", "Milk")
+    table, rows = SimpleNamespace(class_names=names), np.arange(6)
+    run = SimpleNamespace(
+        data=SimpleNamespace(table=table),
+        test_rows=rows,
+        protocol=SimpleNamespace(test_classes="classes never seen in training"),
+        recipe=SimpleNamespace(training=SimpleNamespace(seed=0)),
+    )
+    scores = {label: ClassScore(2, 0.5, 0.25 * label) for label in range(3)}
+    results = SimpleNamespace(run=run, sample=SimpleNamespace(rows=rows), classes=lambda: scores)
+    cells = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td>', classes_table({"proxy_anchor": results}))
+    assert cells == [("Lemon", "Fruit/Citrus"), ("Kiwi", "Fruit"), ("Milk", "")]
+    table.class_names = ("Lemon", "Kiwi", "Milk")
+    plain = Read(classes_table({"proxy_anchor": results}))
+    assert [text for text in plain.text if text in ("class", "folder", "queries")] == ["class", "queries"]
 
 
 def test_the_recipe_and_the_command_are_there_to_copy(whole, four_runs):

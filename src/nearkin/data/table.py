@@ -36,6 +36,16 @@ class LeftOut:
         return f"{self.count:,} {what} ({self.reason}){example}"
 
 
+def split_class_name(name: str) -> tuple[str, str]:
+    """The last part of a class name from nested folders, and the parts above it; a plain name has none above it.
+
+    >>> split_class_name("Fruit/Citrus/Lemon"), split_class_name("Lemon")
+    (('Lemon', 'Fruit/Citrus'), ('Lemon', ''))
+    """
+    above, _, last = name.rpartition("/")
+    return (last, above) if above and last else (name, "")
+
+
 @dataclass(frozen=True)
 class ImageTable:
     """Images with a label and a split each, and the names that let people read the results.

@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearkin.data.images import decode
 from nearkin.index import Hit, Index
-from nearkin.report.figure_style import PLAIN, Cell, new_figure, save_figure, shorten, show_row
+from nearkin.report.figure_style import PLAIN, Cell, class_caption, new_figure, save_figure, shorten, show_row
 
 _COLUMNS, _MOST, _MOST_GROUPS = 10, 60, 40
 _SIDE = 192
@@ -42,7 +42,7 @@ def draw_groups(file: Path, index: Index, groups: Sequence[tuple[str, Sequence[i
 
 def _cell(index: Index, id: int, title: str, label: str | None) -> Cell:
     with Image.open(io.BytesIO(index.thumbnail(id))) as image:
-        return np.array(image.convert("RGB")), PLAIN, f"{title}\n{shorten(label or '', 18)}"
+        return np.array(image.convert("RGB")), PLAIN, f"{title}\n{class_caption(label or '', 18)}"
 
 
 def _draw(file: Path, rows: Sequence[tuple[str, list[Cell]]]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.data.table import split_class_name
 from nearkin.disk import write_atomically
 
 if TYPE_CHECKING:
@@ -155,5 +156,15 @@ def run_colour(run: OpenedRun) -> str:
     return RUN_COLOURS[run.family % len(RUN_COLOURS)]
 
 
+def class_caption(name: str, length: int = 24) -> str:
+    """A class name short enough for a caption; of a nested one the last part comes first.
+
+    >>> class_caption("Fruit/Citrus/Lemon"), class_caption("Fruit/Citrus/Lemon", 12)
+    ('Lemon (Fruit/Citrus)', 'Lemon (Frui…')
+    """
+    last, above = split_class_name(name)
+    return shorten(f"{last} ({above})" if above else last, length)
+
+
 def class_name(run: OpenedRun, label: int, length: int = 24) -> str:
-    return shorten(run.data.table.class_names[label], length)
+    return class_caption(run.data.table.class_names[label], length)

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import nearkin
 from nearkin.catalogue import plot_names
+from nearkin.data.table import split_class_name
 from nearkin.disk import check_writable, write_atomically
 from nearkin.errors import DataError, NearkinError, RecipeError
 from nearkin.evaluation.scores import is_score, score_named
@@ -232,24 +233,27 @@ def classes_table(results: dict[str, QueryResults]) -> str:
         half = CLASS_ROWS // 2
         shown = [*order[:half], *order[-half:]]
         words = f"the {half} worst and the {half} best of {len(order):,} classes by MAP@R"
+    class_names = {label: split_class_name(first.run.data.table.class_names[label]) for label in shown}
+    nested = any(above for _, above in class_names.values())
     lines = []
     for label in shown:
+        last, above = class_names[label]
         pairs = [(each[label].recall, each[label].precision) if label in each else (None, None) for each in by_group]
         values = [value for pair in pairs for value in pair]
         texts = (NOTHING if value is None else score_named("R@1").text(value) for value in values)
-        cells = (first.run.data.table.class_names[label], str(scores[label].queries), *texts)
-        lines.append(Line(cells, fractions=(None, None, *values)))
+        cells = (last, *[above] * nested, str(scores[label].queries), *texts)
+        lines.append(Line(cells, fractions=(*[None] * (2 + nested), *values)))
     suffixes = [f", {title}" if len(results) > 1 else "" for title in results]
-    headings = ("class", "queries", *(f"{metric}{suffix}" for suffix in suffixes for metric in ("R@1", "MAP@R")))
+    metrics = (f"{metric}{suffix}" for suffix in suffixes for metric in ("R@1", "MAP@R"))
+    headings = ("class", *["folder"] * nested, "queries", *metrics)
     seeds = ", ".join(dict.fromkeys(str(result.run.recipe.training.seed) for result in results.values()))
     used, every = len(first.sample.rows), len(first.run.test_rows)
     among = counted(used, "test image") + (f" of {every:,}, in random whole classes" if used < every else "")
     caption = (
         f"In per cent, {words}; {among}, {first.run.protocol.test_classes}; seed {seeds}. A click on a heading sorts."
     )
-    return (
-        f'<div class="tall">{html_table(Part(headings, tuple(lines)), css="classes sortable", caption=caption)}</div>'
-    )
+    part = Part(headings, tuple(lines), texts=1 + nested)
+    return f'<div class="tall">{html_table(part, css="classes sortable", caption=caption)}</div>'
 
 
 def _query_results(run: OpenedRun) -> QueryResults:
