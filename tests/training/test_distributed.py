@@ -22,7 +22,9 @@ from PIL import Image
 from nearkin import ranks
 from nearkin.errors import RecipeError
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
 from nearkin.training import checkpoint
+from nearkin.training.recipes import load_recipe
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("together", HERE / "together.py")
@@ -221,6 +223,34 @@ def test_two_machines_train_what_one_process_trains(undisturbed, images, tmp_pat
     assert scores.test is not None
     assert scores.untrained == pytest.approx(RunFolder(folder).scores().untrained)
     assert nearkin("evaluate", undisturbed.path, "--json")[0] == 0
+
+
+GLYPHS = (
+    *("data.image_size=16", "data.workers=1", "encoder.dim=8", "encoder.options.width=4", "protocol.train_share=0.1"),
+    *("training.batch_size=23", "training.max_steps=3", "training.evaluate_every_steps=3", "training.optimiser=sgd"),
+    "training.device=cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def glyphs_alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glyphs")
+    run(load_recipe("glyphs/demo", GLYPHS), folder)
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("processes", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_more_than_two_processes_train_on_glyphs_what_one_trains(processes, glyphs_alone, tmp_path):
+    train = ["train", "glyphs/demo", *GLYPHS, "-o", tmp_path / "run", "--no-figure"]
+    process = torchrun([f"--nproc-per-node={processes}"], *train)
+    _, errors = ended(process)[0]
+    assert process.returncode == 0, errors
+    trained = RunFolder(tmp_path / "run")
+    found, expected = (safetensors.torch.load_file(folder.encoder_file) for folder in (trained, glyphs_alone))
+    assert found.keys() == expected.keys()
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, rtol=1e-4, atol=1e-6)
+    assert trained.evaluations()[1]["loss"] == pytest.approx(glyphs_alone.evaluations()[1]["loss"], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -38,7 +38,11 @@ class ProxyBank(nn.Module):
         self.local = share_of(classes)
         """The classes whose proxies are in this process."""
         if not self.local:
-            raise RecipeError(f"{classes} classes cannot be shared out to {world()} processes: start fewer")
+            raise RecipeError(
+                f"{world()} processes hold the proxies of at least one training class each, and there are {classes} "
+                f"training classes: start torchrun with --nproc-per-node={classes} at most, or give data.source with "
+                f"more classes"
+            )
         shape = (classes, per_class, dim)
         drawn = torch.randn(shape) if world() == 1 else _rows_of_normal(self.local, *shape)
         self.vectors = nn.Parameter(drawn * (scale * math.sqrt(2.0 / (classes * per_class))))

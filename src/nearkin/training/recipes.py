@@ -23,6 +23,7 @@ from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.encoder import build_pooling
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
+from nearkin.ranks import world
 from nearkin.recipe import EncoderSection, PartSection, ProtocolSection, Recipe, coerce
 from nearkin.recipe.reading import find_recipe, read_part, read_recipe
 from nearkin.training import methods
@@ -82,7 +83,11 @@ def validate(recipe: Recipe) -> None:
     check_micro_batch(recipe.training, _has_batch_statistics(recipe.encoder))
     try:
         build_objective(
-            recipe.objective, num_classes=2, dim=2, num_images=4, normalisation=recipe.encoder.normalisation
+            recipe.objective,
+            num_classes=max(2, world()),  # every rank holds the proxies of at least one class
+            dim=2,
+            num_images=4,
+            normalisation=recipe.encoder.normalisation,
         )
     except ValueError as error:
         raise RecipeError(f"objective.{error}") from error
