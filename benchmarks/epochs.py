@@ -28,13 +28,13 @@ from nearkin.recipe import ProtocolSection
 from nearkin.report.table import markdown_table
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import Evaluation, NullObserver, TrainingState
+from nearkin.training.state import Evaluation, Observer, TrainingState
 
 Scores = dict[str, float]
 Rule = Callable[[Sequence[Scores], Protocol], int]
 
 
-class Keeper(NullObserver):
+class Keeper(Observer):
     """Keeps the embeddings of the test classes after every epoch, and the labels."""
 
     def __init__(self, path: Path) -> None:

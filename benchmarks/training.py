@@ -43,7 +43,7 @@ from nearkin.training.build import build_state
 from nearkin.training.device import autocast, describe_hardware, pick_device
 from nearkin.training.loop import fit
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import TrainingState
+from nearkin.training.state import Observer, TrainingState
 
 IMAGES, CLASSES = 1800, 100
 STEPS_ONLY = [
@@ -159,7 +159,7 @@ class Bare:
         return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6 / steps
 
 
-class Rounds:
+class Rounds(Observer):
     """An observer that times rounds of the loop's steps, and the bare ones between them."""
 
     def __init__(self, bare: Bare, rounds: int, steps: int) -> None:
@@ -179,9 +179,6 @@ class Rounds:
             self.done = -NOT_COUNTED
             if len(self.loop) > self.rounds:  # the first round warms up
                 raise EnoughError
-
-    def on_evaluation(self, state: TrainingState, row: dict[str, float]) -> None:
-        """Nothing."""
 
 
 @dataclass
@@ -227,16 +224,13 @@ def to_first_step(arguments: list[str]) -> float:
     return float(answer.stdout.split()[-1]) - start
 
 
-class Ending:
+class Ending(Observer):
     """An observer that ends a training at its first step and says when that was."""
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
         now(state.device)
         print(time.time())
         raise EnoughError
-
-    def on_evaluation(self, state: TrainingState, row: dict[str, float]) -> None:
-        """Nothing."""
 
 
 def line(cells: list[str]) -> str:

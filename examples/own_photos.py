@@ -17,7 +17,7 @@ from drawn_photos import draw_photos
 
 import nearkin
 from nearkin.runs.folder import own_photos_name
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         print(f"{name} on unseen kinds: {scores.untrained[name]:.1%} untrained, {scores.test[name]:.1%} trained")
 
     # The score is known; the model to use may see every kind.
-    nearkin.train_final(given.output / "run", NullObserver(), output=given.output / "final")
+    nearkin.train_final(given.output / "run", Observer(), output=given.output / "final")
     model = nearkin.load(given.output / "final")
     first = sorted(photos.glob("*/*"))[:5]
     print(f"{len(first)} photos as vectors {model.encode(first).shape}; the model: {given.output / 'final'}")

@@ -14,9 +14,10 @@ import os
 from pathlib import Path
 
 import nearkin
+from nearkin.training.state import Observer
 
 
-class Curve:
+class Curve(Observer):
     """An observer that prints losses; only the first process has one to tell."""
 
     def __init__(self) -> None:
@@ -26,9 +27,6 @@ class Curve:
         self.losses.append(loss)
         if len(self.losses) % 10 == 1:
             print(f"step {len(self.losses):4}  loss {loss:.4f}  ({images} images)")
-
-    def on_evaluation(self, state: object, row: object) -> None:
-        """Scores are printed at the end."""
 
 
 def main(arguments: list[str] | None = None) -> list[float]:

@@ -20,7 +20,7 @@ from nearkin.recipe import fingerprint
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 # Some virtual machines announce AMX and then do not let programs use it: torch's half-precision matrix products die
 # there with an illegal instruction. oneDNN reads this when it first runs, which is after collection.
@@ -100,8 +100,7 @@ def trained(photos, tmp_path, _trained_once):
     folder.write_recipe(folder.recipe().with_changes({"data.source": str(photos)}))
     environment = folder.environment()
     data = dataclasses.replace(environment.data, source=str(photos))
-    resolved = folder.recipe().as_mapping()
-    folder.write_environment(dataclasses.replace(environment, data=data, resolved_recipe=resolved))
+    folder.write_environment(dataclasses.replace(environment, data=data))
     return folder.path
 
 
@@ -147,7 +146,7 @@ def squares(tmp_path_factory):
         folder = RunFolder(root / name)
         if not folder.is_finished:
             recipe = load_recipe(mapping, [f"data.source={json.dumps(str(manifest))}", *overrides])
-            run(recipe, folder, NullObserver())
+            run(recipe, folder, Observer())
         return root / name
 
     return root, train

@@ -6,13 +6,14 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from nearkin import disk
 from nearkin.disk import check_room, check_writable, remove_leftovers, write_atomically
 from nearkin.errors import OutputError
 from nearkin.report import listings
@@ -55,16 +56,18 @@ def test_threads_that_write_the_same_file_do_not_mix(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path):
-    pid = os.fork()
-    if not pid:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    mine, dead, others = f".last.pt.{os.getpid()}.tmp", f".last.pt.{pid}.tmp", ".notes.tmp"
-    for name in (mine, dead, others):
-        (tmp_path / name).touch()
+def test_leftovers_of_a_killed_process_go_and_other_files_stay(tmp_path):
+    program = """
+import os, pathlib, signal, sys
+from nearkin.disk import replacing
+with replacing(pathlib.Path(sys.argv[1]) / "last.pt") as file:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program, tmp_path], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    (tmp_path / ".notes.tmp").touch()
     remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([mine, others])
+    assert [path.name for path in tmp_path.iterdir()] == [".notes.tmp"]
 
 
 def test_a_folder_is_looked_at_before_the_work(tmp_path, monkeypatch):
@@ -144,10 +147,3 @@ def test_what_the_disk_says_anywhere_else_is_one_line_too(nearkin, monkeypatch):
     monkeypatch.setitem(listings.LISTINGS, "losses", lambda: {}["a bug"])
     with pytest.raises(KeyError):
         nearkin("list", "losses")
-
-
-def test_windows_is_asked_in_its_own_way(monkeypatch):
-    monkeypatch.setattr(disk.os, "name", "nt")
-    monkeypatch.setattr(disk, "_is_alive_on_windows", lambda process: process == 7)
-    assert disk.is_alive(7)
-    assert not disk.is_alive(8)

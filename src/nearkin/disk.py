@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import platform
-import re
 import secrets
 import shlex
 import shutil
@@ -25,8 +24,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
 """What a disk or a folder says when it cannot be written to."""
 
-_TEMPORARY = re.compile(r"\..+\.(?P<process>\d+)\.tmp")
-
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that at any moment either the old or the new content is there, whole."""
@@ -40,7 +37,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     What was written of a file that does not fit is taken away again, as it would keep the disk full.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -102,35 +99,9 @@ def check_room(folder: Path, needed: int, what: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Take away what :func:`replacing` was writing in processes that have been killed."""
-    for file in folder.glob(".*.tmp"):
-        made = _TEMPORARY.fullmatch(file.name)
-        if made and not is_alive(int(made["process"])):
-            with contextlib.suppress(OSError):
-                file.unlink()
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process of this machine is still there."""
-    if os.name == "nt":  # there os.kill(process, 0) would end it
-        return _is_alive_on_windows(process)
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _is_alive_on_windows(process: int) -> bool:
-    import ctypes
-
-    kernel = getattr(ctypes, "windll").kernel32  # noqa: B009 - not known to type checkers elsewhere
-    handle = kernel.OpenProcess(0x1000, False, process)  # PROCESS_QUERY_LIMITED_INFORMATION
-    if handle:
-        kernel.CloseHandle(handle)
-    return bool(handle)
+    """Remove what :func:`replacing` was writing when its process was killed; the caller holds the folder."""
+    for file in folder.glob(".*.*.tmp"):
+        file.unlink(missing_ok=True)
 
 
 def _existing(path: Path) -> Path:

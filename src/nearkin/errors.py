@@ -174,47 +174,40 @@ def notices_to(show: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+_GPU_IS_FULL = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "MPS backend out of",
+)
+
+
 @contextlib.contextmanager
 def catching_out_of_memory() -> Iterator[None]:
-    """Memory that is full within becomes an :class:`OutOfMemoryError` that says what to do."""
+    """Memory that is full within becomes an :class:`OutOfMemoryError` that says what to do.
+
+    >>> with catching_out_of_memory():
+    ...     raise MemoryError("Unable to allocate 7 TiB")
+    Traceback (most recent call last):
+    ...
+    nearkin.errors.OutOfMemoryError: the machine's memory is full (Unable to allocate 7 TiB): take fewer images ...
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if (full := out_of_memory_error(error)) is None:
+        text = str(error)
+        machine = isinstance(error, MemoryError) or "DefaultCPUAllocator" in text
+        # torch's class by its name, as torch is too slow to import for a command that does without.
+        gpu = type(error).__name__ == "OutOfMemoryError" or any(words in text for words in _GPU_IS_FULL)
+        if not machine and not gpu:
             raise
-        raise full from error
-
-
-def out_of_memory_error(error: BaseException) -> OutOfMemoryError | None:
-    """The message for a person where ``error`` means that memory is full, otherwise None.
-
-    >>> print(out_of_memory_error(MemoryError("Unable to allocate 7 TiB")))
-    the machine's memory is full (Unable to allocate 7 TiB): take fewer images at a time (training.batch_size ...
-    >>> out_of_memory_error(ValueError("7 TiB")) is None
-    True
-    """
-    text = str(error)
-    cuda = (
-        "CUDA error: out of memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_ALLOC_FAILED",
-        "MPS backend out of",
-    )
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
-        which = "machine"
-    # torch's class by its name, as torch is too slow to import for a command that does without.
-    elif isinstance(error, RuntimeError) and (
-        type(error).__name__ == "OutOfMemoryError" or any(c in text for c in cuda)
-    ):
-        which = "GPU"
-    else:
-        return None
-    reason = text.partition("\n")[0].rpartition("DefaultCPUAllocator: ")[2] or "no more could be allocated"
-    return OutOfMemoryError(
-        f"the {which}'s memory is full ({reason}): take fewer images at a time (training.batch_size or, for the same "
-        f"training in pieces, training.micro_batch; training.evaluation_batch_size), smaller ones (data.image_size), "
-        f"or run fewer programs at a time. What was saved is kept: --resume continues from there"
-    )
+        reason = text.partition("\n")[0].rpartition("DefaultCPUAllocator: ")[2] or "no more could be allocated"
+        raise OutOfMemoryError(
+            f"the {'machine' if machine else 'GPU'}'s memory is full ({reason}): take fewer images at a time "
+            f"(training.batch_size or, for the same training in pieces, training.micro_batch; "
+            f"training.evaluation_batch_size), smaller ones (data.image_size), or run fewer programs at a time. What "
+            f"was saved is kept: --resume continues from there"
+        ) from error
 
 
 def load_kernels(module: str, try_out: Callable[[ModuleType], object], otherwise: str) -> ModuleType | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -27,48 +27,33 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def full_precision(device_type: str) -> AbstractContextManager[object]:
-    """A context in which autocast and TF32 do nothing on ``"cpu"``, ``"cuda"``, …; free of cost where they are off.
+@contextmanager
+def full_precision(device_type: str) -> Iterator[None]:
+    """A context in which autocast and TF32 do nothing on ``"cpu"``, ``"cuda"``, ….
 
     >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision("cpu"):
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.float32
     """
-    contexts: list[AbstractContextManager[object]] = []
-    if torch.is_autocast_enabled(device_type):
-        contexts.append(torch.autocast(device_type, enabled=False))
-    if device_type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
-        contexts.append(tf32(False))
-    if not contexts:
-        return nullcontext()
-    return contexts[0] if len(contexts) == 1 else _all_of(contexts)
-
-
-@contextmanager
-def _all_of(contexts: list[AbstractContextManager[object]]) -> Iterator[None]:
     with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
+        if torch.is_autocast_enabled(device_type):
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        if device_type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
+            stack.enter_context(tf32(False))
         yield
 
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Within, CUDA multiplies and convolves float32 with ten bits of each factor, or with all of them.
+    """Within, CUDA multiplies and convolves float32 with ten bits of each factor, or every device with all of them.
 
     By itself torch convolves in TF32 and multiplies matrices in float32. What is set counts when an operation runs, so
     for a backward pass it counts then.
     """
     with _precisions_kept():
+        if not allowed:
+            torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-        yield
-
-
-@contextmanager
-def true_float32() -> Iterator[None]:
-    """Within, every device multiplies float32 matrices in float32, whatever has been allowed in its place."""
-    with _precisions_kept():
-        torch.set_float32_matmul_precision("highest")
         yield
 
 
@@ -104,23 +89,15 @@ def l2_normalise(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1, eps=NORM_FLOOR)
 
 
-def ball_normalise(x: Tensor) -> Tensor:
-    """``x / max(1, ‖x‖)``: projects onto the unit ball and leaves short vectors alone.
+def normalise(x: Tensor, kind: Normalisation) -> Tensor:
+    """``x / ‖x‖`` along the last dimension (``"l2"``), or ``x / max(1, ‖x‖)``, which keeps short vectors (``"ball"``).
 
-    >>> ball_normalise(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+    >>> normalise(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "ball")
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    return F.normalize(x, dim=-1, eps=1.0)
-
-
-def normalise(x: Tensor, kind: Normalisation) -> Tensor:
-    """Normalise along the last dimension by name, ``"l2"`` or ``"ball"``."""
-    if kind == "l2":
-        return l2_normalise(x)
-    if kind == "ball":
-        return ball_normalise(x)
-    raise ValueError(f"normalisation must be 'l2' or 'ball', got {kind!r}")
+    check_choice("l2", "ball", normalisation=kind)
+    return l2_normalise(x) if kind == "l2" else F.normalize(x, dim=-1, eps=1.0)
 
 
 EXCLUDED = -1e30
@@ -134,15 +111,6 @@ def log1p_exp(x: Tensor) -> Tensor:
     tensor([6.9315e-01, 1.0000e+03])
     """
     return torch.logaddexp(x, torch.zeros_like(x))
-
-
-def log1p_sum_exp(x: Tensor, dim: int) -> Tensor:
-    """``log(1 + Σ exp x_i)`` over ``dim``; 0 where every entry is :data:`EXCLUDED`.
-
-    >>> log1p_sum_exp(torch.tensor([[0.0, 1000.0], [EXCLUDED, EXCLUDED]]), dim=1)
-    tensor([1000.,    0.])
-    """
-    return log1p_exp(x.logsumexp(dim))
 
 
 def log1p_sum_exp_by_label(x: Tensor, labels: Tensor, count: int) -> Tensor:

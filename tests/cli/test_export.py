@@ -7,7 +7,7 @@ import pytest
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def trained(photos, tmp_path):
         "encoder": {"backbone": "small", "dim": 8},
         "training": {"epochs": 1, "max_steps": 1, "batch_size": 8, "device": "cpu"},
     }
-    run(load_recipe(tiny), RunFolder(tmp_path / "run"), NullObserver())
+    run(load_recipe(tiny), RunFolder(tmp_path / "run"), Observer())
     return tmp_path / "run"
 
 

@@ -13,7 +13,7 @@ from nearkin.index import Index
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_test_images(nearkin, trained, tmp_path):
 
 def test_upgrade(nearkin, index, trained, photos, tmp_path):
     recipe = load_recipe(trained / "recipe.yaml", ["encoder.dim=4", "training.seed=1"])
-    run(recipe, RunFolder(tmp_path / "better"), NullObserver())
+    run(recipe, RunFolder(tmp_path / "better"), Observer())
     before = Index.open(index).items(Index.open(index).ids())
     gone = photos / "kiwi" / "Bild 3 ä.png"
     gone.unlink()

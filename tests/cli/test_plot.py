@@ -17,7 +17,7 @@ import nearkin as package
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 def train(folder, data, *overrides):
@@ -26,7 +26,7 @@ def train(folder, data, *overrides):
         "encoder": {"backbone": "small", "dim": 5},
         "training": {"epochs": 9, "max_steps": 3, "batch_size": 12, "device": "cpu", "evaluate_every_steps": 1},
     }
-    run(load_recipe(mapping, overrides), RunFolder(folder), NullObserver())
+    run(load_recipe(mapping, overrides), RunFolder(folder), Observer())
     return folder
 
 

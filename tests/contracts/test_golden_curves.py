@@ -30,7 +30,7 @@ from nearkin.training import methods
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver, TrainingState
+from nearkin.training.state import Observer, TrainingState
 
 GOLDEN = Path(__file__).parents[1] / "assets" / "golden"
 SHEET = GOLDEN / "glyphs.png"
@@ -152,12 +152,9 @@ def curve(overrides: list[str], folder: Path, nudged: int | None = None) -> list
     """The losses of the real loop, step by step, with every parameter nudged at the start where a seed is given."""
     values: list[float] = []
 
-    class Recorder:
+    class Recorder(Observer):
         def on_step(self, state, loss, images):
             values.append(loss)
-
-        def on_evaluation(self, state, row):
-            pass
 
     state = state_of(overrides)
     if nudged is not None:
@@ -229,7 +226,7 @@ def test_steps_in_pieces_are_the_plain_steps(name, double_precision, tmp_path):
     def outcome(micro_batch: int | None) -> list[object]:
         gradients: list[object] = []
 
-        class Recorder(NullObserver):
+        class Recorder(Observer):
             def on_step(self, state, loss, images):
                 parameters = [p for group in state.optimiser.param_groups for p in group["params"]]
                 gradients.extend([loss, *(None if p.grad is None else p.grad.clone() for p in parameters)])

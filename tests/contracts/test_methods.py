@@ -20,6 +20,7 @@ from nearkin.training import methods
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 from nearkin.training.recipes import load_recipe
+from nearkin.training.state import Observer
 
 RECIPE = {
     "data": {"transform": "digits", "image_size": 8, "workers": 1},
@@ -65,15 +66,12 @@ def state_of(recipe):
     return build_state(recipe, open_images(table, cache_dir=None))
 
 
-class Recorder:
+class Recorder(Observer):
     def __init__(self):
         self.losses = []
 
     def on_step(self, state, loss, images):
         self.losses.append(loss)
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 def trained(recipe, folder):

@@ -13,6 +13,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 from nearkin.training.recipes import load_recipe
+from nearkin.training.state import Observer
 
 STEPS = 12
 TOLERANCE = 1e-8
@@ -33,12 +34,9 @@ def double_precision(monkeypatch):
 def curve_of_the_package(recipe, table, folder):
     values = []
 
-    class Recorder:
+    class Recorder(Observer):
         def on_step(self, state, loss, images):
             values.append(loss)
-
-        def on_evaluation(self, state, row):
-            pass
 
     fit(build_state(recipe, open_images(table, cache_dir=None)), RunFolder(folder).begin(recipe), Recorder())
     return values

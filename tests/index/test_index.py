@@ -29,7 +29,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import HeldOut, load
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 @pytest.fixture
@@ -522,7 +522,7 @@ def test_images_that_lie_in_no_files_become_files(tmp_path, monkeypatch):
     glyphs = ImageTable.build("glyphs", pixels, names, splits=splits, ids=[f"{n} {i}" for i, n in enumerate(names)])
     monkeypatch.setattr("nearkin.runs.data.read_source", lambda *_, **__: glyphs)
     changes = ["training.max_steps=1", "training.epochs=1", "training.device=cpu", "protocol.name=conventional"]
-    run(load_recipe("glyphs/demo", changes), RunFolder(tmp_path / "run"), NullObserver())
+    run(load_recipe("glyphs/demo", changes), RunFolder(tmp_path / "run"), Observer())
     index = Index.create(tmp_path / "index", load(tmp_path / "run"))
     added = index.add_test_images(tmp_path / "run")
     assert added.added == 24
@@ -536,7 +536,7 @@ def test_images_that_lie_in_no_files_become_files(tmp_path, monkeypatch):
 
 def test_a_run_on_everything_has_none(trained, photos, tmp_path):
     recipe = load_recipe(trained / "recipe.yaml", ["protocol.name=everything"])
-    run(recipe, RunFolder(tmp_path / "final"), NullObserver())
+    run(recipe, RunFolder(tmp_path / "final"), Observer())
     index = Index.create(tmp_path / "index", load(tmp_path / "final"))
     with pytest.raises(DataError, match="no test images"):
         index.add_test_images(tmp_path / "final")

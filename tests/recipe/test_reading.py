@@ -249,5 +249,5 @@ def test_siblings_do_not_repeat_their_base():
         lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
         base = next((line.removeprefix("base: ") for line in lines if line.startswith("base: ")), None)
         if base is not None:
-            shared = set(find_recipe(base, beside=file.parent).read_text().splitlines()) - {"training:", "objective:"}
+            shared = set(find_recipe(base, near=file.parent).read_text().splitlines()) - {"training:", "objective:"}
             assert not shared & {line for line in lines if not line.startswith("base: ")}, file

@@ -28,7 +28,7 @@ from nearkin.report.query_results import retrieve
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 def written(path, rows=(), events=(), **training):
@@ -87,7 +87,7 @@ def glyphs(tmp_path_factory):
             "protocol": {"test_share": 0.35},
         }
     )
-    run(recipe, RunFolder(root / "vcpa"), NullObserver())
+    run(recipe, RunFolder(root / "vcpa"), Observer())
     return root / "vcpa"
 
 
@@ -285,7 +285,7 @@ class TestNeighbours:
         mapping = RunFolder(glyphs).recipe().as_mapping()
         mapping["protocol"]["split_seed"] = 5
         mapping["training"]["max_steps"] = 1
-        run(load_recipe(mapping), RunFolder(tmp_path / "other"), NullObserver())
+        run(load_recipe(mapping), RunFolder(tmp_path / "other"), Observer())
         assert "split_seed" in reason(neighbours, open_runs([glyphs, tmp_path / "other"]))
 
     def test_after_training_there_is_what_was_found_before_it_too(self, glyphs, monkeypatch):
@@ -311,7 +311,7 @@ class TestNeighbours:
         mapping = RunFolder(glyphs).recipe().as_mapping()
         mapping["protocol"]["test_share"] = 0.0
         mapping["training"]["max_steps"] = 1
-        assert run(load_recipe(mapping), RunFolder(tmp_path / "run"), NullObserver())["test"] is None
+        assert run(load_recipe(mapping), RunFolder(tmp_path / "run"), Observer())["test"] is None
         assert draw_neighbours(RunFolder(tmp_path / "run")) is None
         assert not (tmp_path / "run" / "neighbours.png").exists()
 

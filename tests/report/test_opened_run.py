@@ -14,7 +14,7 @@ from nearkin.report.opened_run import CannotDrawError, OpenedRun, ViewOptions, o
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 def photos(root, *, kinds=9, per_kind=6):
@@ -42,7 +42,7 @@ def train(folder, data, *overrides):
         },
         "protocol": {"name": "conventional"},
     }
-    run(load_recipe(mapping, overrides), RunFolder(folder), NullObserver())
+    run(load_recipe(mapping, overrides), RunFolder(folder), Observer())
     return folder
 
 

@@ -16,7 +16,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.study import Row, planned_runs, run_all
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 pytestmark = pytest.mark.filterwarnings("ignore::nearkin.errors.Notice")
 
@@ -33,7 +33,7 @@ class Killed(Exception):
     pass
 
 
-class KillAfter(NullObserver):
+class KillAfter(Observer):
     def on_step(self, state, loss, images):
         if state.step == 9:
             raise Killed
@@ -77,7 +77,7 @@ def test_test_images_that_are_gone_are_counted(trained, photos, kinds):
 
 def test_a_run_resumes_with_its_images_and_classes_whatever_became_of_their_names(photos, tmp_path, add_kinds, kinds):
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
-    run(recipe_for(photos), whole, NullObserver())
+    run(recipe_for(photos), whole, Observer())
     with pytest.raises(Killed):
         run(recipe_for(photos), broken, KillAfter())
     trains = kinds(broken.path, "train")
@@ -86,7 +86,7 @@ def test_a_run_resumes_with_its_images_and_classes_whatever_became_of_their_name
     add_kinds(photos, "a new one", "and another")
     moved = photos.rename(photos.with_name("moved"))
     with pytest.warns(Notice, match=r"2 new classes.*left out"):
-        run(recipe_for(moved), RunFolder(broken.path), NullObserver(), resume=True)
+        run(recipe_for(moved), RunFolder(broken.path), Observer(), resume=True)
     a, b = (torch.load(folder.last_checkpoint, weights_only=True) for folder in (whole, broken))
     for part in ("encoder", "objective"):
         assert all(torch.equal(a[part][name], b[part][name]) for name in a[part]), part
@@ -140,21 +140,21 @@ def test_a_run_works_from_another_working_directory(photos, tmp_path, monkeypatc
     torch.save(build_encoder("small").backbone.state_dict(), weights)
     monkeypatch.chdir(tmp_path)
     options = ["encoder.weights=weights.pth", "training.max_steps=2"]
-    scores = run(recipe_for("own photos", *options), RunFolder("run"), NullObserver())
+    scores = run(recipe_for("own photos", *options), RunFolder("run"), Observer())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert evaluate_run("../run")["scores"] == scores["test"]
-    assert run(RunFolder("../run").recipe(), RunFolder("../run"), NullObserver(), resume=True) == scores
+    assert run(RunFolder("../run").recipe(), RunFolder("../run"), Observer(), resume=True) == scores
     shutil.move(weights, tmp_path / "w.pth")
     moved = ["encoder.weights=../w.pth", "training.max_steps=2"]
     with pytest.warns(Notice, match=r"encoder\.weights is .*w\.pth from now on"):
-        assert run(recipe_for(photos, *moved), RunFolder("../run"), NullObserver(), resume=True) == scores
+        assert run(recipe_for(photos, *moved), RunFolder("../run"), Observer(), resume=True) == scores
     torch.save(build_encoder("small").backbone.state_dict(), "others.pth")
     with pytest.raises(RecipeError, match="begun with other weights"):
         run(
             recipe_for(photos, "encoder.weights=others.pth", options[1]),
             RunFolder("../run"),
-            NullObserver(),
+            Observer(),
             resume=True,
         )
 

@@ -19,7 +19,7 @@ from nearkin.runs.data import Part, Repeated, open_data, report_on
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -56,7 +56,7 @@ def test_a_run_announces_its_data_once_before_its_first_step(photos, tmp_path):
     (photos / "kiwi" / "clip.mov").write_bytes(b"x")
     reports, steps = [], []
 
-    class Watcher(NullObserver):
+    class Watcher(Observer):
         def on_step(self, state, loss, images):
             steps.append(len(reports))
 

@@ -16,7 +16,7 @@ import nearkin
 from nearkin.data.images import resized_shape
 from nearkin.data.transforms import Transform
 from nearkin.encoders import backbones, build_encoder
-from nearkin.errors import DataError, MissingExtraError, Notice, RecipeError
+from nearkin.errors import DataError, MissingExtraError, RecipeError
 from nearkin.recipe import EncoderSection
 from nearkin.runs import export as module
 from nearkin.runs.export import TO_PILLOW, TO_TORCH, PixelsToEmbeddings, export, write_onnx, write_weights
@@ -193,8 +193,8 @@ def test_the_images_that_it_is_checked_on(trained, photos, tmp_path):
     with pytest.raises(RecipeError):
         export(trained, "safetensors", file, images=[])
     shutil.rmtree(photos)
-    with pytest.warns(Notice, match="not at hand"):
-        assert export(trained, "safetensors", file).check.images == "9 cuts of a photo that comes with matplotlib"
+    with pytest.raises(DataError, match="--images"):
+        export(trained, "safetensors", file)
 
 
 def test_mistakes_are_told_before_any_work(trained, tmp_path, monkeypatch):

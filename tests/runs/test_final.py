@@ -17,7 +17,7 @@ from nearkin.runs.scores import Scores
 from nearkin.runs.trained_run import load_run
 from nearkin.training import checkpoint
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 16, "workers": 1},
@@ -27,7 +27,7 @@ SMALL = {
 }
 
 
-class Watcher(NullObserver):
+class Watcher(Observer):
     """Remembers the weights at the start, and the rate at the first step of every epoch."""
 
     def __init__(self):
@@ -99,7 +99,7 @@ def test_a_run_that_counted_in_steps_is_trained_to_the_same_epoch_without_noise(
     steps = ("training.max_steps=6", "training.evaluate_every_steps=2")
     train(photos, tmp_path / "run", *steps, "protocol.label_noise=0.2")
     choose_epoch(tmp_path / "run", 1.5)
-    scores = train_final(tmp_path / "run", NullObserver())
+    scores = train_final(tmp_path / "run", Observer())
     data = RunFolder(tmp_path / "run-final").environment().data
     assert (scores.steps, data.training_images, data.replaced_labels) == (9, 48, 0)
     assert scores.conditions.training_conditions is None
@@ -113,16 +113,16 @@ def test_data_with_a_split_of_their_own_train_whole(photos, tmp_path):
         for folder, split in zip(sorted(path for path in photos.iterdir() if path.is_dir()), splits, strict=True):
             writer.writerows([f"{folder.name}/{image.name}", folder.name, split] for image in folder.iterdir())
     train(photos / "all.csv", tmp_path / "run", "protocol.name=validation", "training.epochs=1")
-    train_final(tmp_path / "run", NullObserver())
+    train_final(tmp_path / "run", Observer())
     data = RunFolder(tmp_path / "run-final").environment().data
     assert (data.training_images, data.training_classes) == (48, 6)
 
 
 def test_interrupted_it_is_resumed_to_the_bit(photos, tmp_path):
     train(photos, tmp_path / "run", "training.checkpoint_minutes=0")
-    train_final(tmp_path / "run", NullObserver(), output=tmp_path / "whole")
+    train_final(tmp_path / "run", Observer(), output=tmp_path / "whole")
 
-    class Stop(NullObserver):
+    class Stop(Observer):
         def on_step(self, state, loss, images):
             if state.step == 4:
                 raise InterruptedRunError("stop")
@@ -132,24 +132,24 @@ def test_interrupted_it_is_resumed_to_the_bit(photos, tmp_path):
         train_final(tmp_path / "run", Stop(), output=broken.path)
     assert checkpoint.read_checkpoint(broken.last_checkpoint)["step"] == 3
     with pytest.raises(RecipeError, match="not finished"):
-        train_final(tmp_path / "run", NullObserver(), output=broken.path)
-    train_final(tmp_path / "run", NullObserver(), output=broken.path, resume=True)
+        train_final(tmp_path / "run", Observer(), output=broken.path)
+    train_final(tmp_path / "run", Observer(), output=broken.path, resume=True)
     a, b = (checkpoint.encoder_weights(RunFolder(tmp_path / name)) for name in ("whole", "broken"))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert broken.recipe() == RunFolder(tmp_path / "whole").recipe()
-    assert "final_of" in train_final(tmp_path / "run", NullObserver(), output=broken.path, resume=True)
+    assert "final_of" in train_final(tmp_path / "run", Observer(), output=broken.path, resume=True)
 
 
 def test_what_cannot_be_made_final_is_refused(photos, tmp_path):
     train(photos, tmp_path / "run", "training.epochs=1")
-    train_final(tmp_path / "run", NullObserver())
+    train_final(tmp_path / "run", Observer())
     with pytest.raises(RecipeError, match="every class already"):
-        train_final(tmp_path / "run-final", NullObserver())
+        train_final(tmp_path / "run-final", Observer())
     with pytest.raises(RecipeError, match="the run itself"):
-        train_final(tmp_path / "run", NullObserver(), output=tmp_path / "run")
+        train_final(tmp_path / "run", Observer(), output=tmp_path / "run")
     RunFolder(tmp_path / "run").scores_file.unlink()
     with pytest.raises(DataError, match="not finished"):
-        train_final(tmp_path / "run", NullObserver())
+        train_final(tmp_path / "run", Observer())
     with pytest.raises(RecipeError, match="no training step"):
         final_recipe(load_recipe(SMALL), Scores(best={"epoch": 0.0}))
     ccp = ["method.name=ccp", "objective.name=contrastive", "protocol.name=validation"]

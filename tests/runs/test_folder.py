@@ -12,7 +12,6 @@ def files(folder):
 
 def test_clearing_a_run_takes_all_of_it_and_nothing_else(nearkin, trained, photos):
     folder = RunFolder(trained)
-    assert folder.environment().resolved_recipe == folder.recipe().as_mapping()
     assert folder.images == (str(photos), folder.split.images_hash)
     again = ["train", folder.recipe_file, "-o", trained, "--overwrite", "training.tensorboard=true"]
     assert nearkin(*again)[0] == 0

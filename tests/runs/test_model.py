@@ -99,7 +99,7 @@ def test_a_run_is_loaded_ready_for_use(trained, tmp_path):
     other = shutil.copytree(trained, tmp_path / "other")
     recipe = (other / "recipe.yaml").read_text()
     (other / "recipe.yaml").write_text(recipe.replace("  dim: 8\n", "  dim: 9\n"))
-    with pytest.raises(DataError, match=r"encoder\.dim was 8, is 9"):
+    with pytest.raises(DataError, match=r"are not those of its recipe"):
         load_run(other, device="cpu")
 
 

@@ -12,6 +12,7 @@ from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
+from nearkin.training.state import Observer
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},
@@ -21,14 +22,11 @@ TINY = {
 }
 
 
-class Watcher:
+class Watcher(Observer):
     """Remembers the state of the last step."""
 
     def on_step(self, state, loss, images):
         self.state = state
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 def manifest(photos):

@@ -17,7 +17,7 @@ from nearkin.training.build import build_objective, data_of, encoder_from, eval_
 from nearkin.training.loop import fit
 from nearkin.training.methods.profs import Profs
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 def start_of(state):
@@ -251,7 +251,7 @@ def test_it_takes_a_sample_of_many_images_and_says_how_far_it_is(state_for, monk
 def test_a_run_begins_with_it_and_its_baseline_is_the_backbone_still(state_for, tmp_path):
     seen = []
 
-    class Look(NullObserver):
+    class Look(Observer):
         def on_step(self, state, loss, images):
             seen.append(state.encoder.head.weight.detach().double().clone())
 

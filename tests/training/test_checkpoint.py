@@ -22,12 +22,12 @@ from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.checkpoint import BackgroundWriter, copied_to_host
 from nearkin.training.loop import HealthCheck, fit, train_step
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 def test_a_checkpoint_never_runs_code(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    run(recipe_for("training.max_steps=1"), folder, NullObserver())
+    run(recipe_for("training.max_steps=1"), folder, Observer())
 
     class Evil:
         def __reduce__(self):
@@ -39,19 +39,12 @@ def test_a_checkpoint_never_runs_code(recipe_for, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        ([1, 2], "is no checkpoint of nearkin; train again with --overwrite"),
-        ({"weights": {}}, "is no checkpoint of nearkin; train again with --overwrite"),
-        ({"encoder": {}, "format": -1}, r"was written by another version of nearkin \(format -1\)"),
-    ],
-)
-def test_a_file_of_something_else_is_named(tmp_path, content, said):
+@pytest.mark.parametrize("content", [[1, 2], {"weights": {}}, {"encoder": {}, "format": -1}])
+def test_a_file_of_something_else_is_named(tmp_path, content):
     folder = RunFolder(tmp_path / "run")
     folder.last_checkpoint.parent.mkdir(parents=True)
     torch.save(content, folder.last_checkpoint)
-    with pytest.raises(DataError, match=rf"last\.pt {said}"):
+    with pytest.raises(DataError, match=r"last\.pt is no checkpoint of this version"):
         checkpoint.encoder_weights(folder, "last")
 
 
@@ -65,7 +58,8 @@ def test_a_resumed_optimiser_takes_the_step_that_it_would_have_taken(
     state = build_state(recipe, open_data(recipe.data))
     for _ in range(3):
         train_step(state, next_batch(state), HealthCheck(state))
-    checkpoint.save_last(state, folder)
+    with checkpoint.BackgroundWriter() as writer:
+        checkpoint.save_last(state, folder, writer)
     resumed = build_state(recipe, open_data(recipe.data))
     checkpoint.load_last(resumed, folder)
     batch = next_batch(state)
@@ -207,7 +201,7 @@ def test_an_error_of_training_is_not_hidden_by_one_of_writing():
         work()
 
 
-class HeldUp(NullObserver):
+class HeldUp(Observer):
     """Lets the first checkpoint be written only when training is some steps further."""
 
     def __init__(self, monkeypatch, until):
@@ -266,7 +260,7 @@ def test_a_slow_disk_holds_up_neither_training_nor_what_is_best(state_for, tmp_p
 def test_a_run_goes_on_from_before_the_evaluations_that_were_passed_over(state_for, tmp_path, monkeypatch):
     changes = ("training.epochs=2", "training.max_steps=7", "training.evaluate_every_steps=1", "protocol.select_by=R@1")
     whole = with_scores(state_for(*changes), monkeypatch)
-    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), NullObserver())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Observer())
 
     class Killed(HeldUp):
         def on_step(self, state, loss, images):
@@ -287,7 +281,7 @@ def test_a_run_goes_on_from_before_the_evaluations_that_were_passed_over(state_f
     assert again.step == 1
     scores = iter([{"R@1": share} for share in SCORES[2:]])
     monkeypatch.setattr(again, "score", lambda *_, **__: next(scores))
-    fit(again, folder, NullObserver())
+    fit(again, folder, Observer())
     assert again.best["step"] == whole.best["step"] == 6
     for name, value in whole.encoder.state_dict().items():
         assert torch.equal(value, again.encoder.state_dict()[name]), name
@@ -327,7 +321,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_one_bef
 
     monkeypatch.setattr(checkpoint, "write_atomically", write)
     with pytest.raises(OutputError, match=f"{failing}: No space left on device"):
-        fit(state, folder, NullObserver())
+        fit(state, folder, Observer())
     left = torch.load(folder.last_checkpoint, weights_only=True)
     assert left["step"] == 4
     assert folder.best_checkpoint(left["best"]["step"]).exists()

@@ -122,9 +122,9 @@ def calls(monkeypatch):
     monkeypatch.setattr(device.sys, "platform", "linux")
     for name in ("LD_PRELOAD", "GLIBC_TUNABLES", device.ALLOCATOR, *(n for n in os.environ if n.startswith("MALLOC_"))):
         monkeypatch.delenv(name, raising=False)
-    device._keep_freed_memory.cache_clear()
+    keep_freed_memory.cache_clear()
     yield made
-    device._keep_freed_memory.cache_clear()
+    keep_freed_memory.cache_clear()
 
 
 def test_it_is_set_up_once_however_often_it_is_asked_for(calls):
@@ -152,9 +152,10 @@ def test_other_devices_and_systems_are_left_alone(calls, monkeypatch):
     assert not keep_freed_memory(torch.device("cuda"))
     monkeypatch.setattr(device.sys, "platform", "darwin")
     assert not keep_freed_memory(CPU)
+    keep_freed_memory.cache_clear()
     monkeypatch.setattr(device.sys, "platform", "linux")
     monkeypatch.setattr(device.ctypes, "CDLL", lambda _: object())  # musl
-    device._keep_freed_memory.cache_clear()
+    keep_freed_memory.cache_clear()
     assert not keep_freed_memory(CPU)
     assert calls == []
 

@@ -28,7 +28,7 @@ from nearkin.runs.run import run
 from nearkin.training import loop, memory
 from nearkin.training.device import float32_products
 from nearkin.training.loop import HealthCheck, StopRequest, fit, train_step
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 @pytest.mark.parametrize(("protocol", "times"), [("conventional", 1), ("validation", 2)])
@@ -47,7 +47,7 @@ def test_the_untrained_network_is_scored_once_for_each_part_it_is_scored_on(
     state.score = counted
     folder = RunFolder(tmp_path)
     folder.begin(state.recipe)
-    fit(state, folder, NullObserver())
+    fit(state, folder, Observer())
     assert len(parts) == times
     assert state.untrained == score(state.protocol.test, baseline=True)
 
@@ -56,7 +56,7 @@ def test_the_baseline_is_the_backbone_without_its_head(recipe_for, tmp_path):
     """Pooled features, normalised: by hand from the backbone that the run began with."""
     first = []
 
-    class Look(NullObserver):
+    class Look(Observer):
         def on_evaluation(self, state, row):
             if not row["step"]:
                 encoder, test = state.encoder.eval(), state.protocol.test.query
@@ -80,13 +80,13 @@ def test_without_a_step_the_score_is_of_the_encoder_as_it_is_saved(recipe_for, t
     """With its random head, that is; a run of the backbone alone has no head."""
     for name, overrides in (("head", "encoder.dim=1"), ("none", "encoder.dim=null")):
         recipe = recipe_for("training.epochs=0", "protocol.test_share=0.6", overrides)
-        scores = run(recipe, RunFolder(tmp_path / name), NullObserver())
+        scores = run(recipe, RunFolder(tmp_path / name), Observer())
         assert (scores["test"]["MAP@R"] == scores["untrained"]["MAP@R"]) == (name == "none")
 
 
 def test_a_run_leaves_a_complete_folder(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    scores = run(recipe_for(), folder, NullObserver())
+    scores = run(recipe_for(), folder, Observer())
     assert json.loads(folder.scores_file.read_text()) == scores
     assert scores["protocol"] == "conventional"
     assert scores["selection"] == "best R@1 on the test classes"
@@ -110,14 +110,14 @@ def test_a_run_leaves_a_complete_folder(recipe_for, tmp_path):
 
 def test_a_folder_with_a_run_is_not_overwritten_by_accident(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    first = run(recipe_for("training.max_steps=1"), folder, NullObserver())
+    first = run(recipe_for("training.max_steps=1"), folder, Observer())
     with pytest.raises(RecipeError, match=r"holds a finished run.*--resume.*--overwrite.*-o"):
-        run(recipe_for("training.max_steps=1"), folder, NullObserver())
+        run(recipe_for("training.max_steps=1"), folder, Observer())
     with pytest.raises(RecipeError, match=r"training\.max_steps was 1, is 2"):
-        run(recipe_for("training.max_steps=2"), folder, NullObserver(), resume=True)
-    assert run(recipe_for("training.max_steps=1"), folder, NullObserver(), resume=True) == first
+        run(recipe_for("training.max_steps=2"), folder, Observer(), resume=True)
+    assert run(recipe_for("training.max_steps=1"), folder, Observer(), resume=True) == first
     (folder.path / "my notes.txt").write_text("keep")
-    run(recipe_for("training.max_steps=2"), folder, NullObserver(), overwrite=True)
+    run(recipe_for("training.max_steps=2"), folder, Observer(), overwrite=True)
     assert (folder.path / "my notes.txt").exists()
     assert folder.scores()["steps"] == 2
 
@@ -171,7 +171,7 @@ def test_validation_chooses_the_epoch_and_test_is_scored_once(recipe_for, photos
         (photos / extra).mkdir()
         for index, file in enumerate(sorted((photos / "kiwi").iterdir())):
             (photos / extra / f"{index}.png").write_bytes(file.read_bytes())
-    scores = run(recipe, RunFolder(tmp_path / "run"), NullObserver())
+    scores = run(recipe, RunFolder(tmp_path / "run"), Observer())
     assert scores["selection"] == "best R@1 on the validation classes, within its error MAP@R"
     assert asked == ["validation", "test", "validation", "validation", "test"]  # untrained once, at the end once
 
@@ -493,7 +493,7 @@ def test_a_negative_pull_is_refused(state_for):
 def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
 
-    class Poison(NullObserver):
+    class Poison(Observer):
         def on_step(self, state, loss, images):
             if state.step == 6:
                 with torch.no_grad():
@@ -508,7 +508,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(recipe_for, t
 
 
 def test_embeddings_that_are_not_finite_stop_the_run_as_a_divergence(recipe_for, tmp_path):
-    class Poison(NullObserver):
+    class Poison(Observer):
         def on_step(self, state, loss, images):
             if state.step == 6:
                 with torch.no_grad():

@@ -19,7 +19,7 @@ from nearkin.errors import Notice, RecipeError
 from nearkin.training import memory
 from nearkin.training.folder import TrainingFolder
 from nearkin.training.loop import fit
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 CPU = torch.device("cpu")
 
@@ -212,7 +212,7 @@ def test_a_whole_run_with_images_on_the_device(state_for, tmp_path, monkeypatch)
             state.on_device = DeviceImages(state.train_set, state.device) if placed else None
 
         monkeypatch.setattr("nearkin.training.loop.place_images", lambda _, place=place: place())
-        fit(state, TrainingFolder(tmp_path / str(placed)).begin(state.recipe), NullObserver())
+        fit(state, TrainingFolder(tmp_path / str(placed)).begin(state.recipe), Observer())
         losses.append([row["loss"] for row in state.history if "loss" in row])
         assert (state.on_device is not None) == placed
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
@@ -232,9 +232,9 @@ def test_methods_get_crops_from_the_device(state_for):
 def test_on_a_gpu_a_run_goes_through(state_for, tmp_path, cache):
     state = state_for("training.device=cuda", f"data.cache={cache}")
     if cache == "disk":
-        fit(state, TrainingFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+        fit(state, TrainingFolder(tmp_path / "run").begin(state.recipe), Observer())
     else:
         with pytest.warns(Notice, match="are on cuda, which makes the crops"):
-            fit(state, TrainingFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+            fit(state, TrainingFolder(tmp_path / "run").begin(state.recipe), Observer())
     assert (state.on_device is None) == (cache == "disk")
     assert state.step == state.total_steps

@@ -24,7 +24,7 @@ from nearkin.training import checkpoint
 from nearkin.training.loop import HealthCheck, fit, train_step
 from nearkin.training.optimisation import ProximalTerm, WeightEma
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 def groups_of(state):
@@ -75,7 +75,7 @@ def test_a_trained_margin_does_not_take_the_proxies_rate(state_for):
 def test_schedules_scale_every_group_alike(recipe_for, tmp_path, options, factors):
     seen = []
 
-    class Rates(NullObserver):
+    class Rates(Observer):
         def on_step(self, state, loss, images):
             if state.step % state.sampler.batches_per_epoch == 1:
                 seen.append([group["lr"] / group["initial_lr"] for group in state.optimiser.param_groups])
@@ -95,7 +95,7 @@ def test_plateau_waits_for_evaluations_without_improvement(recipe_for, tmp_path)
             "protocol.monitor_test=true",
         ),
         folder,
-        NullObserver(),
+        Observer(),
     )
     assert folder.scores()["selection"] == "best R@1 on the test classes, which training also followed"
     rates = [float(row["lr"]) for row in csv.DictReader(folder.evaluations_file.open())]
@@ -106,10 +106,10 @@ def test_plateau_waits_for_evaluations_without_improvement(recipe_for, tmp_path)
 def test_a_plateau_of_the_test_classes_is_refused_unless_the_recipe_says_so(recipe_for, tmp_path):
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(RecipeError, match=r"rate by the scores of the test classes: .*protocol\.monitor_test=true"):
-        run(recipe_for("training.schedule=plateau"), folder, NullObserver())
+        run(recipe_for("training.schedule=plateau"), folder, Observer())
     assert not folder.is_begun
     validated = ["protocol.name=validation", "protocol.test_share=0.2", "training.max_steps=1"]
-    run(recipe_for("training.schedule=plateau", *validated), folder, NullObserver())
+    run(recipe_for("training.schedule=plateau", *validated), folder, Observer())
     assert "followed" not in folder.scores()["selection"]
 
 
@@ -204,14 +204,14 @@ def test_a_run_ends_after_evaluations_without_a_new_best(recipe_for, tmp_path, s
     # Untrained; by step: best, equal, best, not a number, and worse, the second without a best; then the final score.
     scripted([0.9, 0.5, 0.5, 0.6, math.nan, 0.55, 0.6])
     folder = RunFolder(tmp_path / "run")
-    run(recipe_for(*EVERY_STEP, "protocol.monitor_test=true"), folder, NullObserver())
+    run(recipe_for(*EVERY_STEP, "protocol.monitor_test=true"), folder, Observer())
     assert folder.scores()["steps"] == 5
     assert folder.scores().chosen["step"] == 3
     assert folder.scores()["selection"] == "best R@1 on the test classes, which training also followed"
 
 
 def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_for, tmp_path, scripted):
-    class Interrupt(NullObserver):
+    class Interrupt(Observer):
         def on_step(self, state, loss, images):
             if state.step == 2:
                 signal.raise_signal(signal.SIGINT)
@@ -221,7 +221,7 @@ def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_fo
     with pytest.raises(InterruptedRunError):
         run(recipe, folder, Interrupt())
     scripted([0.4, 0.5])
-    run(recipe, folder, NullObserver(), resume=True)
+    run(recipe, folder, Observer(), resume=True)
     assert folder.scores()["steps"] == 3
 
 
@@ -244,7 +244,7 @@ def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_fo
 )
 def test_ends_and_floors_that_make_no_sense_are_refused(recipe_for, tmp_path, overrides, said):
     with pytest.raises(RecipeError, match=said):
-        run(recipe_for(*overrides), RunFolder(tmp_path / "run"), NullObserver())
+        run(recipe_for(*overrides), RunFolder(tmp_path / "run"), Observer())
 
 
 def network():
@@ -408,7 +408,7 @@ def test_the_average_is_what_is_scored_and_saved(recipe_for, tmp_path):
     recipe = recipe_for("training.ema_decay=0.8", "training.epochs=2", "protocol.test_share=0.6")
     seen = {}
 
-    class Look(NullObserver):
+    class Look(Observer):
         def on_evaluation(self, state, row):
             seen[row["step"]] = copy.deepcopy(state.ema.encoder.state_dict())
             assert state.score(state.protocol.test, baseline=not row["step"])["MAP@R"] == row["MAP@R"]
@@ -451,7 +451,7 @@ def test_ccp_pulls_to_the_weights_that_train(state_for, tmp_path):
         *("method.name=ccp", "objective.name=contrastive", "method.pool_size=2", "method.proxies_per_class=1"),
         *("method.steps_per_problem=2", "training.max_steps=2", "training.ema_decay=0.9"),
     )
-    fit(state, RunFolder(tmp_path).begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path).begin(state.recipe), Observer())
     centre = state.method._reference.centre
     assert all(map(torch.equal, centre, state.weights))
 

@@ -44,9 +44,8 @@ def test_a_recipe_that_no_run_could_follow(override, error):
 
 
 def test_a_look_at_the_backbone_takes_no_random_numbers():
-    recipes._backbone_has_batch_statistics.cache_clear()
     before = torch.get_rng_state()
-    recipes._backbone_has_batch_statistics("small", "{}", False, None)
+    validate(load_recipe(SMALL))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -55,14 +54,11 @@ def test_weights_that_only_an_extra_brings_are_left_for_the_run_to_miss(monkeypa
         def imagenet_weights(self):
             raise MissingExtraError("this needs 'x'")
 
-    recipes._backbone_has_batch_statistics.cache_clear()
     monkeypatch.setattr(recipes, "build_backbone", lambda name, options, **_: Bare())
     validate(load_recipe(SMALL, ["encoder.weights=imagenet"]))
-    recipes._backbone_has_batch_statistics.cache_clear()
     monkeypatch.setattr(Bare, "imagenet_weights", lambda self: None)
     with pytest.raises(RecipeError, match="does not bring ImageNet weights"):
         validate(load_recipe(SMALL, ["encoder.weights=imagenet"]))
-    recipes._backbone_has_batch_statistics.cache_clear()
 
 
 @pytest.mark.parametrize(

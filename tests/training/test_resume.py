@@ -16,7 +16,7 @@ from nearkin.training import checkpoint, methods
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 SIZES = (6, 1, 5, 2, 6, 4)  # 24 images: three batches to an epoch
 TOY = {
@@ -43,7 +43,7 @@ class Killed(Exception):
     pass
 
 
-class KillAfter(NullObserver):
+class KillAfter(Observer):
     """Ends the run after a step, before anything of that step has been written."""
 
     def __init__(self, step):
@@ -110,10 +110,10 @@ MOCO = ["method.name=momentum", "objective.name=momentum_proxy_anchor", "objecti
 def test_killed_and_resumed_is_bit_identical(overrides, kills, tmp_path):
     """From the checkpoint before the kill to the end: everything that the last checkpoint of a whole run holds."""
     whole = toy_state(*overrides)
-    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), NullObserver())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Observer())
 
     folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
-    for number, observer in enumerate([*map(KillAfter, kills), NullObserver()]):
+    for number, observer in enumerate([*map(KillAfter, kills), Observer()]):
         state = toy_state(*overrides)
         if number:
             torch.manual_seed(100 + number)  # a new process has random states of its own
@@ -134,7 +134,7 @@ def test_killed_and_resumed_is_bit_identical(overrides, kills, tmp_path):
 def test_the_queues_above_are_half_filled_and_in_use(tmp_path):
     isa, xbm = toy_state(*ISA, "training.max_steps=7"), toy_state(*XBM, "training.max_steps=5")
     for name, state in (("isa", isa), ("xbm", xbm)):
-        fit(state, RunFolder(tmp_path / name).begin(state.recipe), NullObserver())
+        fit(state, RunFolder(tmp_path / name).begin(state.recipe), Observer())
     assert isa.objective.weighting.memory_on
     assert isa.objective.weighting.filter_on
     assert int(isa.objective.weighting.diagnostics()["in_memory"].sum()) == 4 * 8  # steps 3 to 6
@@ -170,7 +170,7 @@ def test_classes_that_an_epoch_leaves_out_and_classes_of_one_image(overrides, tm
 
     state.method.loss = spy
 
-    class Watch(NullObserver):
+    class Watch(Observer):
         def on_step(self, state, loss, images):
             losses.append(loss)
 
@@ -206,7 +206,7 @@ def test_a_score_that_is_not_a_number_is_never_the_best_over_one_that_is(scores,
     scripted(*scores)
     state = toy_state("objective.name=proxy_anchor")
     folder = RunFolder(tmp_path / "run").begin(state.recipe)
-    fit(state, folder, NullObserver())
+    fit(state, folder, Observer())
     assert state.best["step"] == best_step
     assert [file.name for file in folder.checkpoints.glob("best-*.pt")] == [f"best-{best_step:08d}.pt"]
 
@@ -219,12 +219,12 @@ def test_a_run_that_its_method_ended_stays_ended(scripted, tmp_path):
     scripted(untrained_on_test, 0.4, 0.3, 0.9, 0.9)
     whole = toy_state(*overrides)
     folder = RunFolder(tmp_path / "run").begin(whole.recipe)
-    fit(whole, folder, NullObserver())
+    fit(whole, folder, Observer())
     assert whole.ended
     assert whole.step < whole.total_steps
     resumed = toy_state(*overrides)
     checkpoint.load_last(resumed, folder)
-    fit(resumed, folder, NullObserver())
+    fit(resumed, folder, Observer())
     assert resumed.step == 8
     assert resumed.best["R@1"] == 0.4
 

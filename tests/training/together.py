@@ -36,7 +36,7 @@ from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 from nearkin.training.optimisation import add_up_gradients, clip_gradients
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 CLASSES, DIM = 7, 4
 SMALL = {"size": 32, "warmup_steps": 1, "memory_size": 40, "queue_size": 20, "proxies_per_class": 3}
@@ -300,7 +300,7 @@ def course_of_a_run(course: str, folder: Path, *, from_step: int = 0, to_step: i
     return found_in(state)
 
 
-class Until(NullObserver):
+class Until(Observer):
     """Interrupts the training after a step, if it has not come to its end; of one process, several would go on."""
 
     def __init__(self, last: int) -> None:

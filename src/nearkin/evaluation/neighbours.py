@@ -709,13 +709,13 @@ def workers(on_gpu: bool = False) -> Iterator[Callable[..., Iterator[Any]]]:
     if on_gpu or threads == 1:
         yield map
         return
-    from nearkin.numerics import true_float32
+    from nearkin.numerics import tf32
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        with true_float32():
+        with tf32(False):
             yield pool.map
     finally:
         pool.shutdown(cancel_futures=True)

@@ -174,13 +174,13 @@ def read_layers(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str):
         raise RecipeError(f"{file}: 'base' must name one recipe, got {base!r}")
     try:
-        found = find_recipe(base, beside=file.parent)
+        base_file = find_recipe(base, near=file.parent)
     except RecipeError as error:
         raise RecipeError(f"{file} has no base to stand on: {error}") from error
     chain = (*above, file)
-    if any(found.samefile(each) for each in chain):
-        raise RecipeError(f"recipes are bases of each other: {' → '.join(str(each) for each in (*chain, found))}")
-    return layered(read_layers(found, chain), content)
+    if any(base_file.samefile(path) for path in chain):
+        raise RecipeError(f"recipes are bases of each other: {' → '.join(str(path) for path in (*chain, base_file))}")
+    return layered(read_layers(base_file, chain), content)
 
 
 def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         before = base.get(key)
         if key in PARTS:
-            before, value = ({"name": each} if isinstance(each, str) else each for each in (before, value))
+            before, value = ({"name": part} if isinstance(part, str) else part for part in (before, value))
         if isinstance(before, Mapping) and isinstance(value, Mapping):
             renamed = key in PARTS and value.get("name", before.get("name")) != before.get("name")
             value = value if renamed else layered(before, value)
@@ -225,24 +225,24 @@ def check_keys(given: Any, known: Collection[str], what: str = "keys and values"
             raise RecipeError(f"unknown key {key!r}: {did_you_mean(str(key), known)}")
 
 
-def find_recipe(path: str | Path, *, beside: Path | None = None) -> Path:
+def find_recipe(path: str | Path, *, near: Path | None = None) -> Path:
     """The file of a recipe given by path or by name.
 
     Args:
         path: of a file, or the name of a recipe that comes with nearkin, such as ``ccp/c2``.
-        beside: a folder in which it is looked for first, also without its ending.
+        near: a folder in which it is looked for first, also without its ending.
     """
     shipped = recipes_folder()
     names = (str(path), f"{path}.yaml")
-    own = [Path(path)] if beside is None else [beside / name for name in names]
-    for candidate in (*own, *(folder / name for folder in (shipped, shipped / PAPERS) for name in names)):
+    first = [Path(path)] if near is None else [near / name for name in names]
+    for candidate in (*first, *(folder / name for folder in (shipped, shipped / PAPERS) for name in names)):
         if candidate.is_file():
             return candidate
     if Path(path).is_dir():
         raise RecipeError(f"{str(path)!r} is a folder and no recipe: images are given with --data {path}")
-    near = did_you_mean(str(path), shipped_recipes())
     raise RecipeError(
-        f"no recipe {str(path)!r}, neither as a file nor by name (nearkin list recipes shows them): {near}"
+        f"no recipe {str(path)!r}, neither as a file nor by name (nearkin list recipes shows them): "
+        f"{did_you_mean(str(path), shipped_recipes())}"
     )
 
 

@@ -448,13 +448,13 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flat({"training": {"seed": 0}, "encoder": {"options": {}}})
     {'training.seed': 0, 'encoder.options': {}}
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            result |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            result[f"{prefix}{key}"] = value
+    return result
 
 
 def short_hash(content: Any) -> str:

@@ -26,7 +26,7 @@ from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, wit
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained_run import TrainedRun, load_run
 from nearkin.training.build import build_objective, data_of
-from nearkin.training.checkpoint import Checkpoint, read_checkpoint
+from nearkin.training.checkpoint import read_checkpoint
 from nearkin.training.state import Event
 
 IMAGE_LIMIT = 3000
@@ -271,13 +271,13 @@ class OpenedRun:
         return Sample(rows, labels[rows], self.embed(rows))
 
     @cached_property
-    def _last(self) -> Checkpoint:
+    def _last(self) -> dict[str, Any]:
         if not self.folder.last_checkpoint.exists():
             raise CannotDrawError(f"{self.folder.last_checkpoint} is missing, and with it the proxies")
         return read_checkpoint(self.folder.last_checkpoint)
 
     @cached_property
-    def _checkpoint(self) -> Checkpoint:
+    def _checkpoint(self) -> dict[str, Any]:
         best = self._last["best"]
         if self.view.checkpoint == "last" or best is None or best["step"] == self._last["step"]:
             return self._last

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +68,7 @@ def evaluate_run(
         announce: called with a report on ``data`` before they are scored.
     """
     runs = [load_run(one, which=which, device=device, flip=flip, eval_size=eval_size) for one in (path, *also)]
-    run, *others = runs
+    run = runs[0]
     check_compatible([one.encoder.distance for one in runs], [data_of(one.recipe).shorter_side for one in runs])
     if data is None:
         stored = ranks.first_on_each_machine(
@@ -98,7 +97,7 @@ def evaluate_run(
     scores = protocol.score(part, embed, distance=run.encoder.distance, final=True, rerank=rerank)
     trained_on = None if data is None else _trained_on(run.folder, opened, part)
     notes = [] if trained_on is None else [_note(trained_on, opened, part)]
-    for other in others:  # these may have been trained on what the first was tested on
+    for other in runs[1:]:  # these may have been trained on what the first was tested on
         note = _note(_trained_on(other.folder, opened, part), opened, part)
         notes += [note and f"of {other.folder.path}: {note}"]
     return EvaluationResult(
@@ -111,7 +110,6 @@ def evaluate_run(
         hardware=describe_hardware(run.device),
         note="; ".join(filter(None, notes)) or None,
         conditions=_conditions(runs, rerank),
-        test_time=_test_time(runs, rerank),
         scores=ranks.from_first(lambda: scores),
     )
 
@@ -218,23 +216,6 @@ def _conditions(runs: Sequence[TrainedRun], rerank: Rerank | None) -> str | None
         )
     conditions += [] if rerank is None else [str(rerank)]
     return "; ".join(filter(None, conditions)) or None
-
-
-def _test_time(runs: Sequence[TrainedRun], rerank: Rerank | None) -> Mapping[str, Any] | None:
-    """The same as numbers."""
-    section = runs[0].recipe.protocol
-    options: dict[str, Any] = {}
-    if section.flip:
-        options["flip"] = True
-    if section.eval_size is not None:
-        options["eval_size"] = section.eval_size
-    elif section.eval_scale != 1:
-        options["eval_scale"] = section.eval_scale
-    if len(runs) > 1:
-        options["with"] = [str(run.folder.path) for run in runs[1:]]
-    if rerank is not None:
-        options["rerank"] = {**asdict(rerank), "transductive": True}
-    return options or None
 
 
 def _trained_on(folder: RunFolder, opened: OpenedImages, part: EvaluationSet) -> dict[str, int]:

@@ -26,7 +26,7 @@ from nearkin.data.transforms import Transform
 from nearkin.disk import check_writable, make_folder, write_atomically, writing
 from nearkin.encoders import Encoder
 from nearkin.encoders.preprocessing import gain_and_shift
-from nearkin.errors import DataError, RecipeError, did_you_mean, notice, require
+from nearkin.errors import DataError, RecipeError, did_you_mean, require
 from nearkin.numerics import normalise
 from nearkin.recipe import EncoderSection
 from nearkin.runs.data import with_root_found
@@ -114,7 +114,7 @@ def export(
         squash=graph.squash,
         shorter_side=data_of(trained.recipe).shorter_side,
     )
-    pictures, origin = _pictures(trained, images, data_root)
+    photos, origin = _photos(trained, images, data_root)
     temporary = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
     with writing(target):
         try:
@@ -122,7 +122,7 @@ def export(
                 write_onnx(graph, settings, temporary)
             else:
                 write_weights(graph, trained.recipe.encoder, settings, temporary)
-            check = _check(load_exported(temporary), graph, trained, pictures, origin)
+            check = _check(load_exported(temporary), graph, trained, photos, origin)
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -275,7 +275,7 @@ def _target(run: str | Path, output: str | Path | None, suffix: str) -> Path:
     return target
 
 
-def _pictures(
+def _photos(
     trained: TrainedRun, given: ImageInput | Iterable[ImageInput] | None, data_root: str | Path | None
 ) -> tuple[list[NDArray[np.uint8]], str]:
     """A few real images, and where they come from."""
@@ -290,52 +290,49 @@ def _pictures(
         opened = ImageInputs([table.images[row] for row in rows], shorter_side=None)
         return [opened[row] for row in range(len(opened))], "images of the run"
     except DataError as error:
-        import matplotlib
-
-        notice(f"the run's images are not at hand ({error}): the file is checked on a photo that comes with matplotlib")
-        photo = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
-        picture = ImageInputs(photo, shorter_side=None)[0]
-        return [picture, picture[:300], picture[200:260, 200:290]], "cuts of a photo that comes with matplotlib"
+        raise DataError(
+            f"the run's images, to check the file on, are missing ({error}): give others with --images"
+        ) from error
 
 
 def _check(
     model: ExportedModel,
     graph: PixelsToEmbeddings,
     trained: TrainedRun,
-    pictures: Sequence[NDArray[np.uint8]],
+    photos: Sequence[NDArray[np.uint8]],
     origin: str,
 ) -> Check:
     """Compare the file with the run; raises where they differ by more than the tolerances."""
-    if not pictures:
+    if not photos:
         raise RecipeError("there is no image to check the file on: give at least one")
-    pictures = [variant for picture in pictures for variant in _at_three_sizes(picture)]
-    by_run = trained.embed(pictures).numpy()
-    to_torch = float(np.abs(model.encode(pictures) - by_run).max())
+    photos = [variant for photo in photos for variant in _at_three_sizes(photo)]
+    by_run = trained.embed(photos).numpy()
+    to_torch = float(np.abs(model.encode(photos) - by_run).max())
     to_pillow = distance = 0.0
-    for picture, expected in zip(pictures, by_run, strict=True):
-        pixels = np.array(picture)[None]
+    for photo, expected in zip(photos, by_run, strict=True):
+        pixels = np.array(photo)[None]
         with torch.inference_mode():
             in_torch, crop = (part(torch.from_numpy(pixels)) for part in (graph, graph.crops))
         by_file = model.compute(pixels)
         to_torch = max(to_torch, float(np.abs(by_file - in_torch.numpy()).max()))
-        by_pillow = trained.transform.evaluate(picture).transpose(2, 0, 1)
+        by_pillow = trained.transform.evaluate(photo).transpose(2, 0, 1)
         to_pillow = max(to_pillow, float(np.abs(crop[0].numpy() - by_pillow).max()))
         distance = max(distance, float(np.linalg.norm(by_file - expected)))
     if not (to_torch <= TO_TORCH and to_pillow <= TO_PILLOW):
         raise DataError(
-            f"nothing was written: embeddings of {len(pictures)} {origin} are {to_torch:.1e} from the run's in torch "
+            f"nothing was written: embeddings of {len(photos)} {origin} are {to_torch:.1e} from the run's in torch "
             f"({TO_TORCH:.0e} is allowed), and pixels {to_pillow:.2f} levels from Pillow's ({TO_PILLOW:g}). Take "
             f"another format, and report which backbone it was"
         )
-    return Check(f"{len(pictures)} {origin}", to_torch, to_pillow, distance)
+    return Check(f"{len(photos)} {origin}", to_torch, to_pillow, distance)
 
 
-def _at_three_sizes(picture: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """The picture, most of it, and enlarged: an image that has the size of the crop would not be resized at all."""
-    height, width = picture.shape[:2]
-    most = np.ascontiguousarray(picture[: -(-height * 3 // 4), : -(-width * 4 // 5)])
-    larger = Image.fromarray(picture).resize((width * 3 // 2, height * 7 // 4), Image.Resampling.BICUBIC)
-    return [picture, most, np.array(larger)]
+def _at_three_sizes(photo: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """The photo, most of it, and enlarged: an image that has the size of the crop would not be resized at all."""
+    height, width = photo.shape[:2]
+    most = np.ascontiguousarray(photo[: -(-height * 3 // 4), : -(-width * 4 // 5)])
+    larger = Image.fromarray(photo).resize((width * 3 // 2, height * 7 // 4), Image.Resampling.BICUBIC)
+    return [photo, most, np.array(larger)]
 
 
 def _card(trained: TrainedRun, file: Path, check: Check) -> str:

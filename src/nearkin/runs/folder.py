@@ -19,17 +19,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-import yaml
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import make_folder, write_atomically
-from nearkin.errors import DataError, MissingExtraError, RecipeError, notice, require
+from nearkin.errors import DataError, MissingExtraError, RecipeError, require
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
 from nearkin.recipe import LOCATIONS, EncoderSection, Recipe, deciding, differences, fingerprint
 from nearkin.runs.scores import Record, Scores, known_fields
 from nearkin.training.device import describe_hardware, precision_on
-from nearkin.training.folder import TrainingFolder, read_run_recipe, write
+from nearkin.training.folder import TrainingFolder, write
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import Event, TrainingState
 
@@ -58,7 +57,7 @@ class DataRecord:
 
 @dataclass(frozen=True, eq=False)
 class Environment(Record):
-    """What a run's result may depend on besides its recipe, and the resolved recipe."""
+    """What a run's result may depend on besides its recipe."""
 
     started: str = ""
     command: str = ""
@@ -80,7 +79,6 @@ class Environment(Record):
     """What the encoder started from, in words."""
     weights_hash: str | None = None
     parameters: Mapping[str, int] = field(default_factory=dict)
-    resolved_recipe: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, state: TrainingState, split: StoredSplit) -> Environment:
@@ -122,7 +120,6 @@ class Environment(Record):
                 "encoder": sum(p.numel() for p in state.encoder.parameters()),
                 "objective": sum(p.numel() for p in state.objective.parameters()),
             },
-            resolved_recipe=recipe.as_mapping(),
         )
 
     @classmethod
@@ -171,7 +168,6 @@ WRITTEN = (
     "MODEL_CARD.md",
     "checkpoints/last.pt",
     "checkpoints/best-[0-9]*.pt",
-    "checkpoints/*-classes-*.safetensors",
     "tensorboard/events.out.tfevents.*",
     "neighbours.png",
     "report.html",
@@ -234,24 +230,6 @@ class RunFolder(TrainingFolder):
             for file in self.path.glob(pattern):
                 file.unlink(missing_ok=True)
 
-    def recipe(self) -> Recipe:
-        """The recipe that the run was begun with."""
-        try:
-            return super().recipe()
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            reason = _reason(error)
-            try:
-                recipe = read_run_recipe(self.environment().resolved_recipe)
-            except (DataError, KeyError, ValueError):
-                raise DataError(
-                    f"{self.recipe_file} cannot be read ({reason}), and without it nothing else in the folder can be "
-                    f"used: put it back from a copy, or train again with --overwrite"
-                ) from error
-            notice(
-                f"{self.recipe_file} cannot be read ({reason}); the recipe is taken from {self.environment_file.name}"
-            )
-            return recipe
-
     def check_same_recipe(self, recipe: Recipe, *, may_move: bool = False) -> list[str]:
         """Refuse to continue a run with another recipe than it was begun with.
 
@@ -260,10 +238,10 @@ class RunFolder(TrainingFolder):
         """
         changed = differences(deciding(self.recipe()), deciding(recipe))
         moved = [key for key in changed if key in LOCATIONS] if may_move else []
-        others = [text for key, text in changed.items() if key not in moved]
-        if others:
+        refused = [text for key, text in changed.items() if key not in moved]
+        if refused:
             raise RecipeError(
-                f"{self.path} was begun with another recipe ({', '.join(others)}): resume with the same one, "
+                f"{self.path} was begun with another recipe ({', '.join(refused)}): resume with the same one, "
                 f"or give another folder with -o"
             )
         return moved
@@ -281,13 +259,11 @@ class RunFolder(TrainingFolder):
             return None
 
     def events(self) -> list[Event]:
-        return self._read(self.events_file, lambda text: _whole(json.loads(text), list), [])
+        return self._read(self.events_file, json.loads, [])
 
     def environment(self) -> Environment:
         """The content of ``environment.json``, or defaults where there is none."""
-        return self._read(
-            self.environment_file, lambda text: Environment.from_record(_whole(json.loads(text), dict)), Environment()
-        )
+        return self._read(self.environment_file, lambda text: Environment.from_record(json.loads(text)), Environment())
 
     def evaluations(self) -> list[dict[str, float | None]]:
         """The rows of ``evaluations.csv``; an empty cell is None."""
@@ -301,70 +277,27 @@ class RunFolder(TrainingFolder):
             raise DataError(
                 f"{self.path} has no scores yet: the run is not finished. Continue it with: {self.resume_command}"
             )
-        return self._read(self.scores_file, lambda text: Scores.from_record(_whole(json.loads(text), dict)), Scores())
+        return self._read(self.scores_file, lambda text: Scores.from_record(json.loads(text)), Scores())
 
     @property
     def resume_command(self) -> str:
         return f"nearkin train {self.recipe_file} -o {self.path} --resume"
 
-    def damaged(self) -> list[str]:
-        """Names of the unreadable files, of those that can be written again from a checkpoint."""
-        names = []
-        for name, read in (
-            ("scores.json", self.scores),
-            ("evaluations.csv", self.evaluations),
-            ("events.json", self.events),
-            ("environment.json", self.environment),
-            ("recipe.yaml", super().recipe),
-        ):
-            try:
-                if (self.path / name).exists():
-                    read()
-            except (DataError, OSError, ValueError, yaml.YAMLError):
-                names.append(name)
-        return names
-
     def _read(self, file: Path, parse: Callable[[str], T], default: T) -> T:
         try:
-            text = file.read_text(encoding="utf-8")
-            if not text.strip():
-                raise ValueError("it is empty")
-            return parse(text)
+            return parse(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return default
-        except (OSError, ValueError, TypeError, csv.Error) as error:
-            if self.last_checkpoint.exists():
-                remedy = f"it is written again from the checkpoint by: {self.resume_command}"
-            elif self.encoder_file.exists():
-                remedy = f"{self.encoder_file.name} can still be used, with nearkin evaluate and nearkin embed"
-            else:
-                remedy = "begin again with --overwrite"
-            raise DataError(f"{file} cannot be read ({error}): {remedy}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The error on one line; YAML's errors would show an excerpt of the file."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
-    return " ".join(str(error).split())
-
-
-def _whole(content: Any, kind: type[T]) -> T:
-    if not isinstance(content, kind):
-        raise ValueError(f"a {kind.__name__} is expected, got {type(content).__name__}")
-    return content
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{file} cannot be read ({error}): delete it and {self.scores_file.name}, then write them again from "
+                f"the checkpoint with: {self.resume_command}"
+            ) from error
 
 
 def _evaluations(text: str) -> list[dict[str, float | None]]:
-    rows: list[dict[str, float | None]] = []
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    if not {"epoch", "step"} <= set(reader.fieldnames or ()):
-        raise ValueError("line 1 does not name the columns epoch and step")
-    for row in reader:
-        if None in row or None in row.values():
-            raise ValueError(f"row {len(rows) + 1} is not whole")
-        rows.append({key: float(value) if value else None for key, value in row.items()})
-    return rows
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    return [{key: float(value) if value else None for key, value in row.items()} for row in reader]
 
 
 Status = Literal["finished", "failed", "skipped", "unfinished"]

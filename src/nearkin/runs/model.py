@@ -209,8 +209,8 @@ def load(
 
 def reload(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
     """The model again, from the ``path`` and ``options`` that it was loaded with (:attr:`Model.options`)."""
-    others = {key: value for key, value in options.items() if key != "also"}
-    return load([path, *options.get("also", ())], device=device, **others)
+    given = {key: value for key, value in options.items() if key != "also"}
+    return load([path, *options.get("also", ())], device=device, **given)
 
 
 def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[str, Any]) -> Model:
@@ -256,7 +256,7 @@ def concatenated(models: Sequence[Model]) -> Model:
     Where length counts, the squared distance is the mean of the models' squared distances. All must decode images to
     the same size and be compared by the same distance.
     """
-    first = models[0]
+    first, identities = models[0], " ".join(model.identity for model in models)
     check_compatible([model.distance for model in models], [model.shorter_side for model in models])
 
     def held_out() -> HeldOut | None:
@@ -268,7 +268,7 @@ def concatenated(models: Sequence[Model]) -> Model:
 
     return Model(
         path=first.path,
-        identity=joint_identity([model.identity for model in models]),
+        identity=hashlib.sha256(f"concatenated {identities}".encode()).hexdigest()[:32],
         dim=sum(model.dim for model in models),
         distance=first.distance,
         shorter_side=first.shorter_side,
@@ -276,13 +276,6 @@ def concatenated(models: Sequence[Model]) -> Model:
         held_out=held_out,
         options={**first.options, "also": [str(model.path) for model in models[1:]]},
     )
-
-
-def joint_identity(identities: Sequence[str]) -> str:
-    """The identity of one model, or a hash of several, in their order."""
-    if len(identities) == 1:
-        return identities[0]
-    return hashlib.sha256(f"concatenated {' '.join(identities)}".encode()).hexdigest()[:32]
 
 
 def check_compatible(distances: Sequence[str], sizes: Sequence[int | None]) -> None:

@@ -11,14 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearkin import ranks
-from nearkin.data.cache import OpenedImages
 from nearkin.disk import check_room, remove_leftovers, sole_writer_of, write_atomically
 from nearkin.errors import RecipeError, catching_out_of_memory, notice
 from nearkin.evaluation.splits import StoredSplit
-from nearkin.proxies.bank import banks_in
 from nearkin.recipe import Recipe, fingerprint
 from nearkin.runs.data import (
     Announce,
@@ -37,7 +35,7 @@ from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
 from nearkin.training.recipes import check_recipe, validate
-from nearkin.training.state import NullObserver, Observer, TrainingState
+from nearkin.training.state import Observer, TrainingState
 
 
 def run(
@@ -90,17 +88,8 @@ def run(
         resume, overwrite = resume or restarted, overwrite and not restarted
 
         def finished() -> Scores | None:
-            """The scores of a finished run, unless a file is damaged that the last checkpoint can restore."""
-            if not (resume and folder.is_finished):
-                return None
-            damaged = folder.last_checkpoint.exists() and (folder.damaged() or not checkpoint.is_encoder_whole(folder))
-            return None if damaged else folder.scores()
-
-        def finished_in_place() -> Scores | None:
-            scores = finished()
-            if scores is not None and _check_folder(recipe, folder, resume=resume, overwrite=overwrite):
-                return None
-            return scores
+            moved = _check_folder(recipe, folder, resume=resume, overwrite=overwrite)
+            return folder.scores() if resume and folder.is_finished and not moved else None
 
         def lock_folder() -> list[str]:
             stack.enter_context(sole_writer_of(folder.path))
@@ -110,17 +99,23 @@ def run(
             return moved
 
         # Before anything is written: a finished run may be on a read-only disk.
-        if (scores := ranks.from_first(finished_in_place)) is not None:
+        if (scores := ranks.from_first(finished)) is not None:
             return scores
         moved = ranks.from_first(lock_folder)
         lost: dict[str, int] = {}
         if ranks.from_first(lambda: resume and (folder.is_finished or folder.last_checkpoint.exists())):
             data = ranks.first_on_each_machine(lambda: _open_stored(recipe, folder, moved, progress=progress))
-            if (scores := ranks.from_first(finished)) is not None:
-                return scores
+            if ranks.from_first(lambda: folder.is_finished):
+                return ranks.from_first(folder.scores)
             if announce is not None:
                 announce(report_on(recipe, data.images, data.protocol))
-            state = _resumed_state(recipe, folder, data, score_test=score_test)
+            state = build_state(recipe, data.images, splits=data.protocol.splits, score_test=score_test)
+            _check_room(state, folder)
+            checkpoint.load_last(state, folder)
+            if not folder.environment_file.exists():
+                folder.write_environment(Environment.of(state, folder.split))
+            folder.write_evaluations(state.history)
+            folder.write_events(state.method.events)
             lost = {split: len(images) for split, images in data.changes.lost.items() if images}
         else:
             if resume and folder.environment_file.exists():
@@ -128,27 +123,19 @@ def run(
             opened = ranks.first_on_each_machine(lambda: open_data(data_of(recipe), progress=progress))
             if announce is not None:
                 announce(report_on(recipe, opened))
-            state = _new_state(recipe, folder, opened, overwrite=overwrite, score_test=score_test)
+            state = build_state(recipe, opened, score_test=score_test)
+            _check_room(state, folder)
+            if overwrite:
+                folder.clear()
+            folder.begin(recipe)
+            folder.write_split(StoredSplit.of(opened.table, state.protocol.splits, opened.digests))
+            folder.write_environment(Environment.of(state, folder.split))
         _check_shared(folder)
         with float32_products(recipe.training.precision):
-            fit(state, folder, NullObserver() if observer is None or not ranks.is_first() else observer)
+            fit(state, folder, Observer() if observer is None or not ranks.is_first() else observer)
             scores = _final_scores(state, folder, lost)
         folder.write_scores(scores)
         return scores
-
-
-def _new_state(
-    recipe: Recipe, folder: RunFolder, data: OpenedImages, *, overwrite: bool, score_test: bool
-) -> TrainingState:
-    """The state of a run at its first step, with its folder made ready."""
-    state = build_state(recipe, data, score_test=score_test)
-    _check_room(state, folder)
-    if overwrite:
-        folder.clear()
-    folder.begin(recipe)
-    folder.write_split(StoredSplit.of(data.table, state.protocol.splits, data.digests))
-    folder.write_environment(Environment.of(state, folder.split))
-    return state
 
 
 def _open_stored(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress: Progress | None) -> RunData:
@@ -166,25 +153,6 @@ def _open_stored(recipe: Recipe, folder: RunFolder, moved: list[str], *, progres
         value = getattr(getattr(recipe, section), name)
         notice(f"{folder.path}: its content is the same, so {key} is {value} from now on")
     return data
-
-
-def _resumed_state(recipe: Recipe, folder: RunFolder, data: RunData, *, score_test: bool) -> TrainingState:
-    """The state of a run at its last checkpoint, with damaged files of its folder written again."""
-    state = build_state(recipe, data.images, splits=data.protocol.splits, score_test=score_test)
-    _check_room(state, folder)
-    checkpoint.load_last(state, folder)
-    checkpoint.check_best(state, folder)
-    for name in folder.damaged():
-        notice(f"{folder.path / name} cannot be read: it is written again")
-        if name == folder.recipe_file.name:
-            folder.begin(recipe)
-        if name == folder.environment_file.name:
-            folder.write_environment(Environment.of(state, folder.split))
-        if name == folder.events_file.name:
-            folder.events_file.unlink()  # a method without events writes none
-    folder.write_evaluations(state.history)
-    folder.write_events(state.method.events)
-    return state
 
 
 def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> list[str]:
@@ -209,12 +177,10 @@ def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite:
 
 
 def _check_shared(folder: RunFolder) -> None:
-    """Refuse a folder that only some of the machines see: each rank writes the proxies of its classes there."""
-    if ranks.world() == 1:
-        return
-    written = ranks.from_first(lambda: int(folder.recipe_file.stat().st_mtime))
+    """Refuse a folder that only some of the machines see: at the end every rank reads the best weights there."""
+    ranks.wait_for_all()
     deadline = time.monotonic() + 10  # what another machine has just written may take a moment to be seen
-    while not folder.recipe_file.exists() or int(folder.recipe_file.stat().st_mtime) != written:
+    while not folder.recipe_file.exists():
         if time.monotonic() > deadline:
             raise RecipeError(
                 f"{folder.path} of the first process is not there for process {ranks.rank()}: give a folder with -o "
@@ -226,17 +192,14 @@ def _check_shared(folder: RunFolder) -> None:
 def _check_room(state: TrainingState, folder: RunFolder) -> None:
     """Refuse a disk without room for two last checkpoints and two best ones: each is written next to the one before."""
 
-    def size(*modules: torch.nn.Module) -> int:
-        tensors = itertools.chain.from_iterable(module.state_dict().values() for module in modules)
+    def size(*modules: nn.Module | None) -> int:
+        tensors = [tensor for module in modules if module is not None for tensor in module.state_dict().values()]
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
-    weights, encoder = size(state.encoder, state.objective), size(state.encoder)
-    learned = sum(p.nbytes for group in state.optimiser.param_groups for p in group["params"])
-    other_ranks = (ranks.world() - 1) * size(*banks_in(state.objective, state.learned))
-    weights, learned = weights + other_ranks, learned + other_ranks
-    moments = 2 if state.recipe.training.optimiser in ("adam", "adamw") else 1
-    last = weights + moments * learned + (0 if state.ema is None else encoder)
-    present = sum(file.stat().st_size for end in ("*.pt", "*.safetensors") for file in folder.checkpoints.glob(end))
+    encoder = size(state.encoder)
+    weights = encoder + ranks.world() * size(state.objective, state.learned)  # the proxies of every rank
+    last = 3 * weights + (0 if state.ema is None else encoder)  # with two moments of each
+    present = sum(file.stat().st_size for file in folder.checkpoints.glob("*.pt"))
     check_room(folder.path, max(0, 2 * last + 2 * weights + encoder - present), "the checkpoints")
 
 

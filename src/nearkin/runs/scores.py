@@ -154,12 +154,10 @@ class EvaluationResult(Record):
     weights: str | None = None
     conditions: str | None = None
     """What is unusual about how the images were embedded and ranked."""
-    test_time: Mapping[str, Any] | None = None
-    """The same with its numbers: what was done to a trained encoder's embeddings and rankings, by its name."""
 
     def as_record(self) -> dict[str, Any]:
         keys = ["backbone", "weights"] if self.run is None else ["run", "checkpoint", "trained_on", "note"]
-        keys += [key for key in ("conditions", "test_time") if getattr(self, key) is not None]
+        keys += [] if self.conditions is None else ["conditions"]
         return {key: getattr(self, key) for key in (*keys, "data", "images", "classes", "hardware", "scores")}
 
 

@@ -46,7 +46,7 @@ from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_t
 from nearkin.studies.tables import budget_text
 from nearkin.training.observers import ConsoleObserver, Observers
 from nearkin.training.recipes import load_recipe, validate
-from nearkin.training.state import Evaluation, TrainingState
+from nearkin.training.state import Evaluation, Observer, TrainingState
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["median", "none"]
@@ -426,7 +426,7 @@ class Search:
         return files
 
 
-class _Pruning:
+class _Pruning(Observer):
     """Reports every score to Optuna, and gives the trial up when its pruner asks for that."""
 
     def __init__(self, study: Any, frozen: Any) -> None:
@@ -434,8 +434,6 @@ class _Pruning:
         self.trial = optuna.trial.Trial(study, frozen._trial_id)
         self.known = set(frozen.intermediate_values)
         self.stop = optuna.TrialPruned
-
-    def on_step(self, state: TrainingState, loss: float, images: int) -> None: ...
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         score = row.get(state.protocol.select_by, math.nan)

@@ -59,7 +59,7 @@ def build_state(
         num_images=len(labels),
         normalisation=encoder.normalisation,
     )
-    _say_what_isa_leaves_out(objective, recipe.objective)
+    _notice_penalties_off(objective, recipe.objective)
     method = method_class(**recipe.method.options)
     learned = method.build(num_classes=num_classes, dim=encoder.dim, objective=objective)
     modules = [objective] if learned is None else [objective, learned]
@@ -148,11 +148,11 @@ def _penalties(isa: PartSection) -> dict[str, str]:
     return {} if isa.options.get("as_released") else {"positive_penalty": "none", "negative_penalty": "none"}
 
 
-def _say_what_isa_leaves_out(objective: nn.Module, section: PartSection) -> None:
+def _notice_penalties_off(objective: nn.Module, section: PartSection) -> None:
     """Without a word a loss of that name would be taken for the published one."""
     weighting = getattr(objective, "weighting", None)
-    own = section.options.get("weighting")
-    isa, prefix = (section, "objective") if own is None else (own, "objective.weighting")
+    inner = section.options.get("weighting")
+    isa, prefix = (section, "objective") if inner is None else (inner, "objective.weighting")
     off = sorted(_penalties(isa).keys() - isa.options.keys())
     if weighting is not None and off:
         published = losses.options(type(weighting))

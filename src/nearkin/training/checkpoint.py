@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -21,12 +19,10 @@ from torch import Tensor
 
 from nearkin import ranks
 from nearkin.disk import write_atomically
-from nearkin.errors import DataError, notice
+from nearkin.errors import DataError
 from nearkin.proxies.bank import banks_in
-from nearkin.recipe import LOCATIONS, Recipe, deciding, differences
 from nearkin.training.folder import TrainingFolder
-from nearkin.training.recipes import load_recipe
-from nearkin.training.state import Evaluation, TrainingState
+from nearkin.training.state import TrainingState
 
 FORMAT = 1
 _PARTS = ("encoder", "objective", "method", "optimiser", "scheduler", "scaler")
@@ -38,37 +34,36 @@ _UNREADABLE = (
 """What torch says of files that are cut short or something else altogether."""
 
 Write = Callable[[], None]
-_AGAIN = "train again with --overwrite"
 
 
-class Checkpoint(TypedDict):
-    """What is read of a checkpoint without resuming the run."""
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint file, on the host; no code in it is run."""
+    again = "train again with --overwrite"
+    try:
+        # Of several ranks each takes its classes, so that the file is only mapped.
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.world() > 1)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: the run cannot be continued; {again}") from None
+    except _UNREADABLE as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise DataError(f"{path} cannot be read as a checkpoint ({reason}); {again}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DataError(f"{path} is no checkpoint of this version of nearkin; {again}")
+    return content
 
-    step: int
-    objective: dict[str, Tensor]
-    method: dict[str, Any]
-    """What the method keeps; it alone knows the keys. Best weights have none."""
-    best: Evaluation | None
 
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint to be looked at."""
-    return cast(Checkpoint, _read(path))
-
-
-def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter | None = None) -> None:
-    """Write ``checkpoints/last.pt``, in the background with a ``writer``; then drop best weights that are superseded.
+def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter) -> None:
+    """Write ``checkpoints/last.pt`` in the background, then drop best weights that are superseded.
 
     Of several ranks all must call it, and the first writes.
     """
-    if writer is not None:
-        writer.wait()  # so that copies do not pile up
-    others = {name: getattr(state, name) for name in _VALUES}
+    writer.wait()  # so that copies do not pile up
+    values = {name: getattr(state, name) for name in _VALUES}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    others["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
-    others |= {"sampler": state.loader_state(), "seconds": state.time.state_dict()}
+    values["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
+    values |= {"sampler": state.loader_state(), "seconds": state.time.state_dict()}
     parts = _PARTS if state.ema is None else (*_PARTS, "ema")
-    write_checkpoint = _prepared(folder.last_checkpoint, state, folder, parts, others)
+    write_checkpoint = _prepared(folder.last_checkpoint, state, parts, values)
     events = copy.deepcopy(state.method.events)
     best = None if state.best is None else folder.best_checkpoint(int(state.best["step"]))
 
@@ -79,12 +74,8 @@ def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
             if file != best:
                 file.unlink()
 
-    if writer is not None and ranks.is_first():
+    if ranks.is_first():
         writer.begin(write)
-    elif writer is None:
-        if ranks.is_first():
-            write()
-        ranks.wait_for_all()
 
 
 def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter) -> None:
@@ -93,12 +84,12 @@ def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
     They are written with the next ``last.pt``: before it nothing would look for them.
     """
     weights = {"encoder": state.eval_encoder.state_dict()}
-    writer.put_off(_prepared(folder.best_checkpoint(state.step), state, folder, ("objective",), weights))
+    writer.put_off(_prepared(folder.best_checkpoint(state.step), state, ("objective",), weights))
 
 
 def load_last(state: TrainingState, folder: TrainingFolder) -> None:
     """Put a freshly built state back to where ``last.pt`` was written."""
-    content = _read_of_run(folder.last_checkpoint, folder)
+    content = read_checkpoint(folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
         _keep_local_moments(content["optimiser"], state.optimiser)
         for name in (*_PARTS, "sampler", *([] if state.ema is None else ["ema"])):
@@ -109,84 +100,51 @@ def load_last(state: TrainingState, folder: TrainingFolder) -> None:
         torch.set_rng_state(content["random"]["cpu"])
         if torch.cuda.is_available() and content["random"]["cuda"]:
             torch.cuda.set_rng_state_all(content["random"]["cuda"])
+    if state.best is not None and state.protocol.selects_on != "last":
+        read_checkpoint(folder.best_checkpoint(int(state.best["step"])))  # the end of the run needs it
 
 
 def load_best(state: TrainingState, folder: TrainingFolder) -> None:
     """Put the encoder and objective back to the best evaluation."""
     if state.best is not None:
         file = folder.best_checkpoint(int(state.best["step"]))
-        content = _read_of_run(file, folder)
+        content = read_checkpoint(file)
         with _fitting(file):
             state.eval_encoder.load_state_dict(content["encoder"])
             state.objective.load_state_dict(content["objective"])
-
-
-def check_best(state: TrainingState, folder: TrainingFolder) -> None:
-    """Find out before training resumes, not at its end, that the best weights so far are gone."""
-    if state.best is None or state.protocol.selects_on == "last":
-        return
-    try:
-        _read_of_run(folder.best_checkpoint(int(state.best["step"])), folder)
-    except DataError as error:
-        raise DataError(f"{error}. These are the best weights so far; --checkpoint last can still be used") from error
-
-
-def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, Tensor]:
-    """The encoder's weights of a finished run, or of the checkpoint of one that is not finished.
-
-    An exported encoder that is damaged, or another run's, gives way to the checkpoint next to it.
-    """
-    if which == "best" and folder.encoder_file.exists():
-        try:
-            return _exported(folder)
-        except DataError as error:
-            notice(f"{error}; the weights are taken from the checkpoint")
-    if not folder.last_checkpoint.exists():
-        raise DataError(
-            f"{folder.path} has no checkpoint: train it with: "
-            f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
-        )
-    content = _read_of_run(folder.last_checkpoint, folder)
-    if which == "best" and content["best"] is not None:
-        content = _read_of_run(folder.best_checkpoint(content["best"]["step"]), folder)
-    weights: dict[str, Tensor] = content.get("ema", content)["encoder"]
-    return weights
-
-
-def is_encoder_whole(folder: TrainingFolder) -> bool:
-    """Whether the exported encoder can be read; one that is not there yet counts as whole."""
-    try:
-        return not folder.encoder_file.exists() or bool(_exported(folder))
-    except DataError:
-        return False
 
 
 def save_encoder(state: TrainingState, folder: TrainingFolder) -> None:
     """Write the encoder alone, as safetensors: what embedding and search load."""
     if ranks.is_first():
         tensors = {name: value.detach().cpu().contiguous() for name, value in state.eval_encoder.state_dict().items()}
-        known = json.dumps(_run_of(state.recipe, folder))
-        write_atomically(folder.encoder_file, safetensors.torch.save(tensors, {"run": known}))
+        write_atomically(folder.encoder_file, safetensors.torch.save(tensors))
 
 
-def _exported(folder: TrainingFolder) -> dict[str, Tensor]:
-    file = folder.encoder_file
-    try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            known = json.loads((opened.metadata() or {}).get("run", "null"))
-        weights = safetensors.torch.load_file(file)
-    except (SafetensorError, *_UNREADABLE) as error:
-        raise DataError(f"{file} cannot be read: it is not whole ({error})") from error
-    if differing := _differences(known, folder):
-        raise DataError(f"{file} is not of this run ({', '.join(differing)})")
+def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, Tensor]:
+    """The encoder's weights of a finished run, or of the checkpoint of one that is not finished."""
+    if which == "best" and folder.encoder_file.exists():
+        try:
+            return safetensors.torch.load_file(folder.encoder_file)
+        except (SafetensorError, OSError) as error:
+            raise DataError(
+                f"{folder.encoder_file} cannot be read ({error}): delete it, and the checkpoint is used instead"
+            ) from error
+    if not folder.last_checkpoint.exists():
+        raise DataError(
+            f"{folder.path} has no checkpoint: train it with: "
+            f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
+        )
+    content = read_checkpoint(folder.last_checkpoint)
+    if which == "best" and content["best"] is not None:
+        content = read_checkpoint(folder.best_checkpoint(content["best"]["step"]))
+    weights: dict[str, Tensor] = content.get("ema", content)["encoder"]
     return weights
 
 
-def _prepared(
-    path: Path, state: TrainingState, folder: TrainingFolder, parts: Sequence[str], others: Mapping[str, Any]
-) -> Write:
+def _prepared(path: Path, state: TrainingState, parts: Sequence[str], values: Mapping[str, Any]) -> Write:
     """What writes a checkpoint of the state as it is now, on the first rank, with the proxies of all of them."""
-    content = {"format": FORMAT, "run": _run_of(state.recipe, folder), "step": state.step, **others}
+    content = {"format": FORMAT, "step": state.step, **values}
     content |= {name: getattr(state, name).state_dict() for name in parts}
     if ranks.world() > 1:
         content = _with_all_classes(content, state)
@@ -239,60 +197,13 @@ def _keep_local_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer)
                 saved["state"][number][key] = value[local.start : local.stop].clone()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """What a checkpoint file holds, on the host; no code in it is run."""
-    try:
-        # Of several ranks each takes its classes, so that the file is only mapped.
-        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.world() > 1)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: the run cannot be continued; {_AGAIN}") from None
-    except _UNREADABLE as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise DataError(f"{path} cannot be read as a checkpoint ({reason}); {_AGAIN}") from error
-    if not isinstance(content, Mapping) or "encoder" not in content:
-        raise DataError(f"{path} is no checkpoint of nearkin; {_AGAIN}")
-    if content.get("format") != FORMAT:
-        raise DataError(f"{path} was written by another version of nearkin (format {content.get('format')})")
-    return dict(content)
-
-
-def _run_of(recipe: Recipe, folder: TrainingFolder) -> dict[str, Any]:
-    """What tells a run's checkpoints from those of another, wherever its data lie."""
-    known = recipe.as_mapping()
-    for key in (*LOCATIONS, "data.root"):
-        section, name = key.split(".")
-        del known[section][name]
-    split = folder.split if folder.split_file.exists() else None
-    return {"recipe": known, "split": None if split is None else split.content_hash}
-
-
-def _differences(known: Mapping[str, Any] | None, folder: TrainingFolder) -> list[str]:
-    """What a checkpoint has otherwise than its folder."""
-    if known is None:
-        return ["it does not say of which run it is"]
-    saved, here = load_recipe(known["recipe"]), folder.recipe()
-    found = differences(deciding(saved, besides=LOCATIONS), deciding(here, besides=LOCATIONS))
-    split = folder.split if folder.split_file.exists() else None
-    if split is not None and known["split"] not in (None, split.content_hash):
-        found["split"] = "its images, classes or split differ"
-    return list(found.values())
-
-
-def _read_of_run(file: Path, folder: TrainingFolder) -> dict[str, Any]:
-    """What a checkpoint of the run holds; one that was copied from another run is refused."""
-    content = _read(file)
-    if differing := _differences(content.get("run"), folder):
-        raise DataError(f"{file} is not of this run ({', '.join(differing)}): put back the run's own; {_AGAIN}")
-    return content
-
-
 @contextlib.contextmanager
 def _fitting(file: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-        raise DataError(f"{file} does not fit this run ({reason}): {_AGAIN}") from error
+        raise DataError(f"{file} does not fit this run ({reason}): train again with --overwrite") from error
 
 
 class BackgroundWriter:

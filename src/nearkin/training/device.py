@@ -115,6 +115,7 @@ ALLOCATOR = "NEARKIN_ALLOCATOR"
 """Environment variable: ``system`` leaves the allocator as it is."""
 
 
+@cache
 def keep_freed_memory(device: torch.device) -> bool:
     """Let this process keep what it frees, where it computes on the CPU with glibc's allocator; says whether it does.
 
@@ -123,15 +124,10 @@ def keep_freed_memory(device: torch.device) -> bool:
     process then holds the most that it has ever needed until it ends, and gaps: with glibc 2.36 a step that needs
     2.4 GB was seen to hold 3.2 to 3.8. Nothing happens where the environment already tunes or replaces the allocator.
     """
-    return device.type == "cpu" and _keep_freed_memory()
-
-
-@cache
-def _keep_freed_memory() -> bool:
     environment = os.environ
     chosen = environment.get(ALLOCATOR) == "system" or any(name.startswith("MALLOC_") for name in environment)
     chosen = chosen or "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
-    if sys.platform != "linux" or chosen or "malloc" in environment.get("LD_PRELOAD", ""):
+    if device.type != "cpu" or sys.platform != "linux" or chosen or "malloc" in environment.get("LD_PRELOAD", ""):
         return False
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version") or not hasattr(library, "mallopt"):  # musl and others

@@ -37,13 +37,13 @@ def images_at_a_time(side: int, device: torch.device) -> int:
 def embedded_by_all(embed: Embed, rows: NDArray[np.int64], progress: Callable[[int], None] | None = None) -> Tensor:
     """Embeddings of all ``rows`` on every rank, where each has embedded a share of them; alone, ``embed(rows)``.
 
-    >>> embedded_by_all(lambda rows, told: torch.from_numpy(rows)[:, None], np.array([3, 5]))
+    >>> embedded_by_all(lambda rows, progress: torch.from_numpy(rows)[:, None], np.array([3, 5]))
     tensor([[3],
             [5]])
     """
-    own = ranks.share_of(len(rows))
-    told = None if progress is None else lambda done: progress(min(done * ranks.world(), len(rows)))
-    embeddings = embed(rows[own.start : own.stop], told)
+    local = ranks.share_of(len(rows))
+    local_progress = None if progress is None else lambda done: progress(min(done * ranks.world(), len(rows)))
+    embeddings = embed(rows[local.start : local.stop], local_progress)
     ranks.wait_for_all()  # machines may be differently fast
     return ranks.gather_rows(embeddings, len(rows))
 
@@ -64,9 +64,9 @@ def embed_images(
 ) -> Tensor:
     """Embed ``rows`` of ``images`` (default: all) in order: float32 ``[N, dim]`` on ``device``.
 
-    The encoder is put into evaluation mode and back into the mode it was in. ``progress`` is told after each batch
-    how many images are done. Without ``batch_size`` it is ``images_at_a_time``. ``crops`` are those of the rows, in
-    batches, for whoever has them already. With ``flip`` an embedding is the mean of that of the image and of its mirror
+    The encoder is put into evaluation mode and back into the mode it was in. ``progress`` is called after each batch
+    with the number of images done. Without ``batch_size`` it is ``images_at_a_time``. ``crops`` are those of the rows,
+    in batches, where they exist already. With ``flip`` an embedding is the mean of that of the image and of its mirror
     image, normalised.
     """
     device = device or next(encoder.parameters()).device
@@ -83,12 +83,12 @@ def embed_images(
                 crops = evaluation_batches(images, transform, batch_size=batch_size, workers=workers, rows=rows)
             for pixels in crops:
                 pixels = pixels.to(device, non_blocking=True)
-                found = encoder(pixels)
+                vectors = encoder(pixels)
                 if flip:
-                    mean = (found + encoder(pixels.flip(2))) / 2
+                    mean = (vectors + encoder(pixels.flip(2))) / 2
                     with full_precision(device.type):
-                        found = normalise(mean, encoder.normalisation)
-                embeddings[done : done + len(pixels)] = found
+                        vectors = normalise(mean, encoder.normalisation)
+                embeddings[done : done + len(pixels)] = vectors
                 done += len(pixels)
                 if progress is not None:
                     progress(done)

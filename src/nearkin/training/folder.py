@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import yaml
 
@@ -50,7 +50,18 @@ class TrainingFolder:
 
     def recipe(self) -> Recipe:
         """The recipe that the run was begun with."""
-        return read_run_recipe(yaml.safe_load(self.recipe_file.read_text(encoding="utf-8")))
+        try:
+            content = yaml.safe_load(self.recipe_file.read_text(encoding="utf-8"))
+            # Sections have defaults, so half a file would pass for another recipe.
+            if not isinstance(content, Mapping) or "protocol" not in content:
+                raise RecipeError("it is not whole")
+            return load_recipe(content)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"{self.recipe_file} cannot be read ({reason}), and nothing else in the folder can be used without it: "
+                f"put it back from a copy, or train again with --overwrite"
+            ) from error
 
     def write_split(self, split: StoredSplit) -> None:
         write(self.split_file, split.to_csv())
@@ -89,11 +100,3 @@ def write(file: Path, content: bytes) -> None:
     """Of several ranks the first writes."""
     if is_first():
         write_atomically(file, content)
-
-
-def read_run_recipe(content: Any) -> Recipe:
-    """The recipe of a run's folder. Sections have defaults, so half a file would pass for another recipe."""
-    sections = [content.get(name) for name in ("data", "protocol")] if isinstance(content, Mapping) else [None]
-    if not all(isinstance(section, Mapping) for section in sections):
-        raise RecipeError("it is not whole")
-    return load_recipe(content)

@@ -44,8 +44,7 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
             "training.early_stop_patience needs scores, and these data leave no classes to hold out: leave it out"
         )
     written, saved_step, writer = time.monotonic(), -1, BackgroundWriter()
-    state.time.begin()
-    state.on_scoring = getattr(observer, "on_scoring", state.on_scoring)
+    state.on_scoring = observer.on_scoring
     place_images(state)
 
     if state.step == 0 and not state.history:

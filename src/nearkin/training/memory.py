@@ -6,12 +6,12 @@ steps took 1.1 to 1.2 times the estimate (small network, ResNet-50, EfficientNet
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from nearkin.data.device_images import DeviceImages, shapes_of
 from nearkin.data.loader import CropCache
@@ -106,35 +106,31 @@ def fitting_micro_batch(
 def kept_per_pixel(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> float:
     """Bytes that are kept until the backward pass, for every pixel of every image.
 
-    By forward passes in training mode that change nothing; 0 where they fail.
+    By forward passes of a copy in training mode; 0 where they fail.
 
     >>> from nearkin.encoders import build_encoder
     >>> 200 < kept_per_pixel(build_encoder("small"), 64, torch.device("cpu"), None) < 800
     True
     """
-    side = min(size, PROBE_SIDE)
-    parameters = {name: p.detach().requires_grad_(p.requires_grad) for name, p in encoder.backbone.named_parameters()}
+    backbone, side = copy.deepcopy(encoder.backbone), min(size, PROBE_SIDE)
 
     def kept(count: int) -> int:
-        buffers = {name: buffer.clone() for name, buffer in encoder.backbone.named_buffers()}
-        weights = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *buffers.values())}
-        tensors: dict[int, Tensor] = {}  # each storage once
+        storages: dict[int, torch.UntypedStorage] = {}  # each once
 
         def keep(tensor: Tensor) -> Tensor:
-            tensors[tensor.untyped_storage().data_ptr()] = tensor
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
             return tensor
 
-        images = torch.zeros(count, 3, side, side, device=device)
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
             autocast(device, dtype),
         ):
-            functional_call(encoder.backbone, {**parameters, **buffers}, (images,))
-        return sum(t.untyped_storage().nbytes() for pointer, t in tensors.items() if pointer not in weights)
+            backbone(torch.zeros(count, 3, side, side, device=device))
+        return sum(storage.nbytes() for storage in storages.values())
 
     try:
-        # What another image adds is feature maps; the rest are weights in another precision or with batch-norm in them.
+        # What another image adds is feature maps; the rest are weights.
         return (kept(PROBE_IMAGES + 1) - kept(PROBE_IMAGES)) / side**2
     except (RuntimeError, ValueError):  # a network that takes no images of this size: its own error says more later
         return 0.0

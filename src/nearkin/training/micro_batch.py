@@ -77,21 +77,21 @@ class _InPieces(torch.autograd.Function):
         generators = _generators(gradient.device)
         later = [generator.get_state() for generator in generators]
         *parts, part = torch.split(gradient, [len(piece) for piece in ctx.pieces])
-        found = torch.autograd.grad(ctx.last, ctx.parameters, part, allow_unused=True)
+        gradients = torch.autograd.grad(ctx.last, ctx.parameters, part, allow_unused=True)
         del ctx.last
         # Copied: autograd may give two parameters one tensor, and a CUDA graph gives its own every time.
-        sums = [each.clone() for each in found if each is not None]
+        sums = [gradient.clone() for gradient in gradients if gradient is not None]
         for piece, states, part in zip(ctx.pieces[:-1], ctx.random, parts, strict=True):
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
             with torch.enable_grad():
                 embeddings = ctx.encode(piece)
-            found = torch.autograd.grad(embeddings, ctx.parameters, part, allow_unused=True)
-            torch._foreach_add_(sums, [each for each in found if each is not None])
+            gradients = torch.autograd.grad(embeddings, ctx.parameters, part, allow_unused=True)
+            torch._foreach_add_(sums, [gradient for gradient in gradients if gradient is not None])
         for generator, state in zip(generators, later, strict=True):
             generator.set_state(state)
         whole = iter(sums)
-        return None, None, *(None if each is None else next(whole) for each in found)
+        return None, None, *(None if gradient is None else next(whole) for gradient in gradients)
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from nearkin.errors import require
-from nearkin.training.state import EVALUATING, Evaluation, TrainingState
+from nearkin.training.state import EVALUATING, Evaluation, Observer, TrainingState
 
 SHOWN = ("R@1", "MAP@R")
 ESTIMATE_STEPS = 5
@@ -42,7 +42,7 @@ def in_words(seconds: float) -> str:
     return f"{count:.0f} {unit}" if unit == "minutes" or count >= 10 else f"{count:.1f} {unit}"
 
 
-class ConsoleObserver:
+class ConsoleObserver(Observer):
     """A bar for the current work, with the time left; evaluations and the time of the whole run as lines."""
 
     def __init__(self, console: Console) -> None:
@@ -123,7 +123,7 @@ class ConsoleObserver:
         self._bar.update(self._shown[1], completed=done, total=total, note=note)
 
 
-class TensorBoardObserver:
+class TensorBoardObserver(Observer):
     """The same numbers as TensorBoard events in the run folder (extra ``tensorboard``)."""
 
     def __init__(self, folder: Path) -> None:
@@ -141,10 +141,10 @@ class TensorBoardObserver:
         self.writer.flush()
 
 
-class Observers:
+class Observers(Observer):
     """Several observers as one."""
 
-    def __init__(self, *observers: Any) -> None:
+    def __init__(self, *observers: Observer) -> None:
         self.observers = observers
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
@@ -157,5 +157,4 @@ class Observers:
 
     def on_scoring(self, what: str, done: int, total: int) -> None:
         for observer in self.observers:
-            if hasattr(observer, "on_scoring"):
-                observer.on_scoring(what, done, total)
+            observer.on_scoring(what, done, total)

@@ -32,12 +32,12 @@ def parameter_groups(
     rate = training.learning_rate
     proxies = [p for bank in banks_in(*objectives) for p in bank.parameters()]
     banked = {id(p) for p in proxies}
-    others = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
+    unbanked = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
     groups = [
         {"name": "backbone", "params": list(encoder.backbone.parameters()), "lr": rate},
         {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_lr_multiplier},
         {"name": "proxies", "params": proxies, "lr": rate * training.proxy_lr_multiplier},
-        {"name": "objective", "params": others, "lr": rate},
+        {"name": "objective", "params": unbanked, "lr": rate},
     ]
     for group in groups:
         group["params"] = [p for p in group["params"] if p.requires_grad]  # type: ignore[attr-defined]
@@ -112,20 +112,20 @@ def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
         return
     gradients = []
     for group in optimiser.param_groups:
-        own = _gradients(group) if group["name"] != "proxies" else []
+        local = _gradients(group) if group["name"] != "proxies" else []
         if group["name"] == "objective" and not is_first():
-            torch._foreach_zero_(own)
-        gradients += own
+            torch._foreach_zero_(local)
+        gradients += local
     add_up_(gradients)
 
 
 def _norm_over_ranks(optimiser: torch.optim.Optimizer) -> torch.Tensor:
     """The norm of all gradients, of which the proxies' are spread over the ranks."""
     groups = optimiser.param_groups
-    spread = [gradient for group in groups if group["name"] == "proxies" for gradient in _gradients(group)]
-    alike = [gradient for group in groups if group["name"] != "proxies" for gradient in _gradients(group)]
-    own, common = (nn.utils.get_total_norm(gradients).square() for gradients in (spread, alike))
-    return (sum_of_parts(own) + common).sqrt()
+    local = [gradient for group in groups if group["name"] == "proxies" for gradient in _gradients(group)]
+    same = [gradient for group in groups if group["name"] != "proxies" for gradient in _gradients(group)]
+    sharded, common = (nn.utils.get_total_norm(gradients).square() for gradients in (local, same))
+    return (sum_of_parts(sharded) + common).sqrt()
 
 
 def _gradients(group: dict[str, Any]) -> list[torch.Tensor]:
@@ -138,7 +138,7 @@ class ProximalTerm:
 
     :math:`\theta^*` is what the parameters were when :meth:`remember` was last called. The term never enters a graph:
     its gradient :math:`\lambda (\theta - \theta^*)` is added in place, fused over the tensors. Parameters are matched
-    by their place, so every call must give the same ones in the same order. One without a gradient (frozen, or resting
+    by their index, so every call must give the same ones in the same order. One without a gradient (frozen, or resting
     during warm-up) is left alone.
 
     >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -204,7 +204,9 @@ class WeightEma:
         self.decay = decay
         self.updates = 0
         # Listed once: walking the modules of a deep network takes time in every step.
-        self._trained, self._averaged = ([p.detach() for p in each.parameters()] for each in (trained, self.encoder))
+        self._trained, self._averaged = (
+            [p.detach() for p in network.parameters()] for network in (trained, self.encoder)
+        )
         # By dtype, as one launch copies tensors of one dtype.
         dtypes = {buffer.dtype for buffer in trained.buffers()}
         pair = (self.encoder, trained)

@@ -6,9 +6,8 @@ what only this machine can tell, such as a device that is missing.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import inspect
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from nearkin.encoders.encoder import build_pooling
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
 from nearkin.ranks import world
-from nearkin.recipe import EncoderSection, PartSection, ProtocolSection, Recipe, coerce
+from nearkin.recipe import PartSection, ProtocolSection, Recipe, coerce
 from nearkin.recipe.reading import find_recipe, read_part, read_recipe
 from nearkin.training import methods
 from nearkin.training.build import build_objective, data_of
@@ -80,15 +79,18 @@ def validate(recipe: Recipe) -> None:
     methods.catalogue()[recipe.method.name].check(recipe)
     check_schedule(recipe)
     data_of(recipe)
-    check_micro_batch(recipe.training, _has_batch_statistics(recipe.encoder))
     try:
-        build_objective(
-            recipe.objective,
-            num_classes=max(2, world()),  # every rank holds the proxies of at least one class
-            dim=2,
-            num_images=4,
-            normalisation=recipe.encoder.normalisation,
-        )
+        with torch.random.fork_rng(devices=[]):  # what is built here must not change the caller's random numbers
+            _check_encoder(recipe)
+            build_objective(
+                recipe.objective,
+                num_classes=max(2, world()),  # every rank holds the proxies of at least one class
+                dim=2,
+                num_images=4,
+                normalisation=recipe.encoder.normalisation,
+            )
+    except RecipeError:
+        raise
     except ValueError as error:
         raise RecipeError(f"objective.{error}") from error
 
@@ -185,33 +187,21 @@ def _check_scores(protocol: ProtocolSection) -> None:
         )
 
 
-def _has_batch_statistics(section: EncoderSection) -> bool:
-    """Whether its batch-norm is known to take the statistics of the batch."""
-    weights = section.weights
+def _check_encoder(recipe: Recipe) -> None:
+    section, weights = recipe.encoder, recipe.encoder.weights
     if weights not in (None, "imagenet") and not Path(weights).expanduser().is_file():
         raise DataError(
             f"encoder.weights names {weights!r}, which is not a file: give a local .safetensors or .pth, or "
             f"encoder.weights=null to start from scratch"
         )
     build_pooling(section.pooling)
-    if ":" in section.backbone:  # other libraries' models are only known to them
-        return False
-    options = json.dumps(dict(section.options))
-    live = _backbone_has_batch_statistics(section.backbone, options, weights == "imagenet", section.last_stride)
-    return live and not section.freeze_batch_norm
-
-
-@functools.cache
-def _backbone_has_batch_statistics(name: str, options: str, imagenet: bool, last_stride: int | None) -> bool:
-    with torch.random.fork_rng(devices=[]):  # building it draws random numbers, which others rely on
-        backbone = build_backbone(name, json.loads(options), last_stride=last_stride)
-    try:
-        brings_weights = not imagenet or backbone.imagenet_weights() is not None
-    except MissingExtraError:
-        brings_weights = True  # a study continues with the rows that do not need it
-    if not brings_weights:
-        raise RecipeError(
-            f"encoder.weights=imagenet, and backbone {name!r} does not bring ImageNet weights: set encoder.weights to "
-            f"a local .safetensors or .pth file, or take the backbone efficientnet_lite0"
-        )
-    return has_batch_statistics(backbone)
+    if ":" in section.backbone:  # only other libraries know their models
+        return
+    backbone = build_backbone(section.backbone, dict(section.options), last_stride=section.last_stride)
+    with contextlib.suppress(MissingExtraError):  # a study continues with the rows that do not need it
+        if weights == "imagenet" and backbone.imagenet_weights() is None:
+            raise RecipeError(
+                f"encoder.weights=imagenet, and backbone {section.backbone!r} does not bring ImageNet weights: set "
+                f"encoder.weights to a local .safetensors or .pth file, or take the backbone efficientnet_lite0"
+            )
+    check_micro_batch(recipe.training, has_batch_statistics(backbone) and not section.freeze_batch_norm)

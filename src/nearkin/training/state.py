@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,10 +34,6 @@ from nearkin.training.optimisation import Scheduler, WeightEma
 EVALUATING = "evaluating"
 Evaluation = dict[str, float]
 """A row of ``evaluations.csv``: epoch, step, loss, learning rate, seconds, and the scores by their names."""
-Scoring = Callable[[str, int, int], None]
-"""Called with what is being scored, how many of its images are embedded, and how many there are."""
-
-
 Event = dict[str, Any]
 """What a method did: at which ``step``, its ``kind``, and what else it says of it."""
 
@@ -54,17 +49,12 @@ class RunTime:
     def __init__(self) -> None:
         self.by = dict.fromkeys(self.PARTS, 0.0)
         self._before = 0.0
-        self._began: float | None = None
-
-    def begin(self) -> None:
-        """Start counting; a second call changes nothing."""
-        if self._began is None:
-            self._began = time.monotonic()
+        self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
         """Seconds since the very beginning, without those between two sittings."""
-        return self._before if self._began is None else self._before + time.monotonic() - self._began
+        return self._before + time.monotonic() - self._began
 
     @contextmanager
     def on(self, part: str) -> Iterator[None]:
@@ -124,7 +114,8 @@ class TrainingState:
     """Of the steps since the last evaluation, whose row has their mean."""
     loader: TrainingLoader | None = None
     """While the loop runs."""
-    on_scoring: Scoring = lambda what, done, total: None
+    on_scoring: Callable[[str, int, int], None] = lambda what, done, total: None
+    """:meth:`Observer.on_scoring` of the loop's observer."""
     on_device: DeviceImages | None = None
     """The training images on the device, where there was room for them."""
     crop_cache: CropCache | None = None
@@ -207,23 +198,23 @@ class TrainingState:
     ) -> Tensor:
         """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device.
 
-        Of several processes each embeds a share of the rows, and all get all of them. ``crops`` gives those of some
-        places among the rows, in batches, for whoever has them already. ``as_scored``: with the protocol's own crops
+        Of several processes each embeds a share of the rows, and all get all of them. ``crops`` gives the crops of
+        some of the rows in batches, where they exist already. ``as_scored``: with the protocol's crops
         and, where it says so, mirror images.
         """
-        own = ranks.share_of(len(rows))
+        local = ranks.share_of(len(rows))
         return embedded_by_all(
-            lambda part, told: embed_images(
+            lambda local_rows, local_progress: embed_images(
                 encoder or self.encoder,
                 self.data.images,
                 self.eval_transform if as_scored else self.transform,
-                rows=part,
+                rows=local_rows,
                 batch_size=self.eval_batch_size,
                 workers=self.recipe.data.workers,
                 device=self.device,
                 dtype=self.dtype,
-                progress=told,
-                crops=None if crops is None else crops(own),
+                progress=local_progress,
+                crops=None if crops is None else crops(local),
                 flip=as_scored and self.recipe.protocol.flip,
             ),
             rows,
@@ -249,7 +240,9 @@ class TrainingState:
                 encoder=encoder,
                 as_scored=True,
                 progress=lambda done: self.on_scoring(what, done, len(rows)),
-                crops=None if kept is None else lambda own: kept.batches(rows[own.start : own.stop], batch_size=size),
+                crops=None
+                if kept is None
+                else lambda part: kept.batches(rows[part.start : part.stop], batch_size=size),
             )
 
         with self.time.on("evaluations"):
@@ -304,7 +297,7 @@ class TrainingSet:
     ) -> Tensor:
         """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device.
 
-        They are of evaluation crops, or where ``augmented`` gives the random numbers for every place among the rows, of
+        They are of evaluation crops, or where ``augmented`` gives the random numbers for every index of ``rows``, of
         crops as a training batch has them.
         """
         state = self._state
@@ -312,11 +305,11 @@ class TrainingSet:
         if augmented is None and placed is None:
             return state.embed(self._rows[rows], encoder=encoder, progress=progress)
 
-        def crops(own: range) -> Iterable[Tensor]:
+        def crops(part: range) -> Iterable[Tensor]:
             if augmented is not None:
-                return training_batches(self, state.transform, rows, own, augmented, batch_size=size, workers=workers)
+                return training_batches(self, state.transform, rows, part, augmented, batch_size=size, workers=workers)
             assert placed is not None
-            return placed.evaluation_batches(rows[own.start : own.stop], state.transform, batch_size=size)
+            return placed.evaluation_batches(rows[part.start : part.stop], state.transform, batch_size=size)
 
         return state.embed(self._rows[rows], encoder=encoder, progress=progress, crops=crops)
 
@@ -326,8 +319,8 @@ class TrainingSet:
             return self._state.on_device.evaluation_crops(rows, self._state.transform)
         size = self._state.transform.size
         crops = np.empty((len(rows), size, size, 3), dtype=np.uint8)
-        for place, row in enumerate(rows.tolist()):
-            crops[place] = self._state.transform.evaluate(self[row])
+        for index, row in enumerate(rows.tolist()):
+            crops[index] = self._state.transform.evaluate(self[row])
         return torch.from_numpy(crops).to(self._state.device)
 
 
@@ -390,22 +383,14 @@ class Method:
         """Take back what :meth:`state_dict` gave."""
 
 
-class Observer(typing.Protocol):
-    """Who is told how a run goes: a progress bar, TensorBoard, a test.
-
-    One that also has ``on_scoring(what, done, total)`` is told how the scoring of images gets on.
-    """
-
-    def on_step(self, state: TrainingState, loss: float, images: int) -> None: ...
-
-    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None: ...
-
-
-class NullObserver:
-    """An observer that tells nobody."""
+class Observer:
+    """Follows a run, such as a progress bar does. Each method does nothing unless it is overridden."""
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
-        """Nothing."""
+        """After a step on so many ``images``."""
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
-        """Nothing."""
+        """After an evaluation, which is a ``row`` of ``evaluations.csv``."""
+
+    def on_scoring(self, what: str, done: int, total: int) -> None:
+        """While images are embedded to be scored: what is scored, how many are ``done``, and their ``total``."""

@@ -14,7 +14,7 @@ from nearkin.samplers.sampler import generator
 from nearkin.training import checkpoint
 from nearkin.training.loop import fit
 from nearkin.training.methods import ccp
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 
 def weights(state):
@@ -62,7 +62,7 @@ def test_trace_of_problems_by_hand(tiny, tmp_path, scripted):
 
     method._begin_problem = spy
 
-    class Watch(NullObserver):
+    class Watch(Observer):
         def on_step(self, state, loss, images):
             at_step[state.step] = weights(state)
 
@@ -182,7 +182,7 @@ def test_fixed_steps_need_no_validation(tiny, tmp_path):
         "method.proxies_per_class=2",
         "method.pool_size=3",
     )
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Observer())
     assert [e["step"] for e in state.method.events] == [0, 3, 6, 9]
 
 
@@ -191,22 +191,23 @@ def test_training_stops_after_evaluations_without_a_best(tiny, tmp_path, scripte
     state = tiny(
         "method.name=ccp", "method.early_stop_patience=4", "training.max_steps=40", "method.proxies_per_class=2"
     )
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Observer())
     assert state.step == 10  # best at step 2, then evaluations at 4, 6, 8 and 10 without a better one
 
 
 def whole_and_resumed(tiny, overrides, tmp_path, *, stop_at):
     """A run, and the same run broken off after a step and gone on with from its checkpoint."""
     whole = tiny(*overrides)
-    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), NullObserver())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Observer())
 
     class Stop(Exception):
         pass
 
-    class StopAt(NullObserver):
+    class StopAt(Observer):
         def on_step(self, state, loss, images):
             if state.step == stop_at:
-                checkpoint.save_last(state, folder)
+                with checkpoint.BackgroundWriter() as writer:
+                    checkpoint.save_last(state, folder, writer)
                 raise Stop
 
     folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
@@ -214,7 +215,7 @@ def whole_and_resumed(tiny, overrides, tmp_path, *, stop_at):
         fit(tiny(*overrides), folder, StopAt())
     resumed = tiny(*overrides)
     checkpoint.load_last(resumed, folder)
-    fit(resumed, folder, NullObserver())
+    fit(resumed, folder, Observer())
     return whole, resumed
 
 
@@ -324,7 +325,7 @@ def test_test_scores_do_not_end_the_training(tiny, tmp_path, scripted, protocol,
         "method.proxies_per_class=2",
     )
     state = tiny(*given, "training.max_steps=8", *protocol)
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Observer())
     assert state.step == last
 
 
@@ -373,7 +374,7 @@ def test_a_warm_up_trains_with_the_loss_by_itself_and_then_begins_the_first_prob
     state, plain = tiny("method.name=ccp", "method.warmup_steps=2", *given), tiny("training.max_steps=9")
     after = {}
 
-    class Watch(NullObserver):
+    class Watch(Observer):
         def on_step(self, state, loss, images):
             after.setdefault(state.step, []).append(weights(state))
 
@@ -396,16 +397,16 @@ def test_shares_of_the_run_are_steps_whatever_its_length(tiny, tmp_path):
     began = {}
     for steps in (20, 10):
         state = tiny("method.name=ccp", *given, f"training.max_steps={steps}", "training.epochs=50")
-        fit(state, RunFolder(tmp_path / str(steps)).begin(state.recipe), NullObserver())
+        fit(state, RunFolder(tmp_path / str(steps)).begin(state.recipe), Observer())
         began[steps] = [event["step"] for event in state.method.events]
     assert began == {20: [6, 10, 14, 18], 10: [3, 5, 7, 9]}
     stopped = 12 / state.sampler.batches_per_epoch
     given = ("method.name=ccp", *given, "training.max_steps=20", "training.epochs=50")
     state = tiny(*given, f"training.stop_at_epoch={stopped}")
-    fit(state, RunFolder(tmp_path / "stopped").begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path / "stopped").begin(state.recipe), Observer())
     assert (state.step, [event["step"] for event in state.method.events]) == (12, [6, 10])
     state = tiny(*given, "method.warmup_steps=2", "method.steps_per_problem=9")
-    fit(state, RunFolder(tmp_path / "steps").begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path / "steps").begin(state.recipe), Observer())
     assert [event["step"] for event in state.method.events] == [2, 11, 20], "steps that are given count"
 
 
@@ -414,7 +415,7 @@ def test_in_a_warm_up_scores_end_no_problem(tiny, tmp_path, scripted):
     scripted([0.0, 0.0, 0.9, 0.1, 0.5, 0.6, 0.5, 0.1])
     given = ("method.patience=1", "method.proxies_per_class=2", "method.pool_size=3", "training.max_steps=12")
     state = tiny("method.name=ccp", "method.warmup_steps=5", *given)
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Observer())
     assert [(e["step"], e["number"]) for e in state.method.events] == [(5, 1), (10, 2)]
 
 
@@ -424,7 +425,7 @@ def test_proxies_that_a_loss_owns_have_been_trained_when_the_warm_up_ends(tiny, 
     genuine = ccp.greedy_k_center
     monkeypatch.setattr(ccp, "greedy_k_center", lambda *args, **rest: held.append(args[1]) or genuine(*args, **rest))
     state = tiny("method.name=ccp", "method.warmup_steps=3", *given)
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Observer())
     assert len(held) == 1
     assert held[0] is not None, "what they cover is not to be covered again"
 
@@ -535,7 +536,7 @@ def test_a_problem_moves_away_from_the_proxies_of_its_best_evaluation_if_asked(
     genuine = ccp.greedy_k_center
     monkeypatch.setattr(ccp, "greedy_k_center", lambda *args, **rest: held.append(args[1]) or genuine(*args, **rest))
 
-    class Watch(NullObserver):
+    class Watch(Observer):
         def on_evaluation(self, state, row):
             vectors = state.method.bank.vectors.detach()
             at_step[state.step] = vectors / vectors.norm(dim=2, keepdim=True).clamp_min(1.0)
@@ -573,7 +574,7 @@ def test_a_plateau_counts_anew_in_every_problem(tiny, tmp_path, scripted):
     state = tiny(*given, *plateau, "training.max_steps=28")
     rates = []
 
-    class Watch(NullObserver):
+    class Watch(Observer):
         def on_step(self, state, loss, images):
             if state.step % 2 == 0:
                 rates.append([group["lr"] for group in state.optimiser.param_groups])

@@ -14,6 +14,7 @@ from nearkin.runs.run import run
 from nearkin.training import methods
 from nearkin.training.loop import fit
 from nearkin.training.recipes import load_recipe
+from nearkin.training.state import Observer
 
 CCP = ["method.name=ccp", "method.pool_size=3", "method.steps_per_problem=4"]
 PROFS = ["method.name=profs", "method.steps_per_projection=4"]
@@ -22,15 +23,12 @@ XBM = ["objective.name=cross_batch_memory", "objective.size=50", "objective.warm
 STEPS = 8
 
 
-class Recorder:
+class Recorder(Observer):
     def __init__(self):
         self.losses = []
 
     def on_step(self, state, loss, images):
         self.losses.append(loss)
-
-    def on_evaluation(self, state, row):
-        pass
 
 
 def train(state, folder):

@@ -7,7 +7,7 @@ from nearkin.errors import RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.loop import fit
-from nearkin.training.state import NullObserver
+from nearkin.training.state import Observer
 
 MOCO = (
     "method.name=momentum",
@@ -22,7 +22,7 @@ def test_the_follower_is_a_moving_average_and_fills_the_queue(tiny, tmp_path):
     average = [p.detach().clone() for p in state.encoder.parameters()]
     queued = []
 
-    class Watch(NullObserver):
+    class Watch(Observer):
         def on_step(self, state, loss, images):
             for mean, parameter in zip(average, state.encoder.parameters(), strict=True):
                 mean.mul_(0.9).add_(parameter.detach(), alpha=0.1)
@@ -53,15 +53,16 @@ def test_the_queue_holds_what_the_follower_saw(tiny):
 
 def test_interrupted_with_a_half_filled_queue_it_goes_on_bit_for_bit(tiny, tmp_path):
     whole = tiny(*MOCO, "training.max_steps=6")
-    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), NullObserver())
+    fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Observer())
 
     class Stop(Exception):
         pass
 
-    class StopAt(NullObserver):
+    class StopAt(Observer):
         def on_step(self, state, loss, images):
             if state.step == 2:
-                checkpoint.save_last(state, folder)
+                with checkpoint.BackgroundWriter() as writer:
+                    checkpoint.save_last(state, folder, writer)
                 raise Stop
 
     folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
@@ -69,7 +70,7 @@ def test_interrupted_with_a_half_filled_queue_it_goes_on_bit_for_bit(tiny, tmp_p
         fit(tiny(*MOCO, "training.max_steps=6"), folder, StopAt())
     resumed = tiny(*MOCO, "training.max_steps=6")
     checkpoint.load_last(resumed, folder)
-    fit(resumed, folder, NullObserver())
+    fit(resumed, folder, Observer())
     for module in ("encoder", "objective"):
         a, b = getattr(whole, module).state_dict(), getattr(resumed, module).state_dict()
         assert all(torch.equal(a[key], b[key]) for key in a), module

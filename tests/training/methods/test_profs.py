@@ -21,7 +21,7 @@ from nearkin.training.build import build_state
 from nearkin.training.loop import HealthCheck, fit, train_step
 from nearkin.training.methods.profs import Profs, representative_loss
 from nearkin.training.recipes import load_recipe
-from nearkin.training.state import NullObserver, TrainingState
+from nearkin.training.state import Observer, TrainingState
 
 SIZES = [4, 1, 6, 2, 5, 3]
 TOY = {
@@ -310,7 +310,8 @@ def test_saved_in_the_middle_of_a_projection_it_continues_bit_for_bit(mined, tmp
     expected = train(whole, 13)
     folder = RunFolder(tmp_path / "run").begin(broken.recipe)
     train(broken, 6)
-    checkpoint.save_last(broken, folder)
+    with checkpoint.BackgroundWriter() as writer:
+        checkpoint.save_last(broken, folder, writer)
     checkpoint.load_last(resumed, folder)
     after = train(resumed, 7)
     assert [b.rows.tolist() for b in after] == [b.rows.tolist() for b in expected[6:]]
@@ -339,7 +340,7 @@ def test_every_kind_of_loss_runs_through_the_loop(objective, tmp_path):
     state = toy_state(*objective, "method.hard_negative_classes=true", "training.max_steps=4", "training.epochs=2")
     Profs.check(state.recipe)
     before = weights(state)
-    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), NullObserver())
+    fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Observer())
     assert state.step == 4
     assert not torch.equal(weights(state), before)
     assert all(math.isfinite(row["loss"]) for row in state.history if "loss" in row)

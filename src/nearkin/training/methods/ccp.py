@@ -152,9 +152,9 @@ class Ccp(Method):
             refuse_test_scores(recipe.protocol, "CCP would end its sub-problems", instead=_INSTEAD)
 
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
-        own = getattr(objective, "bank", None)
-        if isinstance(own, ProxyBank):
-            self.bank, self._feeds_references = own, False
+        bank = getattr(objective, "bank", None)
+        if isinstance(bank, ProxyBank):
+            self.bank, self._feeds_references = bank, False
             return None
         self.bank = ProxyBank(num_classes, self.proxies_per_class, dim)
         return self.bank
@@ -170,8 +170,8 @@ class Ccp(Method):
             return super().loss(state, embeddings, labels, batch)
         if self.anchors == "samples":
             rows = self._anchor_rows.ravel()
-            own = share_of(len(rows))
-            references = gather_rows(state.encoder(state.train_set.pixels(rows[own.start : own.stop])), len(rows))
+            local = share_of(len(rows))
+            references = gather_rows(state.encoder(state.train_set.pixels(rows[local.start : local.stop])), len(rows))
         else:
             references = self.bank.whole().flatten(0, 1)
         owners = torch.arange(self.bank.classes, device=labels.device).repeat_interleave(self.bank.per_class)
@@ -236,7 +236,7 @@ class Ccp(Method):
         bank, seed = self.bank, state.recipe.training.seed
         rows, valid = self._draw_pool(state.labels, bank.classes, seed)
         encoder = state.encoder.without_normalisation() if self.raw_proxies else None
-        augmented = None if self.pool == "plain" else lambda place: generator(seed, 2, self.problem, place)
+        augmented = None if self.pool == "plain" else lambda index: generator(seed, 2, self.problem, index)
         pool = state.train_set.embed(rows.ravel(), encoder=encoder, augmented=augmented).view(*rows.shape, -1)
         if not self._feeds_references:
             # Started from images as they are, every proxy would be near every image.
@@ -270,9 +270,9 @@ class Ccp(Method):
         order = order[np.argsort(labels[order], kind="stable")]
         starts = np.searchsorted(labels[order], np.arange(classes))
         sizes = np.bincount(labels, minlength=classes)
-        place = np.arange(max(self.pool_size, self.bank.per_class))[None, :]
-        valid = place < np.minimum(sizes, place.shape[1])[:, None]
-        rows = order[starts[:, None] + np.where(valid, place, 0)]
+        column = np.arange(max(self.pool_size, self.bank.per_class))[None, :]
+        valid = column < np.minimum(sizes, column.shape[1])[:, None]
+        rows = order[starts[:, None] + np.where(valid, column, 0)]
         return rows.astype(np.int64), valid
 
     def state_dict(self) -> dict[str, Any]:

@@ -99,7 +99,9 @@ class ProxyUpdates(Method):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "optimiser": self._moments(self._optimiser.state_dict(), lambda own: gather_rows(own, self.bank.classes))
+            "optimiser": self._moments(
+                self._optimiser.state_dict(), lambda local: gather_rows(local, self.bank.classes)
+            )
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
