@@ -72,7 +72,8 @@ def check(words):
         return
     keys = [match[1] for word in rest if (match := re.match(r"([a-z]+\.[a-z_0-9]+)=", word))]
     assert not [key for key in keys if not is_key(key)]
-    if words[0] == "train" and re.match(r"[a-z_]+/[a-z_0-9]+$", rest[0] if rest else ""):
+    names_a_run = bool({"--resume", "--finish"} & set(rest))
+    if words[0] == "train" and not names_a_run and re.match(r"[a-z_]+/[a-z_0-9]+$", rest[0] if rest else ""):
         load_recipe(rest[0], [word for word in rest if "=" in word and not word.startswith("-")])
 
 

@@ -36,7 +36,7 @@ def train(
         typer.Argument(
             metavar="[RECIPE] [KEY=VALUE]...",
             help="A recipe file or the name of one ('nearkin list recipes'), then changes to it, such as "
-            "training.epochs=5 or objective.alpha=16.",
+            "training.epochs=5 or objective.alpha=16. With --resume or --finish, the run's folder.",
         ),
     ] = None,
     data: Annotated[
@@ -56,7 +56,17 @@ def train(
             "model to use. Default folder: RUN-final.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue a run that was interrupted, given by its folder or by the command that began it; or a "
+            "finished one for longer, with training.epochs=N.",
+        ),
+    ] = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="End an interrupted run, given by its folder, at its last checkpoint.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that the folder holds.")] = False,
     class_folders: ClassFolders = None,
     figure: Annotated[bool, typer.Option("--figure/--no-figure", help="Draw nearest neighbours at the end.")] = True,
@@ -75,6 +85,10 @@ def train(
 
     [bold]nearkin train cub/proxy_anchor encoder.weights=resnet50.safetensors[/bold]  a published recipe
 
+    [bold]nearkin train runs/photos --resume training.epochs=40[/bold]  a run that was interrupted, or is to be longer
+
+    [bold]nearkin train runs/photos --finish[/bold]  a run that was interrupted, ended where it is
+
     The run folder gets the resolved recipe, checkpoints, every evaluation as CSV, the final scores as JSON and a
     figure of nearest neighbours; that of a final model also a model card.
     """
@@ -90,6 +104,8 @@ def train(
     if final is not None:
         if arguments or data is not None or class_folders is not None:
             raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
+        if finish:
+            raise RecipeError("--finish ends a run given by its folder: leave out --final")
         folder = RunFolder(output or final_folder(final))
         with ConsoleObserver(progress) as bar:
             scores = train_final(
@@ -105,6 +121,11 @@ def train(
             )
         recipe = RunFolder(final).recipe()
     else:
+        if (resume or finish) and arguments and RunFolder(arguments[0]).is_begun:
+            begun = RunFolder(arguments[0])
+            arguments, output = [str(begun.recipe_file), *arguments[1:]], output or begun.path
+        elif finish:
+            raise RecipeError("--finish ends a run given by its folder: nearkin train RUN --finish")
         recipe = recipe_from(arguments, data, progress, root=data_root, device=device, class_folders=class_folders)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
@@ -115,6 +136,7 @@ def train(
                 folder,
                 observer,
                 resume=resume,
+                finish=finish,
                 overwrite=overwrite,
                 progress=bar.decoding,
                 announce=announce,

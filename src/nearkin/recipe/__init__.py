@@ -3,6 +3,7 @@
 from nearkin.recipe.reading import find_recipe, recipes_folder, shipped_recipes
 from nearkin.recipe.recipe import (
     INDIFFERENT,
+    LENGTH,
     LOCATIONS,
     DataSection,
     EncoderSection,
@@ -21,6 +22,7 @@ from nearkin.recipe.recipe import (
 
 __all__ = [
     "INDIFFERENT",
+    "LENGTH",
     "LOCATIONS",
     "DataSection",
     "EncoderSection",

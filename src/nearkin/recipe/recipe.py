@@ -414,6 +414,9 @@ INDIFFERENT = (
 LOCATIONS = ("data.source", "encoder.weights")
 """Keys that say where something lies. It may have moved since a run began, which its content then has to show."""
 
+LENGTH = ("training.epochs", "training.max_steps")
+"""Keys that say how long to train. They may change when a run is resumed."""
+
 
 def deciding(recipe: Recipe, *, besides: Iterable[str] = ()) -> dict[str, Any]:
     """What decides a run, as ``section.key: value``; ``besides`` leaves out further keys."""

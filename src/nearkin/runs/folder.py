@@ -12,7 +12,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,7 @@ from nearkin.disk import make_folder, write_atomically
 from nearkin.errors import DataError, MissingExtraError, RecipeError, require
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
-from nearkin.recipe import LOCATIONS, EncoderSection, Recipe, deciding, differences, fingerprint
+from nearkin.recipe import EncoderSection, Recipe, deciding, differences, fingerprint
 from nearkin.runs.scores import Record, Scores, known_fields
 from nearkin.training.device import describe_hardware, precision_on
 from nearkin.training.folder import TrainingFolder, write
@@ -158,14 +158,14 @@ def _git_state() -> dict[str, str | bool] | None:
         return None
 
 
+RESULTS = ("scores.json", "MODEL_CARD.md", "encoder.safetensors")
+"""What is written at the end of a run."""
 WRITTEN = (
-    "scores.json",
+    *RESULTS,
     "environment.json",
     "split.csv",
     "evaluations.csv",
     "events.json",
-    "encoder.safetensors",
-    "MODEL_CARD.md",
     "checkpoints/last.pt",
     "checkpoints/best-[0-9]*.pt",
     "tensorboard/events.out.tfevents.*",
@@ -224,27 +224,32 @@ class RunFolder(TrainingFolder):
     def clear(self) -> None:
         """Remove the files of an earlier run, and nothing else."""
         self._split = None
-        if not is_first():
-            return
-        for pattern in WRITTEN:
-            for file in self.path.glob(pattern):
+        self._remove(WRITTEN)
+
+    def reopen(self, recipe: Recipe) -> None:
+        """Make a finished run one that is not finished, and trains on by ``recipe``."""
+        self._remove(RESULTS)
+        self.write_recipe(recipe)
+
+    def _remove(self, patterns: Iterable[str]) -> None:
+        if is_first():
+            for file in [file for pattern in patterns for file in self.path.glob(pattern)]:
                 file.unlink(missing_ok=True)
 
-    def check_same_recipe(self, recipe: Recipe, *, may_move: bool = False) -> list[str]:
+    def check_same_recipe(self, recipe: Recipe, *, may_differ: Collection[str] = ()) -> dict[str, str]:
         """Refuse to continue a run with another recipe than it was begun with.
 
-        With ``may_move`` the data and the weights may have moved. The keys of those that have are returned, for the
-        caller to check their content.
+        Keys of ``may_differ`` are allowed to differ. Those that do are returned, each with its old and new value in
+        words.
         """
         changed = differences(deciding(self.recipe()), deciding(recipe))
-        moved = [key for key in changed if key in LOCATIONS] if may_move else []
-        refused = [text for key, text in changed.items() if key not in moved]
+        refused = [text for key, text in changed.items() if key not in may_differ]
         if refused:
             raise RecipeError(
                 f"{self.path} was begun with another recipe ({', '.join(refused)}): resume with the same one, "
                 f"or give another folder with -o"
             )
-        return moved
+        return changed
 
     def write_environment(self, record: Environment) -> None:
         write(self.environment_file, json.dumps(dict(record), indent=2, ensure_ascii=False).encode())
@@ -281,7 +286,7 @@ class RunFolder(TrainingFolder):
 
     @property
     def resume_command(self) -> str:
-        return f"nearkin train {self.recipe_file} -o {self.path} --resume"
+        return f"nearkin train {self.path} --resume"
 
     def _read(self, file: Path, parse: Callable[[str], T], default: T) -> T:
         try:

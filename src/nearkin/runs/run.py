@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from nearkin import ranks
 from nearkin.disk import check_room, remove_leftovers, sole_writer_of, write_atomically
 from nearkin.errors import RecipeError, catching_out_of_memory, notice
 from nearkin.evaluation.splits import StoredSplit
-from nearkin.recipe import Recipe, fingerprint
+from nearkin.recipe import LENGTH, LOCATIONS, Recipe, fingerprint
 from nearkin.runs.data import (
     Announce,
     Progress,
@@ -34,6 +34,7 @@ from nearkin.training import checkpoint
 from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
+from nearkin.training.optimisation import change_epochs
 from nearkin.training.recipes import check_recipe, validate
 from nearkin.training.state import Observer, TrainingState
 
@@ -44,6 +45,7 @@ def run(
     observer: Observer | None = None,
     *,
     resume: bool = False,
+    finish: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     score_test: bool = True,
@@ -62,7 +64,9 @@ def run(
         recipe: what to train.
         folder: of the run.
         observer: called after each step and evaluation.
-        resume: continue the run in ``folder``; a finished run returns its scores.
+        resume: continue the run in ``folder``; a finished run returns its scores. ``training.epochs`` and
+            ``training.max_steps`` may differ from those that it was begun with, which makes it longer or shorter.
+        finish: end the run in ``folder`` at its last checkpoint: the best of its evaluations is chosen and scored.
         overwrite: remove the run in ``folder`` and begin again.
         progress: called while images are decoded.
         score_test: whether the test classes are scored. Without it the protocol must choose the epoch without them,
@@ -85,33 +89,45 @@ def run(
         raise RecipeError(f"{folder.path} is a file: give a folder for the run with -o")
     with ranks.joined(), catching_out_of_memory(), contextlib.ExitStack() as stack:
         restarted = ranks.from_first(lambda: ranks.was_restarted() and folder.is_begun)
-        resume, overwrite = resume or restarted, overwrite and not restarted
+        resume, overwrite = resume or finish or restarted, overwrite and not restarted
 
         def finished() -> Scores | None:
-            moved = _check_folder(recipe, folder, resume=resume, overwrite=overwrite)
-            return folder.scores() if resume and folder.is_finished and not moved else None
+            changed = _check_folder(recipe, folder, resume=resume, overwrite=overwrite)
+            return folder.scores() if resume and folder.is_finished and not changed else None
 
-        def lock_folder() -> list[str]:
+        def lock_folder() -> dict[str, str]:
             stack.enter_context(sole_writer_of(folder.path))
-            moved = _check_folder(recipe, folder, resume=resume, overwrite=overwrite)
+            changed = _check_folder(recipe, folder, resume=resume, overwrite=overwrite)
+            if finish and not folder.last_checkpoint.exists():
+                raise RecipeError(
+                    f"{folder.path} has no checkpoint yet, so there is nothing to finish: {folder.resume_command}"
+                )
             remove_leftovers(folder.path)
             remove_leftovers(folder.checkpoints)
-            return moved
+            return changed
 
         # Before anything is written: a finished run may be on a read-only disk.
         if (scores := ranks.from_first(finished)) is not None:
             return scores
-        moved = ranks.from_first(lock_folder)
+        changed = ranks.from_first(lock_folder)
         lost: dict[str, int] = {}
         if ranks.from_first(lambda: resume and (folder.is_finished or folder.last_checkpoint.exists())):
-            data = ranks.first_on_each_machine(lambda: _open_stored(recipe, folder, moved, progress=progress))
-            if ranks.from_first(lambda: folder.is_finished):
+            data = ranks.first_on_each_machine(lambda: _open_stored(recipe, folder, changed, progress=progress))
+            longer = [text for key, text in changed.items() if key in LENGTH]
+            if ranks.from_first(lambda: folder.is_finished) and not longer:
+                folder.write_recipe(recipe)
                 return ranks.from_first(folder.scores)
             if announce is not None:
                 announce(report_on(recipe, data.images, data.protocol))
             state = build_state(recipe, data.images, splits=data.protocol.splits, score_test=score_test)
             _check_room(state, folder)
             checkpoint.load_last(state, folder)
+            if changed:
+                folder.reopen(recipe)
+            if longer:
+                state.ended = False
+                effect = change_epochs(state.scheduler, state.optimiser, recipe.training.epochs)
+                notice(f"{folder.path}: {', '.join(longer)}; {effect}")
             if not folder.environment_file.exists():
                 folder.write_environment(Environment.of(state, folder.split))
             folder.write_evaluations(state.history)
@@ -132,31 +148,30 @@ def run(
             folder.write_environment(Environment.of(state, folder.split))
         _check_shared(folder)
         with float32_products(recipe.training.precision):
-            fit(state, folder, Observer() if observer is None or not ranks.is_first() else observer)
+            watching = Observer() if observer is None or not ranks.is_first() else observer
+            fit(state, folder, watching, finish=finish)
             scores = _final_scores(state, folder, lost)
         folder.write_scores(scores)
         return scores
 
 
-def _open_stored(recipe: Recipe, folder: RunFolder, moved: list[str], *, progress: Progress | None) -> RunData:
-    """The images that a run began with; the folder keeps where they and the weights have moved to."""
-    if "encoder.weights" in moved and folder.environment().weights_hash != weights_hash(recipe.encoder):
+def _open_stored(recipe: Recipe, folder: RunFolder, changed: Collection[str], *, progress: Progress | None) -> RunData:
+    """The images that a run began with, also where they have moved; weights that have moved must be the same."""
+    if "encoder.weights" in changed and folder.environment().weights_hash != weights_hash(recipe.encoder):
         raise RecipeError(
             f"{folder.path} was begun with other weights than {recipe.encoder.weights}: resume with the same file, "
             f"or give another folder with -o"
         )
     data = split_as_stored(folder, recipe, open_own_data(folder, data_of(recipe), progress=progress), trains=True)
-    if moved:
-        folder.begin(recipe)
-    for key in moved:
+    for key in set(LOCATIONS) & set(changed):
         section, name = key.split(".")
         value = getattr(getattr(recipe, section), name)
         notice(f"{folder.path}: its content is the same, so {key} is {value} from now on")
     return data
 
 
-def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> list[str]:
-    """Refuse a folder that does not hold what the caller expects; returns the keys of data and weights that moved."""
+def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> dict[str, str]:
+    """Refuse a folder that does not hold what the caller expects; returns what a resumed run may and does change."""
     if resume and overwrite:
         raise RecipeError("--resume and --overwrite contradict each other: give one of them")
     if not folder.is_begun:
@@ -164,16 +179,16 @@ def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite:
             raise RecipeError(
                 f"there is no run in {folder.path} to continue: name its folder with -o, or begin it without --resume"
             )
-        return []
+        return {}
     if resume:
-        return folder.check_same_recipe(recipe, may_move=True)
+        return folder.check_same_recipe(recipe, may_differ=(*LOCATIONS, *LENGTH))
     if not overwrite:
         what = "a finished run" if folder.is_finished else "a run that is not finished"
         raise RecipeError(
             f"{folder.path} holds {what}: continue it with --resume, begin again with --overwrite, "
             f"or give another folder with -o"
         )
-    return []
+    return {}
 
 
 def _check_shared(folder: RunFolder) -> None:

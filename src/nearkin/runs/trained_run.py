@@ -26,7 +26,7 @@ from nearkin.data.table import ImageTable, LeftOut
 from nearkin.data.transforms import Transform
 from nearkin.disk import check_room, check_writable, write_atomically
 from nearkin.encoders import Encoder
-from nearkin.errors import DataError, RecipeError, notices_to
+from nearkin.errors import DataError, RecipeError, notice, notices_to
 from nearkin.numerics import normalise
 from nearkin.recipe import Recipe
 from nearkin.runs.data import Progress, open_data, open_own_data, split_as_stored
@@ -105,6 +105,13 @@ def load_run(
         raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
     folder = RunFolder.existing(path)
     recipe = folder.recipe()
+    if not folder.is_finished:
+        evaluations = folder.evaluations()
+        epoch = f"{evaluations[-1]['epoch']:g}" if evaluations else "0"
+        notice(
+            f"{folder.path} is not finished (epoch {epoch} of {recipe.training.epochs}), so its {which} weights so far "
+            f"are used. Continue it with: {folder.resume_command}, or end it with: nearkin train {folder.path} --finish"
+        )
     changes = {"protocol.flip": flip, "protocol.eval_size": eval_size}
     if given := [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]:
         recipe = load_recipe(recipe.as_mapping(), given)  # which validates them, too

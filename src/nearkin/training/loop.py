@@ -33,10 +33,11 @@ from nearkin.training.optimisation import add_up_gradients, clip_gradients
 from nearkin.training.state import Evaluation, Observer, TrainingState
 
 
-def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> None:
+def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, finish: bool = False) -> None:
     """Train from where ``state`` is to the end of its recipe, leaving checkpoints in ``folder``.
 
-    Ctrl-C and SIGTERM end the current step, write a checkpoint and raise an error that says how to continue.
+    With ``finish`` the training ends where it is, with an evaluation if that is not made yet. Ctrl-C and SIGTERM end
+    the current step, write a checkpoint and raise an error that says how to continue.
     """
     training = state.recipe.training
     if training.early_stop_patience is not None and state.protocol.selection_set() is None:
@@ -53,6 +54,9 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
             state.untrained = state.score(state.protocol.test, baseline=True)
         start_head(state)
         state.method.start(state)
+    state.ended = state.ended or finish
+    if (state.ended or state.step >= state.total_steps) and state.history[-1]["step"] < state.step:
+        evaluate(state, folder, observer, writer)
     health, agreement = HealthCheck(state), ranks.Agreement()
     with (
         StopRequest() as stop,
@@ -100,7 +104,8 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer) -> Non
                 _finish(state, writer)
                 raise InterruptedRunError(
                     f"interrupted after step {state.step} of {state.total_steps}; everything is in {folder.path}. "
-                    f"Continue with the same command and --resume"
+                    f"Continue with the same command and --resume, or end it here with: nearkin train {folder.path} "
+                    f"--finish"
                 )
         health.settle()
         if saved_step != state.step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -89,6 +90,23 @@ def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection)
             optimiser, mode="max", factor=factor, patience=training.lr_decay_every, min_lr=lowest
         )
     return lr_scheduler.ConstantLR(optimiser, factor=1.0, total_iters=0)
+
+
+def change_epochs(scheduler: Scheduler, optimiser: torch.optim.Optimizer, epochs: int) -> str:
+    """Make a schedule that was loaded from a checkpoint one of so many ``epochs``; returns what changes, in words.
+
+    Only the cosine depends on the number of epochs. Its rate becomes the one that a run of ``epochs`` has now.
+    """
+    if not isinstance(scheduler, lr_scheduler.CosineAnnealingLR):
+        return "the learning rate follows the same schedule"
+    before, scheduler.T_max = optimiser.param_groups[0]["lr"], max(1, epochs)
+    share = (1 + math.cos(math.pi * min(1.0, scheduler.last_epoch / scheduler.T_max))) / 2
+    for group, base in zip(optimiser.param_groups, scheduler.base_lrs, strict=True):
+        group["lr"] = share * base
+    now = optimiser.param_groups[0]["lr"]
+    return (
+        f"the cosine schedule is now that of {epochs} epochs, so the learning rate goes from {before:.3g} to {now:.3g}"
+    )
 
 
 def clip_gradients(optimiser: torch.optim.Optimizer, training: TrainingSection) -> None:
