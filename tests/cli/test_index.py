@@ -73,7 +73,7 @@ def test_help_shows_how_to_add_and_every_word(nearkin):
     code, out, _ = nearkin("index", "--help")
     assert code == 0
     assert "RUN FOLDER... -o INDEX" in out
-    for word in ("add", "status", "upgrade", "compact", "export", "remove"):
+    for word in ("add", "status", "upgrade", "export", "remove"):
         assert f"│ {word} " in out
         assert nearkin("index", word, "--help")[0] == 0
     listed = nearkin("--help")[1]
@@ -96,14 +96,13 @@ def test_upgrade(nearkin, index, trained, photos, tmp_path):
     assert code == 3
     assert "1 images of" in err
     assert "--drop-missing" in err
-    code, out, err = nearkin("index", "upgrade", index, tmp_path / "better", "--drop-missing", "--keep-old")
+    code, out, err = nearkin("index", "upgrade", index, tmp_path / "better", "--drop-missing")
     assert code == 0, err
     assert "47 images embedded" in " ".join(out.split())
     new = Index.open(index)
     assert new.dim == 4
     assert new.items(new.ids()) == [item for item in before if item.path != str(gone)]
     assert nearkin("search", index, photos / "kiwi" / "Bild 4 ä.png")[0] == 0
-    assert Index.open(f"{index}.old").dim == 8
     code, out, _ = nearkin("index", "upgrade", index, trained, "--json")
     assert json.loads(out)["items"] == len(Index.open(index))
     code, _, err = nearkin("index", "upgrade", index, trained)
@@ -124,17 +123,6 @@ def test_export(nearkin, index, tmp_path, ending):
             assert set(held["columns.place"].tolist()) == {"New York"}
     code, _, err = nearkin("index", "export", index, "-o", tmp_path / "photos.xls")
     assert (code, "must end in .npz or .parquet" in err) == (2, True)
-
-
-def test_compact(nearkin, index):
-    nearkin("index", "remove", index, 3, 17, "--yes")
-    code, out, err = nearkin("index", "compact", index)
-    assert code == 0, err
-    assert "46 images stay, the vectors of 2 removed ones are gone" in " ".join(out.split())
-    code, out, _ = nearkin("index", "compact", index, "--json")
-    assert (json.loads(out)["items"], json.loads(out)["removed"]) == (46, 2)
-    code, out, err = nearkin("index", "status", index)
-    assert "46" in out, err
 
 
 def test_remove(nearkin, index, monkeypatch):

@@ -41,24 +41,28 @@ class Stored:
         self.folder, self.name, self.distance, self.identity = folder, name, distance, identity
         self.vectors = Segments(folder / "vectors", dim, np.float32, rows_per_segment=37)
         self.engine = open_engine(name, folder / "engine", self.vectors, distance, identity)
-        self.rows = 0
+        self.rows, self.removed = 0, []
 
     def add(self, vectors):
         self.vectors.append(self.rows, vectors)
         self.engine.add(self.rows, vectors)
         self.rows += len(vectors)
-        self.engine.rebuild(self.rows)
+        self.engine.rebuild(self.rows, self.live)
         return self.show()
+
+    @property
+    def live(self):
+        return np.setdiff1d(np.arange(self.rows), self.removed)
 
     def show(self):
         self.vectors.show(self.rows)
-        self.engine.show(self.rows)
+        self.engine.show(self.rows, self.live)
         return self
 
     def again(self):
         """As another process would open it."""
         other = Stored(self.folder, self.name, self.vectors.width, self.distance, self.identity)
-        other.rows = self.rows
+        other.rows, other.removed = self.rows, self.removed
         return other.show()
 
     def search(self, queries, k, allowed=None):
@@ -183,7 +187,8 @@ def test_what_is_removed_does_not_come_back(name, make_engine):
     stored = make_engine(name, 8).add(vectors)
     gone, queries = np.arange(0, 90, 3), vectors[::3].astype(np.float64)
     stored.engine.remove(gone)
-    left = np.setdiff1d(np.arange(90), gone)
+    stored.removed = gone
+    left = stored.live
     for each in (stored, stored.again()):
         check(each.search(queries, 5, left), vectors, queries, 5, stored, left)
     more = some(rng, 40, 8)

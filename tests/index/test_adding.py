@@ -64,7 +64,7 @@ def test_a_thumbnail_of_a_strip():
 
 def test_an_engine_is_built_anew_when_something_was_added_and_not_otherwise(tmp_path, images, model, monkeypatch):
     index, built = Index.create(tmp_path / "index", model), []
-    monkeypatch.setattr(index._engine, "rebuild", built.append)
+    monkeypatch.setattr(index._engine, "rebuild", lambda rows, live: built.append(rows))
     # Whoever writes begins with what is there, as the one before may have been killed.
     assert index.add(images / "kind 0").added == 5
     assert built == [0, 5]

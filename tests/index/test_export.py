@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import tracemalloc
 
 import numpy as np
 import pytest
 
 from nearkin.errors import DataError, MissingExtraError, RecipeError
-from nearkin.index import export as module
 from nearkin.index.export import export
 from nearkin.index.index import Index
 
@@ -28,11 +26,6 @@ def index(tmp_path, images, model):
     made.remove([4, 11])
     made.add(np.full((8, 8, 3), 90, dtype=np.uint8))
     return made
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(module, "_AT_ONCE", 5)
 
 
 def test_npz(index, tmp_path):
@@ -90,27 +83,6 @@ def test_an_empty_index(tmp_path, model, ending):
         assert pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "none.parquet").num_rows == 0
 
 
-@pytest.mark.parametrize("ending", [".npz", ".parquet"])
-def test_the_vectors_are_never_all_in_memory(tmp_path, ending, monkeypatch, stand_in):
-    from dataclasses import replace
-
-    pytest.importorskip("pyarrow")
-    dim, count = 8192, 1_000  # NumPy copies 16 MB at a time
-    wide = replace(
-        stand_in(), dim=dim, embed=lambda images, _: np.stack([np.resize(image[0, 0], dim) for image in images]) + 1.0
-    )
-    index = Index.create(tmp_path / "index", wide)
-    pixels = np.random.default_rng(0).integers(0, 256, (count, 1, 1, 3), dtype=np.uint8)
-    index.add(pixels, batch_size=500)
-    monkeypatch.setattr(module, "_AT_ONCE", 100)
-    index.vectors([0])
-    tracemalloc.start()
-    export(index, tmp_path / f"wide{ending}")
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 0.7 * len(index) * dim * 4
-
-
 def test_mistakes(index, tmp_path, monkeypatch, model):
     for file, said in (("index.csv", "must end in .npz or .parquet"), ("none/index.npz", "make it first")):
         with pytest.raises(RecipeError, match=said):
@@ -121,7 +93,7 @@ def test_mistakes(index, tmp_path, monkeypatch, model):
     (tmp_path / "vector.csv").write_text(f"path,vector\n{tmp_path / 'images' / 'kind 0' / '0.png'},1\n")
     other = Index.create(tmp_path / "other", model)
     other.add(tmp_path / "vector.csv")
-    with pytest.raises(RecipeError, match=r"called 'vector'.*\.npz"):
+    with pytest.raises(RecipeError, match=r"column 'vector'.*\.npz"):
         export(other, tmp_path / "b.parquet")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"nearkin\[parquet\]"):

@@ -21,7 +21,6 @@ from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, DataError, RecipeError
 from nearkin.index import Index, calibration, engine
 from nearkin.index.calibration import Calibration, LabelCurve
-from nearkin.index.exact import ExactEngine
 from nearkin.index.faiss_engine import FaissEngine
 from nearkin.index.index import Stored
 from nearkin.index.search import Classified, Hit, classified
@@ -132,6 +131,23 @@ def test_removed_items_never_appear(index, images, tmp_path):
     assert index.add(images).added == 4, "what is asked for again comes back, as something new"
     assert {hit.id for hit in index.search(hits[5].id, 20)} & {20, 21, 22, 23} == {20, 21, 22, 23}
     assert not {hit.id for hit in reader.search(hits[5].id, 20)} & set(gone)
+
+
+def test_removed_vectors_and_thumbnails_are_gone_from_the_disk(index, model, tmp_path):
+    gone = [0, 5, 6, 7, 19]
+    vectors, thumbnail = index.vectors(gone), index.thumbnail(6)
+    kept = np.delete(np.arange(20), gone)
+    stored = index.vectors(kept)
+
+    def stored_bytes():
+        return b"".join(path.read_bytes() for path in (tmp_path / "index").rglob("*") if path.is_file())
+
+    assert all(vector.tobytes() in stored_bytes() for vector in vectors)
+    index.remove(gone)
+    assert np.array_equal(index.vectors(kept), stored)
+    index.close()
+    assert not any(vector.tobytes() in stored_bytes() for vector in vectors)
+    assert thumbnail not in stored_bytes()
 
 
 def test_filters_ranges_and_groups(tmp_path, images, model):
@@ -376,12 +392,33 @@ def test_many_threads_search_while_one_adds(tmp_path, model, write_images):
 def test_an_engine_at_an_address_and_its_password(tmp_path, images, model, monkeypatch):
     opened, discarded = [], []
 
-    class Server(ExactEngine):
-        def __init__(self, address, identity, *others):
-            opened.append((address, identity))
-            super().__init__(*others)
+    class Server:
+        """A table that loses all it is given, so that the engine scans."""
 
-        def discard(self):
+        server, most, exact_below = "db", 100, 10**9
+
+        def __init__(self, address, identity, dim, distance):
+            opened.append((address, identity))
+
+        def create(self):
+            pass
+
+        def count(self, first=0):
+            return 0
+
+        def rows(self, first, last):
+            return np.empty(0, dtype=np.int64)
+
+        def put(self, rows, vectors):
+            pass
+
+        def delete_from(self, first):
+            pass
+
+        def about(self):
+            return {}
+
+        def drop(self):
             discarded.append(self)
 
     monkeypatch.setitem(sys.modules, "server_engine", types.SimpleNamespace(Server=Server))
@@ -430,7 +467,7 @@ def test_a_writer_goes_on_with_the_engine_that_another_chose(index, images, tmp_
 
 
 def test_an_engine_that_cannot_be_built_leaves_the_old_one(index, monkeypatch):
-    monkeypatch.setattr(FaissEngine, "rebuild", lambda self, rows: 1 / 0)
+    monkeypatch.setattr(FaissEngine, "rebuild", lambda self, rows, live: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         index.use_engine("faiss")
     assert index.status().engine["name"] == "exact"

@@ -1,4 +1,4 @@
-"""The command index: make an index and add to it, show its status, upgrade, compact, export, remove items."""
+"""The command index: make an index and add to it, show its status, upgrade, export, remove items."""
 
 from __future__ import annotations
 
@@ -165,7 +165,6 @@ def upgrade(
     drop_missing: Annotated[
         bool, typer.Option("--drop-missing", help="Remove items whose file is missing or has changed.")
     ] = False,
-    keep_old: Annotated[bool, typer.Option("--keep-old", help="Keep the old index in INDEX.old.")] = False,
     device: Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -182,33 +181,15 @@ def upgrade(
 
     model = load(run, device=device)
     with progress_bar("embedding", verbose) as progress:
-        done = upgraded(folder, model, drop_missing=drop_missing, keep_old=keep_old, progress=progress)
+        done = upgraded(folder, model, drop_missing=drop_missing, progress=progress)
     if as_json:
-        print(json.dumps({**asdict(done), "old": None if done.old is None else str(done.old)}))
+        print(json.dumps(asdict(done)))
         return
     say(f"{folder}: {done.items:,} images embedded with {run}")
     for id, reason in done.dropped[:_SHOWN]:
         say(f"  removed item {id}: {reason}")
     if len(done.dropped) > _SHOWN:
         say(f"  … and {len(done.dropped) - _SHOWN:,} more")
-    if done.old is not None:
-        say(f"The old index: {done.old}")
-
-
-@commands.command("compact")
-def compact(folder: IndexFolder, as_json: Json = False, verbose: Verbose = False) -> None:
-    """Delete the vectors of removed images from the disk. Ids and everything else stay."""
-    from nearkin.index.upgrade import compact as compacted
-
-    with progress_bar("writing", verbose) as progress:
-        done = compacted(folder, progress=progress)
-    if as_json:
-        print(json.dumps(asdict(done)))
-        return
-    say(
-        f"{folder}: {done.items:,} images stay, the vectors of {done.removed:,} removed ones are gone; "
-        f"{done.after / 1e6:,.1f} MB of {done.before / 1e6:,.1f} MB are left"
-    )
 
 
 @commands.command("export")

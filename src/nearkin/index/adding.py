@@ -201,6 +201,7 @@ def _write_batch(
         items.set_fact("rows", first + len(new))
         deleted = [id for loaded in batch if (id := _record(loaded, items, ids)) is not None]
     if deleted:
+        vectors.clear(np.array(deleted, dtype=np.int64))
         engine.remove(np.array(deleted, dtype=np.int64))
     return len(new)
 

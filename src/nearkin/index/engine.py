@@ -36,9 +36,8 @@ _SECRET = ("password", "sslpassword", "token")
 class Engine(Protocol):
     """Rows of vectors are numbered in the order they were added; a number is never used twice.
 
-    The constructor of a local engine takes ``(folder, vectors, distance)``, where ``folder`` is for its own files. The
-    constructor of a server's engine takes ``(address, identity, folder, vectors, distance)``, where ``identity`` is a
-    name that no other index has, of small letters, digits and underscores. A constructor neither writes nor connects.
+    The constructor takes ``(folder, vectors, distance)``, where ``folder`` is for the engine's files. It neither writes
+    nor connects. ``live`` are the rows whose items have not been removed, ascending; None for all.
     """
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
@@ -48,12 +47,12 @@ class Engine(Protocol):
         """
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        """Forget rows, if that saves anything: they are no longer among those allowed."""
+        """Delete the engine's copies of rows, where that takes little time: they are no longer among those allowed."""
 
-    def show(self, rows: int) -> None:
+    def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
         """Search the first ``rows`` from now on, which another process may have added."""
 
-    def rebuild(self, rows: int) -> None:
+    def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
         """Bring the engine's files up to the first ``rows`` of the stored vectors, and delete what lies behind.
 
         Only a writer calls this, before and after it writes; it takes no time where there is nothing to do.
@@ -72,12 +71,16 @@ class Engine(Protocol):
         """Facts about the engine, for people."""
 
     def discard(self) -> None:
-        """Delete everything that is the engine's own, wherever it is: another engine has replaced it."""
+        """Delete the engine's files, or its table on a server: another engine has replaced it."""
 
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """An engine's name, its class as ``module:class``, and the package and extra that it needs."""
+    """An engine's name, its class as ``module:class``, and the package and extra that it needs.
+
+    The class of a server is its :class:`~nearkin.index.remote.RemoteTable`, made from ``(address, identity, dim,
+    distance)``, where ``identity`` is a name that no other index has, of small letters, digits and underscores.
+    """
 
     name: str
     cls: str
@@ -92,8 +95,8 @@ ENGINES = {
         EngineEntry("faiss", "nearkin.index.faiss_engine:FaissEngine", "faiss", "faiss"),
     )
 }
-_PGVECTOR = EngineEntry("pgvector", "nearkin.index.pgvector_engine:PgvectorEngine", "psycopg", "pgvector")
-_MILVUS = EngineEntry("milvus", "nearkin.index.milvus_engine:MilvusEngine", "pymilvus", "milvus")
+_PGVECTOR = EngineEntry("pgvector", "nearkin.index.pgvector_engine:PostgresTable", "psycopg", "pgvector")
+_MILVUS = EngineEntry("milvus", "nearkin.index.milvus_engine:MilvusCollection", "pymilvus", "milvus")
 ADDRESSES = {"postgresql": _PGVECTOR, "postgres": _PGVECTOR, "http": _MILVUS, "https": _MILVUS}
 """Engines that are servers, by the scheme of their address."""
 
@@ -117,9 +120,12 @@ def open_engine(name: str, folder: Path, vectors: Segments, distance: Distance, 
     entry = check_engine(name)
     module, _, cls = entry.cls.partition(":")
     make = getattr(importlib.import_module(module), cls)
-    server = () if name in ENGINES else (name, identity)
-    engine: Engine = make(*server, folder / entry.name, vectors, distance)
-    return engine
+    if name in ENGINES:
+        engine: Engine = make(folder / entry.name, vectors, distance)
+        return engine
+    from nearkin.index.remote import RemoteEngine
+
+    return RemoteEngine(make(name, identity, vectors.width, distance), folder / entry.name, vectors, distance)
 
 
 def new_identity() -> str:
@@ -191,8 +197,7 @@ def unseen_queries(
     """
     chosen = np.random.default_rng(1).choice(rows, min(len(rows), count), replace=False)
     stored = vectors.take(chosen).astype(np.float64)
-    allowed = None if len(rows) == vectors.rows else rows
-    ranked = nearest(exact, vectors, distance, stored, RECALL_AT + 1, allowed)
+    ranked = nearest(exact, vectors, distance, stored, RECALL_AT + 1, rows)
     fifth, tenth = (
         vectors.take(np.array([near[min(rank, len(near) - 1)] for near, _ in ranked], dtype=np.int64))
         for rank in (RECALL_AT // 2, RECALL_AT)
@@ -209,12 +214,11 @@ def recall_measure(
     It compares scores, so that any of several equally near rows counts. ``exact`` finds the true ones among ``rows``.
     """
     queries = unseen_queries(exact, vectors, distance, rows, count)
-    allowed = None if len(rows) == vectors.rows else rows
-    true = nearest(exact, vectors, distance, queries, RECALL_AT, allowed)
+    true = nearest(exact, vectors, distance, queries, RECALL_AT, rows)
 
     def recall(engine: Engine) -> float:
-        found = nearest(engine, vectors, distance, queries, RECALL_AT, allowed)
-        pairs = zip(true, found, strict=True)
+        ranked = nearest(engine, vectors, distance, queries, RECALL_AT, rows)
+        pairs = zip(true, ranked, strict=True)
         return float(np.mean([(scores >= best[-1]).sum() / len(best) for (_, best), (_, scores) in pairs]))
 
     return recall

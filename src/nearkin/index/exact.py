@@ -46,9 +46,9 @@ class ExactEngine:
         self._figures.append(first, coded.figures)
 
     def remove(self, rows: Ids) -> None:
-        """Nothing to do: rows that are not allowed are not proposed."""
+        self._codes.clear(rows)
 
-    def rebuild(self, rows: int) -> None:
+    def rebuild(self, rows: int, live: Ids | None = None) -> None:
         have = min(self._available(), rows)
         self._codes.truncate(have)
         self._figures.truncate(have)
@@ -56,7 +56,7 @@ class ExactEngine:
         for first in range(have, rows, _ROWS):
             self.add(first, self._vectors.take(np.arange(first, min(first + _ROWS, rows))))
 
-    def show(self, rows: int) -> None:
+    def show(self, rows: int, live: Ids | None = None) -> None:
         if self._available() >= rows:
             self._codes.show(rows)
             self._figures.show(rows)

@@ -196,7 +196,7 @@ class Index:
         with self._writing():
             added = write_all(sources, self._items, self._vectors, self._engine, model, batch_size, progress)
             if added.added:
-                self._engine.rebuild(self._items.fact("rows"))
+                self._engine.rebuild(self._items.fact("rows"), self._items.ids())
                 with self._items.writing():  # so that every reader loads what was built
                     self._items.set_fact("engine", self._engine_name)
             if added.added or self._items.fact("calibration") is None:
@@ -242,13 +242,19 @@ class Index:
         return self.add(paths, labels, progress=progress)
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Remove items for good; all of them, or none where one is not there."""
+        """Remove items for good; all of them, or none where one is not there.
+
+        Their vectors and thumbnails are overwritten by zeros on the disk. Their ids are not used again.
+        """
         wanted = [int(id) for id in ids]
         with self._writing():
             self._existing(wanted)
             with self._items.writing():
                 self._items.delete(wanted)
-            self._engine.remove(np.array(wanted, dtype=np.int64))
+            # All rows without an item, also those of a removal that was interrupted.
+            removed = np.setdiff1d(np.arange(self._items.fact("rows")), self._items.ids())
+            self._vectors.clear(removed)
+            self._engine.remove(removed)
 
     def use_engine(self, engine: str) -> None:
         """Search by another engine from now on, built from the stored vectors; the old one's files are deleted."""
@@ -259,7 +265,7 @@ class Index:
             self._vectors.truncate(rows)
             new, was = self._open_engine(engine), self._items.fact("engine")
             old = self._engine if was == self._engine_name else self._open_engine(was)
-            new.rebuild(rows)
+            new.rebuild(rows, self._items.ids())
             with self._lock:
                 self._engine, self._engine_name, self._seen = new, name, None
             with self._items.writing():
@@ -304,10 +310,8 @@ class Index:
         """The further columns: their names, whether they hold numbers, and if so the least and the largest."""
         ranges = []
         for name, field in list(self._items.fields().items())[3:]:
-            least, most = None, None
-            if field.is_number:
-                least, most = self._items.rows(f"SELECT min({field.column}), max({field.column}) FROM items")[0]
-            ranges.append((name, field.is_number, least, most))
+            ends = self._items.rows(f"SELECT min({field.column}), max({field.column}) FROM items")[0]
+            ranges.append((name, field.is_number, *(ends if field.is_number else (None, None))))
         return ranges
 
     def thumbnail(self, id: int) -> bytes:
@@ -446,14 +450,14 @@ class Index:
             if (version := self._items.version()) == self._seen:
                 return
             if (self._items.fact("encoder"), self._items.fact("vectors")) != self._encoder:
-                raise DataError(f"{self.path} was upgraded or compacted since it was opened: open it again")
+                raise DataError(f"{self.path} was upgraded since it was opened: open it again")
             rows, name = self._items.fact("rows"), self._items.fact("engine")
             if name != self._engine_name:
                 self._engine, self._engine_name = self._open_engine(name), name
-            self._vectors.show(rows)
-            self._engine.show(rows)
             live = self._items.ids()
             self._live = live[live < rows]
+            self._vectors.show(rows)
+            self._engine.show(rows, self._live)
             self.calibration = read_calibration(self._items)
             self._seen = version
 
@@ -468,7 +472,7 @@ class Index:
             self._refresh()
             rows = self._items.fact("rows")
             self._vectors.truncate(rows)
-            self._engine.rebuild(rows)
+            self._engine.rebuild(rows, self._live)
             yield
 
     def _existing(self, ids: Iterable[int]) -> dict[int, Item]:

@@ -65,6 +65,7 @@ class Items:
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
         self._connection.execute("PRAGMA synchronous=FULL")
+        self._connection.execute("PRAGMA secure_delete=ON")  # thumbnails of removed items are overwritten
         self._local_changes = 0
 
     @classmethod
@@ -181,11 +182,6 @@ class Items:
             if id in contents and path not in contents[id][1]:
                 contents[id][1].append(path)
         return contents
-
-    def copy_to(self, path: Path) -> None:
-        """Write the whole database, as it is now, to another file."""
-        with self._lock, contextlib.closing(sqlite3.connect(path)) as other:
-            self._connection.backup(other)
 
     def add_columns(self, columns: Mapping[str, Sequence[str]]) -> None:
         """Add a manifest's further columns, of numbers where all of their values are numbers."""

@@ -14,20 +14,17 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.errors import RecipeError, require
+from nearkin.errors import require
 from nearkin.index.engine import Distance, without_password
-from nearkin.index.remote import Answer, Refused, RemoteEngine, Unreachable
-from nearkin.index.segments import Segments
+from nearkin.index.remote import Answer, Refused, Unreachable
 
 TOKEN = "MILVUS_TOKEN"
-MOST_DIMENSIONS = 32_768
 _LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 200, 200, 32_768
 _SECONDS = 30.0
 """Timeout of an answer; a server that is starting up is slow."""
@@ -37,13 +34,6 @@ of a few seconds before (Milvus' "bounded staleness", 5 s by default)."""
 _BUILD_SECONDS = 600.0
 _INVALID = 1100
 """Its code for a request that is wrong whenever it is made."""
-
-
-class MilvusEngine(RemoteEngine):
-    """Rows in a collection of a Milvus."""
-
-    def __init__(self, address: str, identity: str, folder: Path, vectors: Segments, distance: Distance) -> None:
-        super().__init__(MilvusCollection(address, identity, vectors.width, distance), folder, vectors, distance)
 
 
 class MilvusCollection:
@@ -57,8 +47,6 @@ class MilvusCollection:
         self._pymilvus = require("pymilvus", "milvus")
         # Before it raises an error, it writes it with a traceback to the error output.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        if dim > MOST_DIMENSIONS:
-            raise RecipeError(f"Milvus holds vectors of at most {MOST_DIMENSIONS:,} numbers, and these have {dim:,}")
         self.server = f"Milvus at {without_password(address)}"
         parts = urlsplit(address)
         self._uri = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -135,14 +123,13 @@ class MilvusCollection:
         with self._client() as client:
             client.flush(self._name, timeout=_BUILD_SECONDS)
         end, rows = time.monotonic() + _BUILD_SECONDS, self.count()
-        while time.monotonic() < end and self._searched_by_graph() < rows:
+        while time.monotonic() < end:
+            with self._client() as client:
+                segments = client.list_loaded_segments(self._name, timeout=_SECONDS)
+            # A segment with few rows gets no index.
+            if sum(part.num_rows for part in segments if part.index_name or part.num_rows < self.exact_below) >= rows:
+                return
             time.sleep(0.5)
-
-    def _searched_by_graph(self) -> int:
-        """Rows of loaded segments that have their index, or are too small to get one."""
-        with self._client() as client:
-            loaded = client.list_loaded_segments(self._name, timeout=_SECONDS)
-        return sum(part.num_rows for part in loaded if part.index_name or part.num_rows < self.exact_below)
 
     def about(self) -> Mapping[str, Any]:
         with self._client() as client:

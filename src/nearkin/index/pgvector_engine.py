@@ -7,38 +7,30 @@ the password, comes from where other clients take it: ``PGPASSWORD``, ``~/.pgpas
 from __future__ import annotations
 
 import contextlib
-import queue
 import re
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.errors import RecipeError, require
+from nearkin.errors import require
 from nearkin.index.engine import Distance, without_password
-from nearkin.index.remote import Answer, Refused, RemoteEngine, Unreachable
-from nearkin.index.segments import Segments
+from nearkin.index.remote import Answer, Refused, Unreachable
 
-MOST_DIMENSIONS = 16_000
-"""Of a column of type vector."""
 MOST_INDEXED = 2_000
-"""Of an HNSW index; above there is none, and all rows are compared."""
+"""Dimensions of an HNSW index; above there is none, and all rows are compared."""
 _LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 100, 200, 1000
 _CONNECT_SECONDS = 5
 
 
-class PgvectorEngine(RemoteEngine):
-    """Rows in a table of a PostgreSQL."""
-
-    def __init__(self, address: str, identity: str, folder: Path, vectors: Segments, distance: Distance) -> None:
-        super().__init__(PostgresTable(address, identity, vectors.width, distance), folder, vectors, distance)
-
-
 class PostgresTable:
-    """A table ``(id bigint primary key, vector vector(dim))``; every method is one transaction."""
+    """A table ``(id bigint primary key, vector vector(dim))``; every method is one transaction.
+
+    Threads share one connection and take turns.
+    """
 
     most = 4096
     exact_below = 10_000
@@ -46,13 +38,10 @@ class PostgresTable:
     def __init__(self, address: str, name: str, dim: int, distance: Distance) -> None:
         self._psycopg = require("psycopg", "pgvector")
         self._pgvector = require("pgvector.psycopg", "pgvector")
-        if dim > MOST_DIMENSIONS:
-            raise RecipeError(f"pgvector holds vectors of at most {MOST_DIMENSIONS:,} numbers, and these have {dim:,}")
         self.server = f"PostgreSQL at {without_password(address)}"
         self._address, self._dim, self._is_cosine = address, dim, distance == "cosine"
-        # Idle connections: a thread takes one, or opens another.
-        self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
-        weakref.finalize(self, _close, self._idle)
+        self._connection: Any = None
+        self._lock = threading.Lock()
         sql = self._psycopg.sql
         self._names = {
             "table": sql.Identifier(name),
@@ -160,60 +149,48 @@ class PostgresTable:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A connection within a transaction, which is committed unless an exception is raised."""
-        with _translated_errors(self._psycopg):
+        """The connection within a transaction, which is committed unless an exception is raised.
+
+        Errors of PostgreSQL and its client become one line, with the remedy where there is one.
+        """
+        with self._lock:
             try:
-                db = self._idle.get_nowait()
-            except queue.Empty:
-                db = self._connected()
-            try:
-                with db.transaction():
-                    yield db
-            except BaseException:
-                db.close()  # it and the idle ones may be broken
-                _close(self._idle)
-                raise
-            self._idle.put(db)
+                if self._connection is None:
+                    self._connection = self._connected()
+                with self._connection.transaction():
+                    yield self._connection
+            except self._psycopg.errors.UndefinedFile as error:
+                reason = _first_line(error)
+                raise Refused(f"it has no pgvector: install the extension on the server ({reason})") from error
+            except self._psycopg.Error as error:
+                self._close()  # it may be broken
+                # Without a code the client raised it: the server is down. 57P: it shuts down or starts up.
+                is_lost = isinstance(error, (self._psycopg.OperationalError, self._psycopg.InterfaceError)) and (
+                    error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+                )
+                raise (Unreachable if is_lost else Refused)(_first_line(error)) from error
 
     def _connected(self) -> Any:
         # Statements are not prepared: a connection pooler may not keep them.
         options = {"autocommit": True, "prepare_threshold": None, "connect_timeout": _CONNECT_SECONDS}
         db = self._psycopg.connect(self._address, application_name="nearkin", **options)
-        try:
-            found = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
-            if found is None:
-                with db.transaction():
-                    db.execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
-                    db.execute("CREATE EXTENSION IF NOT EXISTS vector")
-                found = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
-            if tuple(map(int, re.findall(r"\d+", found[0])[:2])) < (0, 8):
-                raise Refused(f"its pgvector is {found[0]}, and 0.8 or newer is needed: ALTER EXTENSION vector UPDATE")
-            self._pgvector.register_vector(db)
-        except BaseException:
-            db.close()
-            raise
+        weakref.finalize(self, db.close)
+        find = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+        version = db.execute(find).fetchone()
+        if version is None:
+            with db.transaction():
+                db.execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
+                db.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            version = db.execute(find).fetchone()
+        if tuple(map(int, re.findall(r"\d+", version[0])[:2])) < (0, 8):
+            raise Refused(f"its pgvector is {version[0]}, and 0.8 or newer is needed: ALTER EXTENSION vector UPDATE")
+        self._pgvector.register_vector(db)
         return db
 
-
-def _close(idle: queue.LifoQueue[Any]) -> None:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            idle.get_nowait().close()
-
-
-@contextlib.contextmanager
-def _translated_errors(psycopg: Any) -> Iterator[None]:
-    """Errors of PostgreSQL and its client as one line, with the remedy where there is one."""
-    try:
-        yield
-    except psycopg.errors.UndefinedFile as error:
-        raise Refused(f"it has no pgvector: install the extension on the server ({_first_line(error)})") from error
-    except psycopg.Error as error:
-        # Without a code the client raised it: the server is not there, or went away. 57P: it shuts down or starts up.
-        is_lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and (
-            error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
-        )
-        raise (Unreachable if is_lost else Refused)(_first_line(error)) from error
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _first_line(error: Exception) -> str:

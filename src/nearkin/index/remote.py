@@ -1,10 +1,9 @@
 """What engines that are servers share: a table of rows on the server, kept in step with the stored vectors.
 
-A server is asked for a few more rows than are wanted. Its answer is used only where it provably contains the nearest;
-otherwise the stored vectors are scanned by the exact engine, whose codes are kept locally. The scan also serves where
-asking makes no sense: under a filter, which the server does not know, or where more rows are wanted than it gives. So
-there are never fewer rows than wanted, whatever a server does; one that lags behind shows it by its number of rows, and
-is not used.
+A server is asked for a few more rows than are wanted. Its answer is used only where rounding cannot have changed it;
+otherwise the stored vectors are scanned by the exact engine, whose codes are kept locally. They are also scanned under
+a filter, which the server does not know, where more rows are wanted than it gives, and where its number of rows shows
+that it lags behind. So there are never fewer rows than wanted, whatever a server does.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.disk import make_folder, write_atomically
+from nearkin.disk import write_atomically
 from nearkin.errors import DataError, notice
 from nearkin.index.engine import RECALL_AT, Distance, recall_measure
 from nearkin.index.exact import ExactEngine
@@ -93,10 +92,10 @@ class RemoteTable(Protocol):
 
 @dataclass(frozen=True)
 class _Shown:
-    """The rows that are searched, how many of them were not removed, and since when."""
+    """The rows that are searched, how many of them are live, and since when."""
 
     rows: int
-    held: int
+    live: int
     at: float
 
 
@@ -116,31 +115,25 @@ class RemoteEngine:
         self._put(np.arange(first, first + len(vectors)), np.asarray(vectors, dtype=np.float32))
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        # Noted first: a row that the server lacks is sent again unless it is known to be removed.
-        self._note_removed(np.union1d(self._read_removed(), rows))
-        self._call(lambda: self._table.delete(rows), PATIENCE_WRITING)
+        self._exact.remove(rows)
+        self._call(lambda: self._table.delete(rows))
 
-    def show(self, rows: int) -> None:
+    def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
         self._exact.show(rows)
-        removed = int((self._read_removed() < rows).sum())
-        self._shown = _Shown(rows, rows - removed, time.monotonic())
+        self._shown = _Shown(rows, rows if live is None else len(live), time.monotonic())
 
-    def rebuild(self, rows: int) -> None:
+    def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
         self._exact.rebuild(rows)
-        removed = self._read_removed()
-        if len(removed) and removed[-1] >= rows:
-            removed = removed[removed < rows]
-            self._note_removed(removed)
+        live = np.arange(rows) if live is None else live
         self._create()
-        if self._counts(rows, PATIENCE_WRITING) != (rows - len(removed), 0):
-            self._call(lambda: self._table.delete_from(rows), PATIENCE_WRITING)
+        if self._counts(rows) != (len(live), 0):
+            self._call(lambda: self._table.delete_from(rows))
             for first in range(0, rows, _WINDOW):
-                self._repair(first, min(first + _WINDOW, rows), removed)
+                self._repair(first, min(first + _WINDOW, rows), live)
         measured = self._read_state().get("measured", 0)
         if rows >= self._table.exact_below and not measured <= rows < 2 * max(measured, 1):
-            self._call(self._table.build, PATIENCE_WRITING)
-            self.show(rows)
-            live = np.setdiff1d(np.arange(rows), removed)
+            self._call(self._table.build)
+            self.show(rows, live)
             share = recall_measure(self._exact, self._vectors, self._distance, live, _QUERIES)(self)
             state = {"measured": rows, "recall": share}
             write_atomically(self._folder / "state", json.dumps(state).encode())
@@ -149,8 +142,8 @@ class RemoteEngine:
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
         shown = self._shown  # which another thread may replace meanwhile
-        limit, is_filtered = k + SPARE, allowed is not None and len(allowed) < shown.held
-        if is_filtered or not shown.held or limit > self._table.most or not self._is_in_step(shown):
+        limit, is_filtered = k + SPARE, allowed is not None and len(allowed) < shown.live
+        if is_filtered or not shown.live or limit > self._table.most or not self._is_in_step(shown):
             return self._exact.candidates(queries, k, allowed)
         age = time.monotonic() - shown.at
         answers = self._call(lambda: self._table.nearest(queries.astype(np.float32), limit, age), PATIENCE_READING)
@@ -160,7 +153,7 @@ class RemoteEngine:
             if allowed is not None:  # another process may be removing rows
                 usable &= np.isin(numbers, allowed)
             length = float(np.linalg.norm(queries[i]))
-            if not self._is_settled(distances, usable, min(k, shown.held), limit, length):
+            if not self._is_settled(distances, usable, min(k, shown.live), limit, length):
                 unsettled.append(i)
             candidates.append(numbers[usable])
         if unsettled:
@@ -185,18 +178,17 @@ class RemoteEngine:
             self._table.drop()
         except (Unreachable, Refused) as error:
             notice(f"what {self._table.server} holds of this index could not be deleted there ({error})")
-        for name in ("removed", "state"):
-            (self._folder / name).unlink(missing_ok=True)
+        (self._folder / "state").unlink(missing_ok=True)
 
     def _is_settled(
         self, distances: NDArray[np.float64], usable: NDArray[np.bool_], wanted: int, limit: int, length: float
     ) -> bool:
-        """Whether a server's answer provably contains the nearest that are wanted.
+        """Whether rounding cannot have kept one of the nearest out of a server's answer.
 
-        It does where it gave all it has, or where the farthest row given is farther than the last one wanted by more
-        than rounding: n products are added in float32 with an error of n·2⁻²⁴ of their absolute sum (Higham, Accuracy
-        and Stability, 3.1), twice, as it concerns both rows. That sum is at most ‖q‖ for vectors of length 1, and
-        (‖q‖ + ‖x‖)² for squared distances, which some servers take from lengths and products.
+        So it is where the server gave all it has, or where the farthest row given is farther than the last one wanted
+        by more than rounding: n products are added in float32 with an error of n·2⁻²⁴ of their absolute sum (Higham,
+        Accuracy and Stability, 3.1), once for each of the two rows. That sum is at most ‖q‖ for vectors of length 1,
+        and (‖q‖ + ‖x‖)² for squared distances.
         """
         near = np.sort(distances[usable])
         if len(near) < wanted:
@@ -212,33 +204,33 @@ class RemoteEngine:
         size = max(1, BATCH_BYTES // (4 * self._vectors.width))
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            self._call(lambda part=part: self._table.put(rows[part], vectors[part]), PATIENCE_WRITING)  # type: ignore[misc]
+            self._call(lambda part=part: self._table.put(rows[part], vectors[part]))  # type: ignore[misc]
 
     def _create(self) -> None:
         if not self._is_created:
-            self._call(self._table.create, PATIENCE_WRITING)
+            self._call(self._table.create)
             self._is_created = True
 
-    def _counts(self, rows: int, patience: float) -> tuple[int, int]:
+    def _counts(self, rows: int, patience: float = PATIENCE_WRITING) -> tuple[int, int]:
         """How many rows the server has of the first ``rows``, and behind."""
         behind = self._call(lambda: self._table.count(rows), patience)
         return self._call(self._table.count, patience) - behind, behind
 
     def _is_in_step(self, shown: _Shown) -> bool:
         if self._in_step is None or self._in_step[0] is not shown:
-            self._in_step = (shown, self._counts(shown.rows, PATIENCE_READING)[0] == shown.held)
+            self._in_step = (shown, self._counts(shown.rows, PATIENCE_READING)[0] == shown.live)
         return self._in_step[1]
 
-    def _repair(self, first: int, last: int, removed: NDArray[np.int64]) -> None:
+    def _repair(self, first: int, last: int, live: NDArray[np.int64]) -> None:
         """Delete what should not be there of some rows, and send what is missing."""
-        wanted = np.setdiff1d(np.arange(first, last), removed)
-        there = self._call(lambda: self._table.rows(first, last), PATIENCE_WRITING)
-        if len(extra := np.setdiff1d(there, wanted)):
-            self._call(lambda: self._table.delete(extra), PATIENCE_WRITING)
-        if len(missing := np.setdiff1d(wanted, there)):
+        wanted = live[slice(*np.searchsorted(live, [first, last]))]
+        stored = self._call(lambda: self._table.rows(first, last))
+        if len(extra := np.setdiff1d(stored, wanted)):
+            self._call(lambda: self._table.delete(extra))
+        if len(missing := np.setdiff1d(wanted, stored)):
             self._put(missing, self._vectors.take(missing))
 
-    def _call(self, request: Callable[[], T], patience: float) -> T:
+    def _call(self, request: Callable[[], T], patience: float = PATIENCE_WRITING) -> T:
         """The server's answer; waits for one that was there before."""
         patience = patience if self._answered else 0.0
         end, pause = time.monotonic() + patience, 0.0
@@ -262,19 +254,8 @@ class RemoteEngine:
                 self._answered = True
                 return answer
 
-    def _read_removed(self) -> NDArray[np.int64]:
-        """Removed rows, ascending. Of a damaged file some are missing, and these are sent again, which does no harm."""
-        path = self._folder / "removed"
-        content = path.read_bytes() if path.exists() else b""
-        return np.frombuffer(content[: len(content) // 8 * 8], dtype="<i8").astype(np.int64)
-
-    def _note_removed(self, rows: NDArray[np.int64]) -> None:
-        make_folder(self._folder)
-        write_atomically(self._folder / "removed", rows.astype("<i8").tobytes())
-
     def _read_state(self) -> dict[str, Any]:
         try:
-            state = json.loads((self._folder / "state").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return dict(json.loads((self._folder / "state").read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # missing or damaged: it is measured again
             return {}
-        return state if isinstance(state, dict) else {}

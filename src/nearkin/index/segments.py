@@ -1,4 +1,7 @@
-"""Rows of numbers on disk: appended, never changed, read as memory-mapped files with a fixed number of rows each."""
+"""Rows of numbers on disk: appended, never changed but for removals, and read as memory-mapped files.
+
+There are many files and not one: the system may refuse a writable map of a file that is larger than its memory.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +66,18 @@ class Segments:
                 else:
                     path.unlink()
             segment, start = segment + 1, 0
+
+    def clear(self, rows: NDArray[np.int64]) -> None:
+        """Overwrite single rows by zeros, durably; those that are not there are left out."""
+        segments, offsets = np.divmod(rows[rows < self.available()], self.rows_per_segment)
+        for segment in np.unique(segments).tolist():
+            path = self._path(segment)
+            with writing(path), open(path, "r+b") as file:
+                for offset in offsets[segments == segment].tolist():
+                    file.seek(offset * self._row_bytes)
+                    file.write(bytes(self._row_bytes))
+                file.flush()
+                os.fsync(file.fileno())
 
     def available(self) -> int:
         """The number of whole rows on the disk."""
