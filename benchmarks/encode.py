@@ -71,7 +71,7 @@ def encode_of(side: str, folder: Path, batch_size: int) -> Callable[[list[Path]]
         module = encoder()
         return lambda paths: embed_images(module, ImageInputs(paths, shorter_side=256), TRANSFORM).numpy()
     model = load_exported(folder / f"{side}.onnx", threads=torch.get_num_threads())
-    return lambda paths: model.encode(paths, batch_size=batch_size)
+    return lambda paths: model.embed(ImageInputs(paths, shorter_side=256), batch_size)
 
 
 def measure(side: str, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:

@@ -69,7 +69,7 @@ def test_ids_vectors_and_several_at_once(index, images):
     hits = index.search(images / "kind 1" / "2.png", k=7)
     own = hits[0].id
     assert [hit.id for hit in index.search(own, k=6)] == [hit.id for hit in hits[1:]], "an item does not find itself"
-    vector = index.model.encode(images / "kind 1" / "2.png")[0]
+    vector = index.model.encode(images / "kind 1" / "2.png")
     assert [hit.id for hit in index.search(3 * vector, k=7)] == [hit.id for hit in hits]
     many = index.search([own, vector, images / "kind 1" / "2.png"], k=3)
     assert [[hit.id for hit in each] for each in many] == [[h.id for h in hits[1:4]], *2 * [[h.id for h in hits[:3]]]]
@@ -504,7 +504,7 @@ def test_an_image_is_stored_once_with_what_is_said_of_it(model, images, tmp_path
     item = index.get(20)
     assert (item.label, item.path, item.columns) == ("robin", None, {"year": 2020, "place": "garden"})
     assert index.search(pixels, k=1)[0].id == 20
-    np.testing.assert_array_equal(index.vectors([20]), model.encode(pixels))
+    np.testing.assert_array_equal(index.vectors([20]), model.encode([pixels]))
     assert index.add_pixels(pixels[::-1], "wren", {"year": "2021"}) == Stored(21, True)
     with pytest.raises(DataError, match="holds numbers"):
         index.add_pixels(pixels[:5], "wren", {"year": "old"})

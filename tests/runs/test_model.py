@@ -83,6 +83,12 @@ def test_a_model_encodes_in_the_order_given(trained, photos):
     assert isinstance(vectors, np.ndarray)
     np.testing.assert_allclose(vectors, expected[::-1], atol=1e-6)
     assert model.encode([]).shape == (0, 8)
+    pixels = np.asarray(Image.open(paths[0]).convert("RGB"))
+    for one in (paths[0], str(paths[0]), paths[0].read_bytes(), Image.open(paths[0]), pixels, torch.from_numpy(pixels)):
+        np.testing.assert_allclose(model.encode(one), expected[0], atol=1e-5)
+    assert model.encode(paths[0]).shape == (8,)
+    for batch in ([paths[0]], pixels[None], torch.from_numpy(pixels)[None], (path for path in paths[:1])):
+        assert model.encode(batch).shape == (1, 8)
     assert (model.dim, model.distance) == (8, "cosine")
     with pytest.raises(DataError, match="batch_size"):
         model.encode(paths, batch_size=0)

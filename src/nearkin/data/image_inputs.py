@@ -76,13 +76,21 @@ def as_images(images: Images | ImageInput | Iterable[ImageInput], *, shorter_sid
     return images
 
 
-def _as_list(images: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput]:
-    if isinstance(images, Tensor):
-        tensor = images.detach().cpu()
-        return tensor.unbind() if tensor.ndim == 4 else [tensor]
+def is_one_image(images: object) -> bool:
+    """Whether a caller has passed one image, rather than a list or a batch ``[N, H, W, 3]``.
+
+    >>> is_one_image("bird.jpg"), is_one_image(["bird.jpg"]), is_one_image(np.zeros((1, 4, 6, 3), np.uint8))
+    (True, False, False)
+    """
     if isinstance(images, np.ndarray):
-        return list(images) if images.ndim == 4 or images.dtype.kind in "OU" else [images]
-    if isinstance(images, (str, os.PathLike, bytes, bytearray, Image.Image)):
+        return images.ndim != 4 and images.dtype.kind not in "OU"
+    if isinstance(images, Tensor):
+        return bool(images.detach().ndim != 4)
+    return isinstance(images, (str, os.PathLike, bytes, bytearray, Image.Image))
+
+
+def _as_list(images: Any) -> Iterable[ImageInput]:
+    if is_one_image(images):
         return [images]
     if isinstance(images, Iterable):
         return images

@@ -307,7 +307,7 @@ def _check(
         raise RecipeError("there is no image to check the file on: give at least one")
     photos = [variant for photo in photos for variant in _at_three_sizes(photo)]
     by_run = trained.embed(photos).numpy()
-    to_torch = float(np.abs(model.encode(photos) - by_run).max())
+    to_torch = float(np.abs(model.embed(ImageInputs(photos, shorter_side=model.settings.shorter_side)) - by_run).max())
     to_pillow = distance = 0.0
     for photo, expected in zip(photos, by_run, strict=True):
         pixels = np.array(photo)[None]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nearkin.data.cache import Images, usable_cores
 from nearkin.data.folder import suggest_folder
-from nearkin.data.image_inputs import ImageInput, as_images
+from nearkin.data.image_inputs import ImageInput, as_images, is_one_image
 from nearkin.data.transforms import Transform
 from nearkin.errors import DataError, RecipeError, did_you_mean, require, require_torch
 
@@ -59,7 +59,7 @@ class Settings:
 class ExportedModel:
     """An encoder from a file that ``nearkin export`` wrote.
 
-    :meth:`encode` decodes and crops with Pillow, as the run did, so that images of different sizes share a batch.
+    :meth:`embed` crops with Pillow, as the run did, so that images of different sizes share a batch.
     ``compute`` is the file itself, which crops inside: uint8 ``[N, H, W, 3]`` of one size → float32 ``[N, dim]``.
     """
 
@@ -68,19 +68,14 @@ class ExportedModel:
         self.compute = compute
         self._transform = Transform(name="exported", size=settings.size, resize=settings.resize, squash=settings.squash)
 
-    def encode(self, images: Images | ImageInput | Iterable[ImageInput], batch_size: int = 64) -> NDArray[np.float32]:
-        """Embeddings of images in the order given, float32 ``[N, dim]``.
-
-        One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors.
-        """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        opened = as_images(images, shorter_side=self.settings.shorter_side)
-        embeddings = np.empty((len(opened), self.settings.dim), dtype=np.float32)
+    def embed(self, images: Images, batch_size: int | None = None) -> NDArray[np.float32]:
+        """Embeddings of decoded images in their order, float32 ``[N, dim]``; 64 at a time by default."""
+        batch_size = batch_size or 64
+        embeddings = np.empty((len(images), self.settings.dim), dtype=np.float32)
         with ThreadPoolExecutor(usable_cores()) as threads:
-            for start in range(0, len(opened), batch_size):
-                rows = range(start, min(start + batch_size, len(opened)))
-                frames = threads.map(lambda row: self._frame(opened[row]), rows)
+            for start in range(0, len(images), batch_size):
+                rows = range(start, min(start + batch_size, len(images)))
+                frames = threads.map(lambda row: self._frame(images[row]), rows)
                 embeddings[rows.start : rows.stop] = self.compute(np.stack(list(frames)))
         return embeddings
 
@@ -165,17 +160,18 @@ class Model:
     """The arguments of :func:`load` next to the path that change vectors; JSON can hold them."""
 
     def encode(self, images: Images | ImageInput | Iterable[ImageInput], batch_size: int | None = 64) -> Vectors:
-        """Vectors of images in the order given, float32 ``[N, dim]``.
+        """Vectors of images, float32: ``[dim]`` of one image, ``[N, dim]`` of a list or a batch, in the order given.
 
-        One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
-        file would be (:class:`~nearkin.data.image_inputs.ImageInputs`).
+        An image is a path, the bytes of an image file, a Pillow image, or a uint8 array or tensor, and is treated as
+        its file would be (:class:`~nearkin.data.image_inputs.ImageInputs`).
         """
         if batch_size is not None and batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
         opened = as_images(images, shorter_side=self.shorter_side)
         if not len(opened):
             return np.empty((0, self.dim), dtype=np.float32)
-        return self.embed(opened, batch_size)
+        vectors = self.embed(opened, batch_size)
+        return vectors[0] if is_one_image(images) else vectors
 
 
 def load(
@@ -246,7 +242,7 @@ def _model_of_file(path: Path) -> Model:
         dim=settings.dim,
         distance="cosine" if settings.normalisation == "l2" else "euclidean",
         shorter_side=settings.shorter_side,
-        embed=lambda images, batch_size: exported.encode(images, batch_size or 64),
+        embed=exported.embed,
     )
 
 
