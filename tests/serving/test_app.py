@@ -124,6 +124,31 @@ def test_filters(client, index, where, expected):
     assert set(ids(client.post("/search", json={"vector": vector, "where": where}))) == expected
 
 
+def test_a_filter_without_a_query_browses_in_pages_by_id(client, served):
+    def browse(**body):
+        answer = client.post("/items/browse", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    first, second = (browse(where={"label": ["kind 0", "kind 2"]}, k=6, offset=offset) for offset in (0, 6))
+    assert [item["id"] for item in first["items"]] == [0, 1, 2, 3, 4, 10]
+    assert [item["id"] for item in second["items"]] == [11, 12, 13, 14]
+    assert first["total"] == second["total"] == 10
+    assert first["items"][5] == client.get("/items/10").json()
+    assert [item["id"] for item in browse(where={"year": {"from": 2003}, "place": "b"}, k=2)["items"]] == [3, 6]
+    assert browse()["total"] == 20
+    assert browse(where={"label": "wren"}) == {"items": [], "total": 0}
+    for body in (
+        {"k": 1001},
+        {"offset": 10**6},
+        {"where": {"colour": "red"}},
+        {"where": {"id": [1] * 2001}},
+        {"id": 1},
+    ):
+        error(client.post("/items/browse", json=body), 422)
+    error(served(hide_paths=True).post("/items/browse", json={"where": {"path": {"from": "a"}}}), 422)
+
+
 def test_group_and_confidence(client, index):
     found = client.post("/search", json={"id": 0, "group_by": "label"}).json()["hits"]
     assert sorted(str(hit["label"]) for hit in found) == ["None", "kind 0", "kind 1", "kind 2"]
@@ -178,11 +203,11 @@ def test_crops_that_are_none(client, make_image, crop):
         ({"id": 1, "where": {"year": "old"}}, 422, "holds numbers"),
         ({"id": 1, "where": {"year": True}}, 422, "year"),
         ({"id": 1, "where": {"year": {"above": 3}}}, 422, "year"),
-        ({"id": 1, "where": {"id": list(range(1001))}}, 422, "at most 1,000"),
+        ({"id": 1, "where": {"id": list(range(2001))}}, 422, "at most 2,000"),
         ({"id": 1, "where": []}, 422, "where"),
         ({"id": 1, "group_by": "colour"}, 422, "colour"),
         ({"id": 1, "min_confidence": 2}, 422, "min_confidence"),
-        ({"id": 1, "like": list(range(1001))}, 422, "at most 1,000"),
+        ({"id": 1, "like": list(range(2001))}, 422, "at most 2,000"),
         ({"id": 1, "kk": 3}, 422, "kk"),
         ({"image": "/etc/passwd"}, 422, "image"),
         ("/etc/passwd", 422, "object"),
@@ -243,7 +268,7 @@ def test_items_are_shown_and_looked_up(client, drawn):
     error(client.get("/items/x"), 422)
     error(client.get(f"/items/{2**64}"), 422)
     error(client.post("/items/lookup", json={"ids": [2, 20]}), 404)
-    error(client.post("/items/lookup", json={"ids": [0] * 1001}), 422)
+    error(client.post("/items/lookup", json={"ids": [0] * 2001}), 422)
     error(client.get("/no/such/page"), 404)
     assert client.put("/items").status_code == 405
 

@@ -20,6 +20,7 @@ import uvicorn
 from PIL import Image, ImageDraw
 
 from nearkin.index import Index
+from nearkin.index.corrections import corrections, withdraw
 from nearkin.runs.model import Model
 from nearkin.serving.app import create_app
 from nearkin.serving.routes import WEB
@@ -60,19 +61,40 @@ def embed(images, batch_size):
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory):
-    root = tmp_path_factory.mktemp("shapes")
+def index_of_shapes(root, labels, count):
+    """An index of ``count`` shapes of each colour, with the label that ``labels`` has for the colour."""
     rows = [["path", "label", "year"]]
-    for colour in COLOURS:
-        for number in range(PER_KIND):
+    for colour, label in labels.items():
+        for number in range(count):
             shape(colour, number).save(root / f"{colour}-{number}.png")
-            rows.append([f"{colour}-{number}.png", colour, str(2000 + number)])
+            rows.append([f"{colour}-{number}.png", label, str(2000 + number)])
     with open(root / "shapes.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
     made = Index.create(root / "shapes.index", Model(Path("nowhere"), "shapes", 6, "cosine", 64, embed))
     made.add(root / "shapes.csv")
+    return made
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    made = index_of_shapes(tmp_path_factory.mktemp("shapes"), {colour: colour for colour in COLOURS}, PER_KIND)
     yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory):
+    """An index whose labels are nested folders, and its address."""
+    labels = {
+        "yellow": "Fruit/Citrus/Lemon",
+        "green": "Fruit/Citrus/Lime",
+        "violet": "Fruit/Plum",
+        "red": "Vegetables/Pepper/Bell",
+        "blue": "Milk",
+    }
+    made = index_of_shapes(tmp_path_factory.mktemp("nested"), labels, 4)
+    with serving(made) as (address, _):
+        yield made, address
     made.close()
 
 
@@ -177,12 +199,12 @@ def test_an_upload_shows_its_neighbours_with_how_sure_they_are(visit, url):
     assert widths == sorted(widths, reverse=True)
     assert "blue-" in page.locator(".tile .path").first.inner_text()
     page.click("#more")
-    page.wait_for_selector(f".tile[data-place='{len(COLOURS) * PER_KIND - 1}']")
+    page.wait_for_selector(f".tile[data-at='{len(COLOURS) * PER_KIND - 1}']")
     assert page.locator(".tile").count() == len(COLOURS) * PER_KIND
     assert page.locator("#more").is_hidden()
     page.reload()  # the photo itself is not kept
     page.wait_for_selector(".hero")
-    assert "reload" in page.locator(".hero p").inner_text()
+    assert "reload" in page.locator(".hero p").inner_text()  # and the page says so
 
 
 @browsers
@@ -255,11 +277,133 @@ def test_filters_narrow_what_is_found_and_stand_in_the_address(visit, url, index
     searched(page, lambda: page.go_back())
     assert len(found(page)) == 48
     page.evaluate("location.hash = '#id=0&min=0.9'")
-    page.wait_for_function("() => document.querySelector('#min-said').textContent === '90 %'")
+    page.wait_for_function("() => document.querySelector('#min-text').textContent === '90 %'")
     sure = [hit for hit in index.search(0, 60) if hit.confidence >= 0.9]
     page.wait_for_function("n => document.querySelectorAll('.grid:not(.waiting) .tile').length === n", arg=len(sure))
     page.evaluate("location.hash = '#id=0&range.year=1990..1991'")
     page.wait_for_selector("text=No photo meets these filters")
+
+
+def labels_in_filter(page):
+    return page.locator("#labels .name").all_inner_texts()
+
+
+def ids_shown(page):
+    page.wait_for_selector("#results-body:not([aria-busy]) .grid:not(.waiting) .tile")
+    return [int(id) for id in page.locator(".tile").evaluate_all("tiles => tiles.map(tile => tile.dataset.id)")]
+
+
+def browsed(page, act):
+    """Tick or change a filter without a query, and wait for the photos that meet it."""
+    with page.expect_response(lambda answer: answer.url.endswith("/items/browse")):
+        act()
+    return ids_shown(page)
+
+
+@browsers
+def test_a_filter_without_a_query_shows_what_meets_it(visit, url, index):
+    page = visit(url)
+    page.wait_for_selector(".samples img")
+    assert page.locator("#sure").is_hidden()  # nothing to be sure of without a query
+    reds = index.ids({"label": "red"}).tolist()
+    assert browsed(page, lambda: page.locator("#labels label", has_text="red").click()) == reds
+    assert page.locator("#results-note").inner_text() == f"{PER_KIND} photos"
+    assert page.locator(".tile .percent").count() == 0
+    page.locator(".tile .photo").first.click()
+    assert page.locator("#detail dt", has_text="Similarity").count() == 0
+    page.keyboard.press("Escape")
+    page.reload()
+    assert ids_shown(page) == reds
+    page.evaluate("location.hash = '#range.year=2000..2010'")
+    page.wait_for_function("() => document.querySelectorAll('.grid:not(.waiting) .tile').length === 48")
+    everything = index.ids({"year": (2000, 2010)}).tolist()
+    assert ids_shown(page) == everything[:48]
+    page.click("#more")
+    page.wait_for_selector(f".tile[data-at='{len(everything) - 1}']")
+    assert ids_shown(page) == everything
+    assert page.locator("#more").is_hidden()
+    page.click("#clear-filters")
+    page.wait_for_selector(".samples img")
+    page.evaluate("location.hash = '#label=nothing'")
+    page.wait_for_selector("text=No photo meets these filters")
+
+
+@browsers
+def test_nested_labels_show_their_last_part_and_the_filter_is_a_tree(visit, nested):
+    index, address = nested
+    page = visit(f"{address}#id=0")
+    found(page)
+    first = page.locator(".tile").first
+    assert first.locator(".name").inner_text() == "Lemon"
+    assert first.locator(".above").inner_text() == "Fruit/Citrus"
+    size = "element => parseFloat(getComputedStyle(element).fontSize)"
+    assert first.locator(".above").evaluate(size) < first.locator(".name").evaluate(size)
+    page.goto(address)
+    page.wait_for_selector(".samples img")
+    assert labels_in_filter(page) == ["Fruit", "Milk", "Vegetables"]
+    page.click("[aria-label='Fruit']")
+    assert labels_in_filter(page) == ["Fruit", "Citrus", "Plum", "Milk", "Vegetables"]
+    citrus = index.ids({"label": ["Fruit/Citrus/Lemon", "Fruit/Citrus/Lime"]}).tolist()
+    assert browsed(page, lambda: page.locator("#labels label", has_text="Citrus").click()) == citrus
+    assert page.locator("#results-title").inner_text() == "Citrus"
+    assert page.locator("#filter-count").text_content() == "1"
+    state = "input => [input.checked, input.indeterminate]"
+    assert page.locator("[data-pick='Fruit/']").evaluate(state) == [False, True]
+    assert page.locator("[data-pick='Fruit/Citrus/']").evaluate(state) == [True, False]
+    page.click("[aria-label='Citrus']")
+    limes = browsed(page, lambda: page.locator("#labels label", has_text="Lemon").click())
+    assert limes == index.ids({"label": "Fruit/Citrus/Lime"}).tolist()
+    page.reload()
+    assert ids_shown(page) == limes
+    assert page.locator("[data-pick='Fruit/Citrus/']").evaluate(state) == [False, True]
+    page.click("[aria-label='Fruit']")
+    assert labels_in_filter(page) == ["Fruit", "Milk", "Vegetables"]
+    page.click("#clear-filters")
+    page.wait_for_selector(".samples img")
+    page.keyboard.press("/")
+    page.keyboard.type("bell")
+    assert labels_in_filter(page) == ["Vegetables", "Pepper", "Bell"]
+    assert (
+        browsed(page, lambda: page.keyboard.press("Enter")) == index.ids({"label": "Vegetables/Pepper/Bell"}).tolist()
+    )
+    page.locator("[data-pick='Vegetables/']").focus()
+    page.keyboard.press("ArrowLeft")
+    assert labels_in_filter(page) == ["Vegetables"]
+    page.keyboard.press("ArrowRight")
+    assert labels_in_filter(page) == ["Vegetables", "Pepper", "Bell"]
+
+
+@browsers
+def test_the_last_part_of_a_label_is_enough_to_correct_with(visit, nested):
+    index, address = nested
+    page = visit(f"{address}#label=Milk")
+    ids_shown(page)
+    page.locator(".tile .photo").first.focus()
+    page.keyboard.press("c")
+    page.fill("#new-label", "Plum")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".tile .corrected-label")
+    (correction,) = corrections(index)
+    try:
+        assert (correction.was, correction.label) == ("Milk", "Fruit/Plum")
+    finally:
+        withdraw(index, correction.id)
+
+
+@browsers
+def test_a_search_never_claims_more_of_a_label_than_the_index_has(visit, url, index):
+    page = visit(url)
+    page.wait_for_selector(".samples img")
+    items = [{**vars(item), "score": 0.9, "confidence": 0.97, "thumbnail": ""} for item in index.items(range(48))]
+    answer = {"hits": items, "offset": 0, "k": 48, "more": True, "seconds": 0.001}
+    guess = {"confidence": 0.97}
+    page.route("**/search", lambda route: route.fulfill(json=answer | {"label": guess}))
+    for label, count in (("red", PER_KIND), ("unheard of", 0), (None, 0)):
+        guess["label"] = label
+        searched(page, lambda: upload(page, shape("red", 40)))
+        note = page.locator("#results-note").inner_text()
+        assert note.startswith("48+ photos")
+        assert (f"{count} of them" in note) == ("of them" in note) == (count > 0)
 
 
 @browsers
@@ -295,7 +439,7 @@ def test_corrections_are_said_downloaded_and_taken_back(visit, url, index, tmp_p
     page.locator(".tile .photo").first.click()
     one = int(page.locator(".tile").first.get_attribute("data-id"))
     page.click("#correct-label")
-    assert "not a red" in page.locator("#relabel label").inner_text()
+    assert "red" in page.locator("#relabel label").inner_text()
     page.fill("#new-label", "crimson")
     page.keyboard.press("Enter")
     page.wait_for_selector(".tile .corrected-label")
@@ -372,6 +516,54 @@ def test_the_map_is_made_and_a_lasso_selects(visit, url, index):
 
 
 @browsers
+def test_on_a_phone_names_on_the_map_do_not_overlap_and_stars_do_not_hide_points(visit, nested):
+    """A crowd of points in forty groups, each with its proxy in the middle."""
+    rng = np.random.default_rng(0)
+    centres = rng.uniform(-10, 10, (40, 2))
+    centres[:3] = (-10, -10), (10, 10), (0, 0)  # the middle of the map is in its middle
+    groups = np.arange(800) % 40
+    points = np.clip(centres[groups] + rng.normal(0, 0.2, (800, 2)), -10, 10)
+    points[:40] = centres
+    rows = np.concatenate(
+        [np.column_stack([np.arange(800), points, groups]), np.insert(centres, [0, 2], [-1, 0], axis=1)]
+    )
+    rows[800:, 3] = np.arange(40)
+    page = visit(nested[1], width=390, height=844, is_mobile=True, has_touch=True, expect=("GPU stall",))
+    page.wait_for_selector(".samples img")
+    page.route("**/map", lambda route: route.fulfill(body=rows.astype("<f4").tobytes()))
+    page.route("**/map/labels", lambda route: route.fulfill(json=[f"Plants/Trees/Species {n}" for n in range(40)]))
+    page.route("**/map/status", lambda route: route.fulfill(json={"state": "ready", "done": 0, "of": 0}))
+    page.evaluate("location.hash = '#view=map'")
+    page.wait_for_selector(".captions span")
+    page.wait_for_timeout(300)
+    assert re.fullmatch(r"Species \d+", page.locator(".captions span").first.inner_text())
+    boxes = page.locator(".captions span, .tools .group").evaluate_all(
+        """all => all.map((element) => element.getBoundingClientRect())
+          .map(({left, right, top, bottom}) => [left, top, right, bottom])"""
+    )
+    chart = page.locator(".chart").bounding_box()
+    assert len(boxes) > 8
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        assert chart["x"] <= left < right <= chart["x"] + chart["width"]
+        assert chart["y"] <= top < bottom <= chart["y"] + chart["height"]
+        for other in boxes[:number]:
+            assert left >= other[2] or other[0] >= right or top >= other[3] or other[1] >= bottom
+    # The ink over the points around the middle: lines of a star, and none upon the point inside it.
+    ink = page.evaluate(
+        """() => {
+          const canvas = document.querySelector(".chart .over");
+          const scale = canvas.width / canvas.clientWidth;
+          const [x, y] = [canvas.width / 2, canvas.height / 2 + 28 * scale].map(Math.round);
+          const alpha = canvas.getContext("2d").getImageData(x - 12, y - 12, 25, 25).data.filter((_, n) => n % 4 === 3);
+          return Array.from({ length: 25 }, (_, row) => Array.from(alpha.slice(25 * row, 25 * row + 25)));
+        }"""
+    )
+    ink = np.array(ink) > 0
+    assert ink.any()
+    assert not ink[11:14, 11:14].any()
+
+
+@browsers
 def test_a_photo_is_added_from_the_query(visit, url, index):
     page = visit(url)
     page.wait_for_selector(".hero")
@@ -429,7 +621,7 @@ def test_the_keyboard_reaches_everything(visit, url):
     assert {"home", "view-search", "view-map", "open-corrections", "open-help", "min", "group", "label-find"} <= set(
         seen
     )
-    place = "Number(document.activeElement.closest('.tile').dataset.place)"
+    place = "Number(document.activeElement.closest('.tile').dataset.at)"
     across = page.evaluate("getComputedStyle(document.querySelector('.grid')).gridTemplateColumns.split(' ').length")
     for key, expected in (
         ("ArrowRight", 1),
@@ -446,9 +638,6 @@ def test_the_keyboard_reaches_everything(visit, url):
     assert page.locator("#selection").is_hidden()
     page.keyboard.press("Enter")
     page.wait_for_selector("#detail[open]")
-    before = page.locator("#detail .large img").get_attribute("src")
-    page.keyboard.press("ArrowRight")
-    assert page.locator("#detail .large img").get_attribute("src") != before
     page.keyboard.press("Escape")
     assert page.locator("#detail[open]").count() == 0
     assert page.evaluate(place) == 0
@@ -457,6 +646,56 @@ def test_the_keyboard_reaches_everything(visit, url):
     page.keyboard.press("Escape")
     page.locator(".tile .photo").first.focus()
     searched(page, lambda: page.keyboard.press("n"))
+
+
+@browsers
+def test_the_keys_of_the_gallery_work_in_an_opened_photo(visit, url):
+    page = visit(f"{url}#id=0")
+    found(page)
+    ids = ids_shown(page)
+    item = "#detail dt:text-is('Item') + dd"
+
+    def opened(at):
+        page.locator(".tile .photo").nth(at).click()
+        page.wait_for_selector("#detail[open]")
+
+    opened(0)
+    for key, expected in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowDown", 3), ("ArrowLeft", 2), ("ArrowUp", 1)):
+        page.keyboard.press(key)
+        assert page.locator(item).inner_text() == str(ids[expected])
+    for key, expected in (("End", 47), ("ArrowRight", 47), ("Home", 0), ("ArrowLeft", 0)):
+        page.keyboard.press(key)
+        assert page.locator(item).inner_text() == str(ids[expected])
+    page.click("#next-photo")
+    page.keyboard.press("Enter")  # the same button again
+    assert page.locator(item).inner_text() == str(ids[2])
+    page.keyboard.press("x")
+    assert page.locator("#selected-count").inner_text() == "1 selected"
+    assert page.locator("#select-photo").get_attribute("aria-pressed") == "true"
+    page.keyboard.press("?")
+    page.wait_for_selector("#help[open]")
+    page.keyboard.press("Escape")
+    assert page.locator("#detail[open]").count() == 1
+    page.keyboard.press("Escape")
+    assert page.locator("#detail[open]").count() == 0
+    assert page.locator("#selected-count").is_visible()  # the first Escape closes the photo alone
+    opened(2)
+    page.keyboard.press("c")
+    page.wait_for_selector("#relabel[open]")
+    page.keyboard.press("Escape")
+    for key, address in (("+", f"like={ids[2]}"), ("-", "unlike="), ("n", "id=")):
+        opened(2)
+        searched(page, lambda key=key: page.keyboard.press(key))
+        assert address in page.url
+        assert page.locator("#detail[open]").count() == 0
+    opened(1)
+    page.keyboard.press("/")
+    page.wait_for_function("() => document.activeElement.id === 'label-find'")
+    page.keyboard.press("Escape")
+    opened(1)
+    page.keyboard.press("m")
+    page.wait_for_selector("#map-view:not([hidden])")
+    assert page.locator("#detail[open]").count() == 0
 
 
 @browsers

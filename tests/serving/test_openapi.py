@@ -14,12 +14,13 @@ from nearkin.serving.settings import Settings
 
 OPERATIONS = [
     *(("GET", "/health"), ("GET", "/index"), ("GET", "/metrics"), ("POST", "/search")),
-    *(("POST", "/items"), ("POST", "/items/lookup"), ("GET", "/items/{id}"), ("DELETE", "/items/{id}")),
+    *(("POST", "/items"), ("POST", "/items/lookup"), ("POST", "/items/browse")),
+    *(("GET", "/items/{id}"), ("DELETE", "/items/{id}")),
     *(("GET", "/items/{id}/thumbnail"), ("POST", "/corrections"), ("GET", "/corrections")),
     *(("DELETE", "/corrections/{id}"), ("GET", "/corrections.csv")),
 ]
 
-DEPENDS = ("/search", "/items")
+DEPENDS = ("/search", "/items", "/items/browse")
 """Where bytes must be an image and names those of columns, which no schema can say."""
 
 

@@ -126,10 +126,7 @@ def _parsed(model: type[Any], content: bytes, service: Service) -> Any:
         options = model.model_validate_json(content)
     except ValidationError as error:
         raise invalid_json(error) from error
-    limits = service.settings
-    for name, value, most in (("k", options.k, limits.max_k), ("offset", options.offset, limits.max_offset)):
-        if value > most:
-            raise RequestError(422, f"{name}: at most {most:,}, got {value:,}")
+    service.check_limits(options)
     return options
 
 
@@ -166,6 +163,12 @@ def _add_items(routes: APIRouter, service: Service) -> None:
         """Several items at once, in the order of their ids in the request."""
         items = await service.read(service.existing, body.ids)
         return schemas.Items(items=[service.item_schema(item) for item in items])
+
+    @routes.post("/items/browse")
+    async def browse(body: schemas.Browse) -> schemas.Page:
+        """The items that meet the filter ``where``, by ascending id; without a filter all of them."""
+        service.check_limits(body)
+        return await service.read(service.browse, body)
 
     @routes.get("/items/{id}", responses={404: _ERROR})
     async def get(id: Id) -> schemas.Item:

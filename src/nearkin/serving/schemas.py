@@ -45,12 +45,17 @@ class Range(_Strict):
     to: Value | None = None
 
 
-class Options(_Strict):
-    """The options of a search."""
+class Browse(_Strict):
+    """A filter, and which page of what meets it."""
 
     k: Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)] = 20
     offset: Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)] = 0
     where: dict[str, Value | list[Value] | Range | None] = Field(default_factory=dict)
+
+
+class Options(Browse):
+    """The options of a search."""
+
     like: list[Id] = Field(default_factory=list)
     unlike: list[Id] = Field(default_factory=list)
     group_by: str | None = None
@@ -99,6 +104,12 @@ class Hits(BaseModel):
 
 class Items(BaseModel):
     items: list[Item]
+
+
+class Page(Items):
+    """A page of the items that meet a filter, and how many meet it in all."""
+
+    total: int
 
 
 class Ids(_Strict):

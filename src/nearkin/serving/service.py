@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from nearkin.errors import DataError, RecipeError
+from nearkin.errors import DataError
 from nearkin.index.index import Index
 from nearkin.index.items import Item
 from nearkin.index.search import Hit
+from nearkin.index.where import Where
 from nearkin.serving import schemas
 from nearkin.serving.decoding import Decoder
 from nearkin.serving.errors import RequestError
@@ -171,6 +172,26 @@ class Service:
                 self._overview = version, Overview(len(self.index), labelled, labels[:_MOST_LABELS], columns)
             return self._overview[1]
 
+    def check_limits(self, options: schemas.Browse) -> None:
+        """Refuse a request that asks for more than the server gives."""
+        limits = self.settings
+        sizes = [("k", options.k, limits.max_k), ("offset", options.offset, limits.max_offset)]
+        for name, value in options.where.items():
+            if isinstance(value, list):
+                sizes.append((f"where: {name}", len(value), limits.max_ids))
+        for name, size, most in sizes:
+            if size > most:
+                raise RequestError(422, f"{name}: at most {most:,}, got {size:,}")
+        fields = [*options.where, getattr(options, "group_by", None)]
+        if limits.hide_paths and "path" in fields:
+            raise RequestError(422, "paths are hidden on this server: filter and group by something else")
+
+    def browse(self, options: schemas.Browse) -> schemas.Page:
+        """The items that meet a filter, by ascending id."""
+        ids = self.index.ids(_where(options))
+        items = self.index.items(ids[options.offset : options.offset + options.k])
+        return schemas.Page(items=[self.item_schema(item) for item in items], total=len(ids))
+
     def search(
         self, options: schemas.Options, query: int | NDArray[np.floating] | None, *, is_image: bool
     ) -> schemas.Hits:
@@ -178,17 +199,10 @@ class Service:
         begin = time.perf_counter()
         if ids := [*options.like, *options.unlike, *([query] if isinstance(query, int) else [])]:
             self.existing(ids)
-        where: dict[str, object] = {}
-        for name, value in options.where.items():
-            where[name] = (value.from_, value.to) if isinstance(value, schemas.Range) else value
-            if isinstance(value, list) and len(value) > self.settings.max_ids:
-                raise RequestError(422, f"where: {name}: at most {self.settings.max_ids:,} values, got {len(value):,}")
-        if self.settings.hide_paths and "path" in (options.group_by, *where):
-            raise RecipeError("paths are hidden on this server: filter and group by something else")
         hits: list[Hit] = self.index.search(
             query,
             options.k + 1,
-            where=where or None,
+            where=_where(options),
             like=options.like,
             unlike=options.unlike,
             group_by=options.group_by,
@@ -219,3 +233,11 @@ class Service:
 
     def visible_path(self, path: str | None) -> str | None:
         return None if self.settings.hide_paths else path
+
+
+def _where(options: schemas.Browse) -> Where:
+    """The filter as an index takes it."""
+    return {
+        name: (value.from_, value.to) if isinstance(value, schemas.Range) else value
+        for name, value in options.where.items()
+    }

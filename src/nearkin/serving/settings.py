@@ -34,8 +34,8 @@ class Settings:
     """Of an upload, by its header."""
     max_k: int = 1000
     max_offset: int = 100_000
-    max_ids: int = 1000
-    """Items in a list of ids."""
+    max_ids: int = 2000
+    """Values in a list, such as ids or the labels of a filter."""
     decoders: int = 2
     """Processes that decode uploads."""
 

@@ -1,8 +1,8 @@
-// What the server is asked, and its errors as one sentence each.
+// Requests to the server; an error of it is one sentence.
 
 const KEY = "nearkin-key";
 
-// The key comes once with the address, `#key=…`, and is not left standing there.
+// The key comes once with the address, `#key=…`, and is removed from it.
 const given = new URLSearchParams(location.hash.slice(1));
 if (given.has("key")) {
   sessionStorage.setItem(KEY, given.get("key"));
@@ -42,9 +42,9 @@ export async function call(path, { method = "GET", json, form, signal, as = "jso
 }
 
 async function sentence(answer) {
-  const told = await answer.json().catch(() => ({}));
-  if (typeof told.error === "string") return told.error[0].toUpperCase() + told.error.slice(1);
-  return { 401: "This server wants a key.", 413: "This file is too large for the server.", 429: "Too many requests. Wait a moment." }[answer.status]
+  const { error } = await answer.json().catch(() => ({}));
+  if (typeof error === "string") return error[0].toUpperCase() + error.slice(1);
+  return { 401: "This server needs a key.", 413: "This file is too large for the server.", 429: "Too many requests. Wait a moment." }[answer.status]
     ?? `The server could not do that (${answer.status}).`;
 }
 
@@ -56,24 +56,26 @@ export const search = (options, file, signal) => {
   return call("search", { method: "POST", form, signal });
 };
 
+export const browse = (options, signal) => call("items/browse", { method: "POST", json: options, signal });
+
 /** Ids in lists as long as the server takes them. */
 export const inParts = (ids, most = 1000) => Array.from({ length: Math.ceil(ids.length / most) }, (_, n) => ids.slice(n * most, (n + 1) * most));
 
-/** What is known of items, in the order asked for; those that have gone are left out. */
+/** Items in the order of their ids; removed ones are left out. */
 export async function lookup(ids) {
-  const found = [];
-  for (const part of inParts(ids)) found.push(...(await lookedUp(part)));
-  return found;
+  const items = [];
+  for (const part of inParts(ids)) items.push(...(await lookupPart(part)));
+  return items;
 }
 
-async function lookedUp(ids) {
+async function lookupPart(ids) {
   try {
     return (await call("items/lookup", { method: "POST", json: { ids } })).items;
   } catch (error) {
     if (error.status !== 404) throw error;
     if (ids.length === 1) return [];
-    const half = Math.ceil(ids.length / 2); // one of them has gone: look for the others
-    return [...(await lookedUp(ids.slice(0, half))), ...(await lookedUp(ids.slice(half)))];
+    const half = Math.ceil(ids.length / 2); // one of them was removed
+    return [...(await lookupPart(ids.slice(0, half))), ...(await lookupPart(ids.slice(half)))];
   }
 }
 

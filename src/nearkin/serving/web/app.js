@@ -1,4 +1,4 @@
-// The gallery: from the address to what is seen, and from what people do back to the address.
+// The gallery: the address says what is shown, and what people do changes the address.
 
 import { $, fill, h, open, plural } from "./dom.js";
 import { setKey } from "./api.js";
@@ -54,15 +54,15 @@ function countCorrections() {
 }
 
 function help() {
-  open($("#help"), "Keyboard shortcuts", h("dl", { class: "keys" }, KEYS.map(([key, does]) => [h("dt", {}, key.split(" ").map((each) => h("kbd", {}, each))), h("dd", {}, does)])));
+  open($("#help"), "Keyboard shortcuts", h("dl", { class: "keys" }, KEYS.map(([key, does]) => [h("dt", {}, key.split(" ").map((part) => h("kbd", {}, part))), h("dd", {}, does)])));
 }
 
 function askForKey() {
   const dialog = $("#key");
   const input = h("input", { type: "password", id: "api-key", autocomplete: "off", required: true });
-  open(dialog, "This server wants a key", h("form", { onsubmit: (event) => { event.preventDefault(); setKey(input.value); dialog.close(); begin(); } },
-    h("label", { for: "api-key" }, "Key"), input, h("p", { class: "hint" }, "Whoever started the server has it. It is kept until you close this tab."),
-    h("div", { class: "actions" }, h("button", { type: "submit", class: "button strong" }, "Go on"))));
+  open(dialog, "This server needs a key", h("form", { onsubmit: (event) => { event.preventDefault(); setKey(input.value); dialog.close(); begin(); } },
+    h("label", { for: "api-key" }, "Key"), input, h("p", { class: "hint" }, "The person who started the server has it. This tab keeps it until you close it."),
+    h("div", { class: "actions" }, h("button", { type: "submit", class: "button strong" }, "Continue"))));
   input.focus();
 }
 
@@ -112,12 +112,16 @@ function listen() {
 
   addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select");
-    if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]")) return;
-    if (event.key === "Escape" && selected.size && !typing) { clear(); return; }
-    if (typing) return;
+    // The keys of the page work in an opened photo too; it handles those of a photo first.
+    if (event.ctrlKey || event.metaKey || event.altKey || typing || $("dialog[open]:not(#detail)")) return;
+    const photo = $("#detail");
+    if (event.key === "Escape" && selected.size && !photo.open) { clear(); return; }
     const act = { "/": () => { $("#side").classList.add("open"); $("#fold").setAttribute("aria-expanded", true); $("#label-find").focus(); }, "?": help, o: () => $("#file").click(),
       m: () => go({ view: read().view === "map" ? "search" : "map" }) }[event.key];
-    if (act) { event.preventDefault(); act(); }
+    if (!act) return;
+    event.preventDefault();
+    if (event.key !== "?") photo.close();
+    act();
   });
 }
 

@@ -1,8 +1,9 @@
-// The chart of the map: its points, the view of them, and what pointers and keys do there.
+// The chart of the map: its points, the view of them, and its pointers and keys.
 
 import { button, h, plural, toast } from "./dom.js";
 import { lookup, pictureOf } from "./api.js";
-import { canWrite, facts, fileName, nameOf } from "./facts.js";
+import { canWrite, facts, fileName } from "./facts.js";
+import { above, nameOf, pickedLabels, shortLabel } from "./labels.js";
 import { detailOf } from "./detail.js";
 import { drawOver, night } from "./overlay.js";
 import { Cells, colourOf, inside, painter } from "./points.js";
@@ -12,18 +13,18 @@ import { select, selected, toggle } from "./selection.js";
 
 const REACH = 14; // pixels from which a point is meant
 
-/** Points in a canvas, how they are looked at, and what pointers and keys do; `makeAnew` is behind a button. */
+/** Points in a canvas with a view of them; a button calls `remake`. */
 export class Chart {
-  constructor(place, rows, labels, makeAnew) {
+  constructor(parent, rows, labels, remake) {
     this.labels = labels;
     this.items = facts.about.items;
-    const own = [];
+    const items = [];
     this.proxies = [];
-    for (let i = 0; i < rows.length; i += 4) (rows[i] < 0 ? this.proxies : own).push(i);
-    const column = (at) => Float32Array.from(own, (i) => rows[i + at]);
+    for (let i = 0; i < rows.length; i += 4) (rows[i] < 0 ? this.proxies : items).push(i);
+    const column = (at) => Float32Array.from(items, (i) => rows[i + at]);
     // Up and across mean nothing here, so the map's longer side lies along the screen's.
     const spread = (at) => { const all = column(at).sort(); return all[Math.floor(all.length * 0.98)] - all[Math.floor(all.length * 0.02)]; };
-    const room = place.getBoundingClientRect();
+    const room = parent.getBoundingClientRect();
     const [across, up] = spread(1) > spread(2) === room.width > room.height ? [1, 2] : [2, 1];
     [this.ids, this.x, this.y, this.label] = [0, across, up, 3].map(column);
     this.proxies = this.proxies.map((i) => ({ x: rows[i + across], y: rows[i + up], label: rows[i + 3] }));
@@ -36,10 +37,10 @@ export class Chart {
     this.mode = "pan";
     this.pointers = new Map();
     this.hover = -1;
-    this.#build(place, makeAnew);
-    const places = new Float32Array(this.ids.length * 2);
-    for (let i = 0; i < this.ids.length; i++) places.set([this.x[i], this.y[i]], 2 * i);
-    this.paint.places(places);
+    this.#build(parent, remake);
+    const points = new Float32Array(this.ids.length * 2);
+    for (let i = 0; i < this.ids.length; i++) points.set([this.x[i], this.y[i]], 2 * i);
+    this.paint.points(points);
     this.recolour();
     this.fit();
     this.watcher = new ResizeObserver(() => this.resize());
@@ -56,12 +57,13 @@ export class Chart {
     this.listener.abort();
   }
 
-  #build(place, makeAnew) {
+  #build(parent, remake) {
     this.points = h("canvas", { class: "points", "aria-hidden": "true" });
     this.over = h("canvas", { class: "over", id: "map", tabindex: 0, role: "application", "aria-roledescription": "map", "aria-label": `Map of ${plural(this.ids.length, "photo", "photos")}. Arrow keys move, plus and minus zoom, Enter opens the photo in the middle, Space selects it` });
     this.tip = h("div", { class: "tip", hidden: true });
-    this.said = h("p", { class: "visually-hidden", "aria-live": "polite" });
+    this.announced = h("p", { class: "visually-hidden", "aria-live": "polite" });
     this.legend = h("ul", { class: "legend", "aria-label": "Labels in view" });
+    this.captions = h("div", { class: "captions", "aria-hidden": "true" });
     this.tools = {
       pan: button("", "hand", () => this.use("pan"), { class: "tool", "aria-label": "Move the map", title: "Move the map", "aria-pressed": "true", id: "tool-pan" }),
       lasso: button("", "lasso", () => this.use("lasso"), { class: "tool", "aria-label": "Select with a lasso", title: "Lasso (l, or hold Shift)", "aria-pressed": "false", id: "tool-lasso" }),
@@ -72,9 +74,9 @@ export class Chart {
         button("", "plus", () => this.zoom(1.6), { class: "tool", "aria-label": "Zoom in", title: "Zoom in (+)", id: "zoom-in" }),
         button("", "minus", () => this.zoom(1 / 1.6), { class: "tool", "aria-label": "Zoom out", title: "Zoom out (−)", id: "zoom-out" }),
         button("", "fit", () => this.fit(), { class: "tool", "aria-label": "Show all", title: "Show all (0)", id: "zoom-fit" })),
-      canWrite() ? h("div", { class: "group" }, button("", "again", makeAnew, { class: "tool", "aria-label": "Make the map again", title: "Make the map again" })) : null);
-    this.host = h("div", { class: "chart" }, this.points, this.over, bar, this.legend, this.tip, this.said);
-    place.replaceChildren(this.host);
+      canWrite() ? h("div", { class: "group" }, button("", "again", remake, { class: "tool", "aria-label": "Make the map again", title: "Make the map again" })) : null);
+    this.host = h("div", { class: "chart" }, this.points, this.over, this.captions, bar, this.legend, this.tip, this.announced);
+    parent.replaceChildren(this.host);
     this.paint = painter(this.points);
     this.context = this.over.getContext("2d");
     this.over.addEventListener("pointerdown", (event) => this.#down(event));
@@ -98,15 +100,15 @@ export class Chart {
 
   /** Where a label's name stands: the middle of its points. */
   #middles() {
-    const own = this.labels.map(() => []);
-    for (let i = 0; i < this.label.length; i++) if (this.label[i] >= 0) own[this.label[i]].push(i);
+    const members = this.labels.map(() => []);
+    for (let i = 0; i < this.label.length; i++) if (this.label[i] >= 0) members[this.label[i]].push(i);
     const middle = (values) => values.sort((a, b) => a - b)[values.length >> 1];
-    return own.map((all, label) => ({ label, count: all.length, x: middle(all.map((i) => this.x[i])), y: middle(all.map((i) => this.y[i])) })).filter(({ count }) => count > 0);
+    return members.map((all, label) => ({ label, count: all.length, x: middle(all.map((i) => this.x[i])), y: middle(all.map((i) => this.y[i])) })).filter(({ count }) => count > 0);
   }
 
   recolour() {
     const state = read();
-    const only = state.labels.length ? new Set(state.labels.map((label) => this.labels.indexOf(label))) : null;
+    const only = state.labels.length ? new Set(pickedLabels(state.labels).map((label) => this.labels.indexOf(label))) : null;
     const chosen = selected.size > 0;
     const shades = new Uint8Array(this.ids.length * 4);
     const known = this.labels.map((_, label) => colourOf(label, night.matches));
@@ -117,7 +119,7 @@ export class Chart {
       shades.set([...colour, chosen && lit ? 255 : lit ? 220 : 40], 4 * i);
     }
     this.only = only;
-    this.found = isAsked(state) ? [...currentHits().map((hit) => hit.id)].map((id) => this.byId.get(id)).filter((i) => i !== undefined) : [];
+    this.hits = isAsked(state) ? [...currentHits().map((hit) => hit.id)].map((id) => this.byId.get(id)).filter((i) => i !== undefined) : [];
     this.asked = state.id === null ? undefined : this.byId.get(state.id);
     this.paint.colours(shades);
     this.draw();
@@ -137,7 +139,7 @@ export class Chart {
   fit() {
     const { left, right, low, high } = this.cells.box;
     const [width, height] = [this.width || 800, this.height || 600];
-    // Beside the tools and the legend, which lie upon the map.
+    // The tools and the legend cover a part of the map.
     const [before, behind, above] = width > 700 ? [74, 236, 0] : [0, 0, 56];
     const scale = Math.min((width - before - behind - 48) / Math.max(right - left, 1e-3), (height - above - 90) / Math.max(high - low, 1e-3));
     this.view = { x: (left + right) / 2 + (behind - before) / 2 / scale, y: (low + high) / 2 + above / 2 / scale, scale };
@@ -213,7 +215,7 @@ export class Chart {
       if (i >= 0) detailOf(this.ids[i]);
     } else if (lasso && lasso.length > 2) {
       const polygon = lasso.map((at) => this.#toMap(at));
-      const [xs, ys] = [0, 1].map((axis) => polygon.map((each) => each[axis]));
+      const [xs, ys] = [0, 1].map((axis) => polygon.map((corner) => corner[axis]));
       const candidates = this.cells.within({ left: Math.min(...xs), right: Math.max(...xs), low: Math.min(...ys), high: Math.max(...ys) });
       this.#selectThese(candidates.filter((i) => inside(polygon, this.x[i], this.y[i])), event.ctrlKey || event.metaKey);
     }
@@ -254,9 +256,9 @@ export class Chart {
     if (i < 0) return;
     const id = this.ids[i];
     const [across, down] = this.toScreen(this.x[i], this.y[i]);
-    const name = this.label[i] < 0 ? "no label" : this.labels[this.label[i]];
+    const label = this.label[i] < 0 ? null : this.labels[this.label[i]];
     const image = h("img", { alt: "" });
-    const words = h("p", {}, h("strong", {}, name));
+    const words = h("p", {}, h("strong", {}, label === null ? "no label" : shortLabel(label)), above(label));
     this.tip.replaceChildren(image, words);
     this.tip.classList.toggle("left", across > this.width - 220);
     this.tip.classList.toggle("up", down > this.height - 240);
@@ -266,8 +268,8 @@ export class Chart {
     this.asking = setTimeout(async () => {
       const [item] = await lookup([id]).catch(() => []);
       if (item && this.hover === i) {
-        words.replaceChildren(h("strong", {}, nameOf(item)), h("span", { class: "path" }, fileName(item.path)));
-        this.said.textContent = `${nameOf(item)}, ${fileName(item.path)}`;
+        words.replaceChildren(h("strong", {}, nameOf(item)), above(item.label), h("span", { class: "path" }, fileName(item.path)));
+        this.announced.textContent = `${nameOf(item)}, ${fileName(item.path)}`;
       }
     }, 120);
   }

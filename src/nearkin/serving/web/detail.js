@@ -2,7 +2,8 @@
 
 import { $, button, h, icon, open, toast } from "./dom.js";
 import { lookup, show } from "./api.js";
-import { canWrite, facts, labelOf, shortPath } from "./facts.js";
+import { canWrite, facts, shortPath } from "./facts.js";
+import { above, labelOf, nameOf, shortLabel } from "./labels.js";
 import { relabel } from "./corrections.js";
 import { go, read } from "./state.js";
 import { selected, toggle } from "./selection.js";
@@ -18,12 +19,12 @@ export function meter(hit) {
   return bar;
 }
 
-/** The label as it stands, with what it was where it was corrected. */
+/** The last part of the label as it stands, with what it was where it was corrected. */
 export function labelled(item) {
   const { label, was, unsure } = labelOf(item);
-  if (unsure) return [h("s", {}, was ?? "no label")];
-  if (was !== null && was !== label) return [h("span", { class: "corrected-label" }, label), " ", h("s", {}, was)];
-  return [label === null ? h("span", { class: "none" }, "no label") : label];
+  if (unsure) return [h("s", {}, was === null ? "no label" : shortLabel(was))];
+  if (was !== null && was !== label) return [h("span", { class: "corrected-label" }, shortLabel(label)), " ", h("s", {}, shortLabel(was))];
+  return [label === null ? h("span", { class: "none" }, "no label") : shortLabel(label)];
 }
 
 export const findKin = (id) => go({ id, upload: null, crop: null, like: [], unlike: [], view: read().view });
@@ -32,8 +33,8 @@ export const less = (id) => example("unlike", id);
 
 function example(how, id) {
   const state = read();
-  const like = state.like.filter((each) => each !== id);
-  const unlike = state.unlike.filter((each) => each !== id);
+  const like = state.like.filter((other) => other !== id);
+  const unlike = state.unlike.filter((other) => other !== id);
   (how === "like" ? like : unlike).push(id);
   if (how === "unlike" && state.id === null && !state.upload && !like.length) {
     toast("First say what to search for: choose a photo, or “more like this”.");
@@ -44,44 +45,55 @@ function example(how, id) {
 
 export const correct = (item) => relabel([item.id], [item]);
 
-/** Show one of `items`; arrow keys go on to the next. */
-export function detail(items, place) {
+/** Show one of `items`. The keys of a photo in the grid work here too; arrows, Home and End show another one. */
+export function detail(items, at) {
   const dialog = $("#detail");
-  const item = items[place];
-  const step = (by) => items[place + by] && detail(items, place + by);
-  const act = (run) => () => { dialog.close(); run(); };
+  const item = items[at];
   const { label } = labelOf(item);
+  const to = (next) => items[next] && next !== at && detail(items, next);
+  const act = (run) => () => { dialog.close(); run(); };
+  const pick = () => { toggle(item.id); detail(items, at); };
   const columns = Object.entries(item.columns ?? {}).filter(([, value]) => value !== null && value !== "");
-  const picked = button(selected.has(item.id) ? "Selected" : "Select", "check", () => { toggle(item.id); detail(items, place); }, { "aria-pressed": selected.has(item.id) });
+  const has = (value) => value !== null && value !== undefined;
+  const actions = { n: act(() => findKin(item.id)), "+": act(() => more(item.id)), "-": act(() => less(item.id)), c: canWrite() ? act(() => correct(item)) : null, x: pick };
+  const isInside = dialog.contains(document.activeElement) ? document.activeElement.id : null;
   open(
     dialog,
-    label ?? "No label",
-    h("div", { class: "large" }, show(h("img", { alt: label ?? "photo" }), item.id),
-      items.length > 1 ? h("button", { type: "button", class: "step back", "aria-label": "Previous photo", disabled: place === 0, onclick: () => step(-1) }, icon("chevron")) : null,
-      items.length > 1 ? h("button", { type: "button", class: "step on", "aria-label": "Next photo", disabled: place === items.length - 1, onclick: () => step(1) }, icon("chevron")) : null),
+    label === null ? "No label" : nameOf(item),
+    h("div", { class: "large" }, show(h("img", { alt: nameOf(item) }), item.id),
+      items.length > 1 ? h("button", { type: "button", class: "step back", id: "previous-photo", "aria-label": "Previous photo", disabled: at === 0, onclick: () => to(at - 1) }, icon("chevron")) : null,
+      items.length > 1 ? h("button", { type: "button", class: "step on", id: "next-photo", "aria-label": "Next photo", disabled: at === items.length - 1, onclick: () => to(at + 1) }, icon("chevron")) : null),
     h("dl", {},
-      item.confidence !== null && item.confidence !== undefined ? [h("dt", {}, "Same class"), h("dd", { class: "sure" }, meter(item), h("strong", {}, percent(item.confidence)))] : null,
-      item.score !== undefined ? [h("dt", {}, facts.about.distance === "cosine" ? "Similarity" : "Distance"), h("dd", {}, Math.abs(item.score).toFixed(3))] : null,
-      h("dt", {}, "Label"), h("dd", { id: "detail-label" }, labelled(item)),
+      has(item.confidence) ? [h("dt", {}, "Same class"), h("dd", { class: "sure" }, meter(item), h("strong", {}, percent(item.confidence)))] : null,
+      has(item.score) ? [h("dt", {}, facts.about.distance === "cosine" ? "Similarity" : "Distance"), h("dd", {}, Math.abs(item.score).toFixed(3))] : null,
+      h("dt", {}, "Label"), h("dd", { id: "detail-label" }, labelled(item), " ", above(label)),
       item.path ? [h("dt", {}, "File"), h("dd", { class: "path", title: item.path }, shortPath(item.path))] : null,
       columns.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]),
       h("dt", {}, "Item"), h("dd", {}, String(item.id))),
     h("div", { class: "actions stack" },
-      button("Find its neighbours", "kin", act(() => findKin(item.id)), { class: "button strong", id: "find-kin" }),
+      button("Find its neighbours", "kin", actions.n, { class: "button strong", id: "find-kin" }),
       h("div", { class: "pair" },
-        button("More like this", "plus", act(() => more(item.id)), { id: "more-like" }),
-        button("Less like this", "minus", act(() => less(item.id)), { id: "less-like" })),
+        button("More like this", "plus", actions["+"], { id: "more-like" }),
+        button("Less like this", "minus", actions["-"], { id: "less-like" })),
       h("div", { class: "pair" },
-        canWrite() ? button("Correct label", "pencil", act(() => correct(item)), { id: "correct-label" }) : null,
-        picked),
+        canWrite() ? button("Correct label", "pencil", actions.c, { id: "correct-label" }) : null,
+        button(selected.has(item.id) ? "Selected" : "Select", "check", pick, { "aria-pressed": selected.has(item.id), id: "select-photo" })),
       button("Show on the map", "map", act(() => { go({ view: "map" }); dispatchEvent(new CustomEvent("nearkin:locate", { detail: item.id })); }), { id: "show-on-map" })),
   );
+  // Its content is new, and with the old went the focus, without which keys would reach the page behind.
+  const again = isInside && $(`#${isInside}:not(:disabled)`, dialog);
+  (again || dialog).focus();
   dialog.onkeydown = (event) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (by) { event.preventDefault(); step(by); }
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const next = { ArrowLeft: at - 1, ArrowUp: at - 1, ArrowRight: at + 1, ArrowDown: at + 1, Home: 0, End: items.length - 1 }[event.key];
+    const run = next === undefined ? actions[event.key] : () => to(next);
+    if (!run) return;
+    event.preventDefault();
+    event.stopPropagation();
+    run();
   };
-  if (items[place + 1]) show(new Image(), items[place + 1].id);
+  if (items[at + 1]) show(new Image(), items[at + 1].id);
 }
 
-/** The same for an item of which only the id is known. */
+/** Show an item of which only the id is known. */
 export const detailOf = (id) => lookup([id]).then((items) => (items.length ? detail(items, 0) : toast("That photo has been removed.")), (error) => toast(error.message));

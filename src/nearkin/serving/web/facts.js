@@ -10,24 +10,11 @@ export async function refresh() {
 }
 
 export async function refreshCorrections() {
-  const told = await call("corrections");
-  facts.corrections = new Map((told.corrections ?? told).map((one) => [one.id, one]));
+  facts.corrections = new Map((await call("corrections")).map((correction) => [correction.id, correction]));
   dispatchEvent(new Event("nearkin:corrections"));
 }
 
 export const canWrite = () => !facts.about.read_only;
-
-/** The label of an item as people see it now: `{label, was, unsure}`. */
-export function labelOf(item) {
-  const correction = facts.corrections.get(item.id);
-  if (!correction) return { label: item.label, was: null, unsure: false };
-  return { label: correction.label, was: correction.was ?? item.label, unsure: correction.label === null };
-}
-
-export const nameOf = (item) => {
-  const { label, was, unsure } = labelOf(item);
-  return unsure ? `not ${was ?? "this"}` : label ?? "no label";
-};
 
 /** A file's name and its folder, which is what tells two of them apart. */
 export const shortPath = (path) => (path ? path.split(/[\\/]/).slice(-2).join("/") : "");

@@ -1,40 +1,54 @@
-// What may be among the results: labels, ranges of columns, how sure, one of each label.
+// What may be among the photos: labels as a tree, ranges of columns; of a search also how sure, and one of each label.
 
-import { $, h, number } from "./dom.js";
+import { $, $$, h, icon, number } from "./dom.js";
 import { facts } from "./facts.js";
-import { go, read } from "./state.js";
+import { labelTree, leaves, pickedLabels, withTicked } from "./labels.js";
+import { go, isAsked, read } from "./state.js";
 
 const MOST_SHOWN = 120;
+const folds = new Map(); // branches that a person has opened or closed
 
 function drawLabels(state) {
-  const all = facts.about.labels;
-  const wanted = $("#label-find").value.trim().toLowerCase();
-  const picked = new Set(state.labels);
-  const found = all.filter(({ label }) => picked.has(label) || label.toLowerCase().includes(wanted));
-  found.sort((a, b) => picked.has(b.label) - picked.has(a.label));
-  const focused = document.activeElement?.dataset?.label;
-  $("#labels").replaceChildren(...found.slice(0, MOST_SHOWN).map(({ label, items }) =>
-    h("li", {}, h("label", { class: "check" },
-      h("input", { type: "checkbox", checked: picked.has(label), "data-label": label, onchange: (event) => pick(label, event.target.checked) }),
-      h("span", { class: "name", title: label }, label), h("span", { class: "n" }, number(items))))));
-  if (focused !== undefined) [...$("#labels").querySelectorAll("input")].find((input) => input.dataset.label === focused)?.focus();
-  const hidden = found.length - MOST_SHOWN;
-  const hint = $("#labels-hint");
-  hint.hidden = found.length > 0 && hidden <= 0;
-  hint.textContent = found.length ? `and ${number(hidden)} more: type to find them` : "No label has that in its name.";
-  $("#labels-field").hidden = all.length === 0;
-}
+  const text = $("#label-find").value.trim().toLowerCase();
+  const ticked = new Set(pickedLabels(state.labels));
+  const tree = labelTree();
+  const isFlat = tree.every((node) => !node.children.length);
+  if (isFlat) tree.sort((a, b) => ticked.has(b.pick) - ticked.has(a.pick));
+  const named = (node) => text !== "" && node.name.toLowerCase().includes(text);
+  const isWanted = (node) => leaves(node).some((label) => ticked.has(label) || label.toLowerCase().includes(text));
+  const isSearched = (node) => node.children.some((child) => named(child) || isSearched(child));
+  let shown = 0;
 
-function pick(label, is) {
-  const labels = read().labels.filter((each) => each !== label);
-  go({ labels: is ? [...labels, label] : labels });
+  const row = (node) => {
+    if (++shown > MOST_SHOWN) return null;
+    const all = leaves(node);
+    const count = all.filter((label) => ticked.has(label)).length;
+    const isOpen = folds.get(node.pick) ?? ((count > 0 && count < all.length) || tree.length === 1 || isSearched(node));
+    const input = h("input", { type: "checkbox", class: named(node) ? "named" : null, checked: count === all.length, "data-pick": node.pick, onchange: (event) => go({ labels: withTicked(read().labels, all, event.target.checked) }) });
+    input.indeterminate = count > 0 && count < all.length;
+    const fold = !node.children.length ? h("span", { class: "twist" })
+      : h("button", { type: "button", class: "twist", tabindex: -1, "aria-expanded": isOpen, "aria-label": node.name, onclick: () => { folds.set(node.pick, !isOpen); drawLabels(read()); } }, icon("chevron"));
+    return h("li", {},
+      h("div", { class: "branch" }, isFlat ? null : fold,
+        h("label", { class: "check" }, input, h("span", { class: "name", title: node.pick }, node.name), h("span", { class: "n" }, number(node.items)))),
+      isOpen && node.children.length ? h("ul", {}, node.children.filter(isWanted).map(row)) : null);
+  };
+
+  const focused = document.activeElement?.dataset?.pick;
+  const wanted = tree.filter(isWanted);
+  $("#labels").replaceChildren(...wanted.map(row).filter(Boolean));
+  if (focused !== undefined) $$("#labels input").find((input) => input.dataset.pick === focused)?.focus();
+  const hint = $("#labels-hint");
+  hint.hidden = wanted.length > 0 && shown <= MOST_SHOWN;
+  hint.textContent = wanted.length ? `and ${number(shown - MOST_SHOWN)} more: type to find them` : "No label has that in its name.";
+  $("#labels-field").hidden = tree.length === 0;
 }
 
 function drawColumns(state) {
-  const place = $("#columns");
-  if (place.dataset.names !== JSON.stringify(facts.about.columns)) {
-    place.dataset.names = JSON.stringify(facts.about.columns);
-    place.replaceChildren(...facts.about.columns.map(({ name, kind, min, max }, n) =>
+  const fields = $("#columns");
+  if (fields.dataset.names !== JSON.stringify(facts.about.columns)) {
+    fields.dataset.names = JSON.stringify(facts.about.columns);
+    fields.replaceChildren(...facts.about.columns.map(({ name, kind, min, max }, n) =>
       kind === "number"
         ? h("fieldset", { class: "range" }, h("legend", {}, name),
             h("input", { type: "number", step: "any", placeholder: min ?? "from", "aria-label": `${name} from`, "data-column": n, "data-end": "from" }),
@@ -42,36 +56,37 @@ function drawColumns(state) {
             h("input", { type: "number", step: "any", placeholder: max ?? "to", "aria-label": `${name} to`, "data-column": n, "data-end": "to" }))
         : h("fieldset", {}, h("legend", {}, name), h("input", { type: "text", placeholder: "is exactly", "aria-label": `${name} is`, "data-column": n }))));
   }
-  for (const input of place.querySelectorAll("input")) {
+  for (const input of $$("input", fields)) {
     const value = state.columns[facts.about.columns[input.dataset.column].name];
     const text = input.dataset.end ? value?.[input.dataset.end] ?? "" : value ?? "";
     if (document.activeElement !== input) input.value = text;
   }
 }
 
-function columnsSaid() {
-  const said = {};
-  for (const input of $("#columns").querySelectorAll("input")) {
+function columnFilters() {
+  const filters = {};
+  for (const input of $$("#columns input")) {
     const text = input.value.trim();
     const { name } = facts.about.columns[input.dataset.column];
     if (text === "") continue;
-    if (!input.dataset.end) said[name] = text;
-    else if (Number.isFinite(Number(text))) said[name] = { from: null, to: null, ...said[name], [input.dataset.end]: Number(text) };
+    if (!input.dataset.end) filters[name] = text;
+    else if (Number.isFinite(Number(text))) filters[name] = { from: null, to: null, ...filters[name], [input.dataset.end]: Number(text) };
   }
-  return said;
+  return filters;
 }
 
 export function drawFilters(state) {
-  const calibrated = facts.about.calibrated;
-  $("#sure").hidden = !calibrated;
-  $("#min").value = state.min * 100;
-  $("#min-said").textContent = state.min ? `${Math.round(state.min * 100)} %` : "any";
-  $("#min").setAttribute("aria-valuetext", state.min ? `${Math.round(state.min * 100)} percent` : "any");
+  const asked = isAsked(state);
+  const least = `${Math.round(state.min * 100)}`;
+  $("#sure").hidden = !facts.about.calibrated || !asked;
+  $("#min").value = least;
+  $("#min-text").textContent = state.min ? `${least} %` : "any";
+  $("#min").setAttribute("aria-valuetext", state.min ? `${least} percent` : "any");
   $("#group").checked = state.group;
-  $("#group").closest("label").hidden = facts.about.labels.length === 0;
+  $("#group").closest("label").hidden = facts.about.labels.length === 0 || !asked;
   drawLabels(state);
   drawColumns(state);
-  const count = state.labels.length + Object.keys(state.columns).length + Number(state.group) + Number(state.min > 0);
+  const count = state.labels.length + Object.keys(state.columns).length + (asked ? Number(state.group) + Number(state.min > 0) : 0);
   $("#clear-filters").hidden = count === 0;
   $("#filter-count").hidden = count === 0;
   $("#filter-count").textContent = count;
@@ -79,20 +94,35 @@ export function drawFilters(state) {
 
 export const noFilters = { labels: [], columns: {}, group: false, min: 0 };
 
+/** Arrow keys walk through the tree; left and right fold and unfold a branch. */
+function walk(event) {
+  const input = document.activeElement;
+  const fold = $("button.twist", input.closest(".branch") ?? event.currentTarget);
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step) {
+    const all = $$("#labels input");
+    const next = all.indexOf(input) + step;
+    (next < 0 ? $("#label-find") : all[next])?.focus();
+  } else if (fold && { ArrowRight: "false", ArrowLeft: "true" }[event.key] === fold.getAttribute("aria-expanded")) fold.click();
+  else if (event.key === "ArrowLeft") $("input", input.closest("ul:not(#labels)")?.parentElement ?? input.closest("li"))?.focus();
+  else return;
+  event.preventDefault();
+}
+
 export function listen() {
   $("#filters").addEventListener("submit", (event) => event.preventDefault());
   $("#filters").addEventListener("reset", (event) => { event.preventDefault(); $("#label-find").value = ""; document.activeElement?.blur(); go(noFilters); });
   $("#min").addEventListener("input", (event) => {
-    $("#min-said").textContent = Number(event.target.value) ? `${event.target.value} %` : "any";
+    $("#min-text").textContent = Number(event.target.value) ? `${event.target.value} %` : "any";
   });
   $("#min").addEventListener("change", (event) => go({ min: event.target.value / 100 }));
   $("#group").addEventListener("change", (event) => go({ group: event.target.checked }));
-  $("#columns").addEventListener("change", () => go({ columns: columnsSaid() }));
-  $("#label-find").addEventListener("input", () => drawLabels(read()));
+  $("#columns").addEventListener("change", () => go({ columns: columnFilters() }));
+  $("#label-find").addEventListener("input", () => { folds.clear(); drawLabels(read()); });
   $("#label-find").addEventListener("keydown", (event) => {
     if (event.key === "Enter") {
       event.preventDefault();
-      $("#labels input:not(:checked)")?.click();
+      ($("#labels input.named:not(:checked)") ?? $("#labels input:not(:checked)"))?.click();
     } else if (event.key === "ArrowDown") {
       event.preventDefault();
       $("#labels input")?.focus();
@@ -100,14 +130,7 @@ export function listen() {
       if (event.target.value) { event.target.value = ""; drawLabels(read()); event.stopPropagation(); } else event.target.blur();
     }
   });
-  $("#labels").addEventListener("keydown", (event) => {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const all = [...$("#labels").querySelectorAll("input")];
-    const next = all.indexOf(document.activeElement) + step;
-    (next < 0 ? $("#label-find") : all[next])?.focus();
-  });
+  $("#labels").addEventListener("keydown", walk);
   $("#fold").addEventListener("click", () => {
     const isOpen = $("#side").classList.toggle("open");
     $("#fold").setAttribute("aria-expanded", isOpen);

@@ -1,16 +1,19 @@
-// What lies over the points of the map: photos from near, marks, names, the lasso, and the legend.
+// What lies over the points of the map: photos where there is room, marks, names, the lasso, and the legend.
 
 import { h, number } from "./dom.js";
 import { pictureOf } from "./api.js";
+import { pickedLabels, shortLabel, withTicked } from "./labels.js";
 import { colourOf } from "./points.js";
 import { go, read } from "./state.js";
 import { selected } from "./selection.js";
 
 const PHOTOS_BELOW = 600; // points in view from which photos are drawn in their place
 const MOST_PHOTOS = 140;
+const NAME_HEIGHT = 17;
+const NAME_MARGIN = 4;
 export const night = matchMedia("(prefers-color-scheme: dark)");
 
-/** All that a frame shows; `chart` says what is where, and is told which photos are drawn. */
+/** Draw a frame; `chart.drawn` are then the photos in it. */
 export function drawOver(chart) {
   const { context, view, dpr } = chart;
   const near = chart.cells.within(chart.inView(), PHOTOS_BELOW);
@@ -23,7 +26,7 @@ export function drawOver(chart) {
   const [ink, paper, accent] = ["--ink", "--paper", "--accent"].map((name) => look.getPropertyValue(name).trim());
   chart.drawn = near ? photos(chart, near, accent) : [];
   marks(chart, ink, paper, accent);
-  names(chart, ink, paper);
+  names(chart);
   legend(chart);
   if (chart.lasso && chart.lasso.length > 1) {
     context.beginPath();
@@ -109,31 +112,49 @@ function picture(chart, id) {
   return chart.pictures.get(id);
 }
 
-function names(chart, ink, paper) {
-  const { context } = chart;
-  const boxes = [];
-  context.textAlign = "center";
-  context.textBaseline = "middle";
-  context.font = `600 ${chart.width > 700 ? 12 : 11}px system-ui, sans-serif`;
+/** The names of labels as captions, next to a photo of the label: none covers a photo, a tool or another name. */
+function names(chart) {
+  const host = chart.host.getBoundingClientRect();
+  const taken = [...chart.host.querySelectorAll(".tools .group, .legend")].map((element) => element.getBoundingClientRect())
+    .map(({ left, right, top, bottom }) => ({ left: left - host.left, right: right - host.left, top: top - host.top, bottom: bottom - host.top }));
+  for (const { x, y, side } of chart.drawn) taken.push({ left: x - side / 2, right: x + side / 2, top: y - side / 2, bottom: y + side / 2 });
+  const isFree = (box) => box.top >= 0 && box.bottom <= chart.height && !taken.some((other) => box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom);
+  const most = chart.width > 700 ? 28 : 18;
+  const captions = [];
+  chart.context.font = getComputedStyle(chart.captions).font;
   for (const { label, x, y } of chart.names) {
+    if (captions.length >= (chart.width * chart.height) / 16000) break;
     if (chart.only && !chart.only.has(label)) continue;
-    let [across, down] = chart.toScreen(x, y);
+    const [across, down] = chart.toScreen(x, y);
     if (across < 0 || down < 0 || across > chart.width || down > chart.height) continue;
-    const text = chart.labels[label].length > 28 ? `${chart.labels[label].slice(0, 27)}…` : chart.labels[label];
-    const half = context.measureText(text).width / 2 + 6;
-    across = Math.min(chart.width - half - 4, Math.max(half + 4, across));
-    if (boxes.some((box) => Math.abs(box.across - across) < box.half + half && Math.abs(box.down - down) < 20)) continue;
-    boxes.push({ across, down, half });
-    context.globalAlpha = 0.78;
-    context.fillStyle = paper;
-    context.beginPath();
-    context.roundRect(across - half, down - 10, 2 * half, 20, 10);
-    context.fill();
-    context.globalAlpha = 1;
-    context.fillStyle = ink;
-    context.fillText(text, across, down);
-    if (boxes.length >= (chart.width * chart.height) / 24000) break;
+    const name = shortLabel(chart.labels[label]);
+    const text = name.length > most ? `${name.slice(0, most - 1)}…` : name;
+    const width = Math.ceil(chart.context.measureText(text).width) + 2 * NAME_MARGIN;
+    const far = (photo) => Math.hypot(photo.x - across, photo.y - down);
+    const [photo] = chart.drawn.filter(({ i }) => chart.label[i] === label).sort((a, b) => far(a) - far(b));
+    const box = corners(across, down, photo, width).map(([corner, top]) => {
+      const left = Math.min(chart.width - width - 4, Math.max(4, corner));
+      return { left, right: left + width, top, bottom: top + NAME_HEIGHT };
+    }).find(isFree);
+    if (!box) continue;
+    taken.push(box);
+    const caption = h("span", {}, text);
+    Object.assign(caption.style, { left: `${box.left}px`, top: `${box.top}px`, width: `${width}px` });
+    captions.push(caption);
   }
+  chart.captions.replaceChildren(...captions);
+}
+
+/** Where a name can begin, best first: below its photo, above it, right and left of it; without one at the middle. */
+function corners(across, down, photo, width) {
+  if (!photo) return [0, 1, -1].map((step) => [across - width / 2, down + (step - 0.5) * NAME_HEIGHT]);
+  const half = photo.side / 2 + 2;
+  const lefts = [photo.x - width / 2, photo.x - half, photo.x + half - width];
+  const level = photo.y - NAME_HEIGHT / 2;
+  return [
+    ...lefts.map((left) => [left, photo.y + half]), ...lefts.map((left) => [left, photo.y - half - NAME_HEIGHT]),
+    [photo.x + half, level], [photo.x - half - width, level],
+  ];
 }
 
 function marks(chart, ink, paper, accent) {
@@ -148,26 +169,26 @@ function marks(chart, ink, paper, accent) {
       context.stroke();
     }
   };
-  // Many stars would hide what lies below them; from near there is room for each.
+  // Only outlines, and smaller where they are many or the map is small, so that the points below stay visible.
   const near = Math.sqrt(chart.view.scale / (chart.least * 3));
-  const size = Math.max(0.4, Math.min(1, near * Math.sqrt(60 / chart.proxies.length)));
+  const size = Math.max(0.4, Math.min(1, near * Math.sqrt(60 / chart.proxies.length))) * (chart.width > 700 ? 1 : 0.8);
   for (const { x, y, label } of chart.proxies) {
     const [across, down] = chart.toScreen(x, y);
     context.beginPath();
     for (let n = 0; n < 10; n++) {
-      const far = size * (n % 2 ? 4 : 9);
+      const far = size * (n % 2 ? 4.5 : 9.5);
       context[n ? "lineTo" : "moveTo"](across + far * Math.sin((n * Math.PI) / 5), down - far * Math.cos((n * Math.PI) / 5));
     }
     context.closePath();
-    context.fillStyle = shade(label);
-    context.fill();
-    context.lineWidth = 1.4 * size;
-    context.strokeStyle = ink;
-    context.stroke();
+    for (const [width, colour] of [[3 * size, paper], [1.6 * size, shade(label)]]) {
+      context.lineWidth = width;
+      context.strokeStyle = colour;
+      context.stroke();
+    }
   }
-  const beside = new Map((chart.drawn ?? []).map((photo) => [photo.i, photo]));
-  for (const i of chart.found) {
-    const photo = beside.get(i);
+  const photos = new Map(chart.drawn.map((photo) => [photo.i, photo]));
+  for (const i of chart.hits) {
+    const photo = photos.get(i);
     if (!photo) { ring(i, 6, accent, 2); continue; }
     const far = photo.side / 2 + 3.5;
     context.beginPath();
@@ -178,7 +199,7 @@ function marks(chart, ink, paper, accent) {
   }
   if (chart.asked !== undefined) ring(chart.asked, 11, ink, 3);
   if (chart.marked !== undefined) ring(chart.marked, 15, accent, 3);
-  if (chart.hover >= 0 && !beside.has(chart.hover)) ring(chart.hover, 8, ink);
+  if (chart.hover >= 0 && !photos.has(chart.hover)) ring(chart.hover, 8, ink);
 }
 
 function legend(chart) {
@@ -188,12 +209,13 @@ function legend(chart) {
     for (const i of chart.cells.within(chart.inView())) if (chart.label[i] >= 0) count.set(chart.label[i], (count.get(chart.label[i]) ?? 0) + 1);
     const top = [...count].sort((a, b) => b[1] - a[1]).slice(0, 10);
     const { labels } = read();
+    const ticked = new Set(pickedLabels(labels));
     chart.legend.replaceChildren(...top.map(([label, n]) => {
       const name = chart.labels[label];
       const dot = h("i", {});
       dot.style.background = shade(label);
-      const is = labels.includes(name);
-      return h("li", {}, h("button", { type: "button", "aria-pressed": is, title: is ? "Show all labels" : `Only ${name}`, onclick: () => go({ labels: is ? labels.filter((each) => each !== name) : [...labels, name] }) }, dot, h("span", {}, name), h("em", {}, number(n))));
+      const is = ticked.has(name);
+      return h("li", {}, h("button", { type: "button", "aria-pressed": is, title: is ? `Without ${name}` : `Only ${name}`, onclick: () => go({ labels: withTicked(labels, [name], !is) }) }, dot, h("span", {}, shortLabel(name)), h("em", {}, number(n))));
     }), ...(count.size > 10 ? [h("li", { class: "rest" }, `and ${number(count.size - 10)} more`)] : []), ...(chart.proxies.length ? [h("li", { class: "rest" }, "★ proxies")] : []));
   }, 120);
 }

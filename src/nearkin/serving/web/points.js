@@ -131,7 +131,7 @@ class WebGL {
     gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
   }
 
-  places(values) {
+  points(values) {
     this.#fill("place", values);
     this.count = values.length / 2;
   }
@@ -163,7 +163,7 @@ class Plain {
     this.context = canvas.getContext("2d");
   }
 
-  places(values) {
+  points(values) {
     this.values = values;
   }
 

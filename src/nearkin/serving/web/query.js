@@ -1,13 +1,15 @@
-// What is searched for: a photo of one's own, a part of it, an item of the index, examples.
+// What is searched for: an uploaded photo, a part of it, an item of the index, examples.
 
 import { $, button, h, icon, open, plural, toast } from "./dom.js";
 import { call, lookup, show } from "./api.js";
 import { boxed } from "./box.js";
-import { canWrite, facts, fileName, nameOf, refresh } from "./facts.js";
+import { canWrite, facts, fileName, refresh } from "./facts.js";
+import { above, nameOf, resolve, shortLabel } from "./labels.js";
 import { percent } from "./detail.js";
 import { go, isAsked, read, remember, uploaded } from "./state.js";
 
 let drawnFor = null;
+let guess = null; // the label of the uploaded photo by its neighbours
 
 /** Search for a file, if it can be one. */
 export function take(file) {
@@ -45,19 +47,19 @@ export function drawQuery(state) {
 }
 
 function picture(state) {
-  const place = $("#query-picture");
+  const box = $("#query-picture");
   if (state.upload) {
     const { file, url } = uploaded(state.upload);
     const image = h("img", { src: url, alt: file.name || "your photo", draggable: "false" });
     const frame = boxed(image, state.crop, (crop) => go({ crop }));
     image.addEventListener("error", () => frame.replaceWith(h("div", { class: "no-preview" }, icon("image"), h("p", {}, file.name || "photo"))));
-    place.replaceChildren(frame);
+    box.replaceChildren(frame);
   } else if (state.id !== null) {
     const name = h("p", { class: "of" }, "Neighbours of an item");
-    place.replaceChildren(h("div", { class: "frame still" }, show(h("img", { alt: "the item searched for" }), state.id)), name);
+    box.replaceChildren(h("div", { class: "frame still" }, show(h("img", { alt: "the item searched for" }), state.id)), name);
     lookup([state.id]).then(([item]) => { if (item) name.replaceChildren("Neighbours of ", h("strong", {}, nameOf(item)), h("span", { class: "path" }, fileName(item.path))); }, () => {});
   } else {
-    place.replaceChildren(h("p", { class: "of" }, icon("kin"), plural(state.like.length, "example", "examples")));
+    box.replaceChildren(h("p", { class: "of" }, icon("kin"), plural(state.like.length, "example", "examples")));
   }
 }
 
@@ -76,31 +78,32 @@ function actions(state) {
 function chips(state) {
   const chip = (how, id) => h("li", { class: how },
     show(h("img", { alt: "", width: 28, height: 28 }), id), h("span", {}, how === "like" ? "more" : "less"),
-    h("button", { type: "button", "aria-label": `Without this ${how === "like" ? "“more like this”" : "“less like this”"}`, onclick: () => { const now = read(); go({ [how]: now[how].filter((each) => each !== id) }); } }, icon("close")));
+    h("button", { type: "button", "aria-label": `Without this ${how === "like" ? "“more like this”" : "“less like this”"}`, onclick: () => { const now = read(); go({ [how]: now[how].filter((other) => other !== id) }); } }, icon("close")));
   const most = 12;
   const rest = Math.max(0, state.like.length - most);
   $("#chips").replaceChildren(...state.like.slice(0, most).map((id) => chip("like", id)), ...(rest ? [h("li", { class: "rest" }, `+${rest}`)] : []), ...state.unlike.map((id) => chip("unlike", id)));
 }
 
 export function drawVerdict(state, answer) {
+  guess = answer?.label?.label ?? null;
   if (!answer?.label) { $("#verdict").replaceChildren(); return; }
   const { label, confidence } = answer.label;
+  const subject = h("span", {}, state.crop ? "This part looks like" : "Looks like");
   $("#verdict").replaceChildren(label === null
-    ? h("p", { class: "verdict none" }, h("span", {}, state.crop ? "This part looks like" : "Looks like"), h("strong", {}, "none of these for sure"))
-    : h("p", { class: "verdict" }, h("span", {}, state.crop ? "This part looks like" : "Looks like"), h("strong", {}, label), confidence === null ? null : h("em", {}, percent(confidence))));
+    ? h("p", { class: "verdict none" }, subject, h("strong", {}, "none of the classes here"))
+    : h("p", { class: "verdict" }, subject, h("strong", {}, shortLabel(label)), confidence === null ? null : h("em", {}, percent(confidence)), above(label)));
 }
 
 function add(state) {
   const dialog = $("#add");
   const { file, url } = uploaded(state.upload);
-  const guess = $("#verdict strong")?.textContent ?? "";
-  const input = h("input", { type: "text", id: "add-label", list: "known-labels", autocomplete: "off", placeholder: "no label", value: facts.about.labels.some(({ label }) => label === guess) ? guess : "" });
+  const input = h("input", { type: "text", id: "add-label", list: "known-labels", autocomplete: "off", placeholder: "no label", value: guess ?? "" });
   const wrong = h("p", { class: "wrong", role: "alert" });
   const send = async (event) => {
     event.preventDefault();
     const form = new FormData();
     form.append("image", file, file.name || "pasted.png");
-    if (input.value.trim()) form.append("label", input.value.trim());
+    if (input.value.trim()) form.append("label", resolve(input.value.trim()));
     try {
       const { id, added } = await call("items", { method: "POST", form });
       dialog.close();

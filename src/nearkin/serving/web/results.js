@@ -1,47 +1,57 @@
-// What was found, as photos: a grid that can be walked with the arrow keys, a page at a time.
+// Results as photos: a grid that arrow keys walk through, a page at a time; of a search, or of a filter alone.
 
 import { $, $$, button, h, icon, number, plural } from "./dom.js";
-import { call, search, show } from "./api.js";
-import { facts, fileName, nameOf, shortPath } from "./facts.js";
+import { browse, call, search, show } from "./api.js";
+import { facts, fileName, shortPath } from "./facts.js";
 import { correct, detail, findKin, labelled, less, level, meter, more, percent } from "./detail.js";
 import { noFilters } from "./filters.js";
-import { go, isAsked, options, uploaded } from "./state.js";
+import { above, labelOf, nameOf, shortLabel } from "./labels.js";
+import { go, isAsked, isFiltered, options, uploaded, where } from "./state.js";
 import { selected, toggle } from "./selection.js";
 
 const PAGE = 48;
+const VERY_LIKELY = 0.8;
 let hits = [];
 let running = null;
 let shownFor = null;
 
 export const currentHits = () => hits;
 
-function tile(hit, place) {
+/** The confidence of a hit, or its similarity where there is none; nothing where nothing was searched for. */
+function certainty(hit) {
+  if (hit.confidence !== null) return [percent(hit.confidence), `${percent(hit.confidence)} likely of the same class`];
+  return hit.score === null ? ["", ""] : [hit.score.toFixed(2), `similarity ${hit.score.toFixed(2)}`];
+}
+
+function tile(hit, at) {
   const name = nameOf(hit);
-  const said = [name, hit.confidence === null ? `similarity ${hit.score.toFixed(2)}` : `${percent(hit.confidence)} sure`, fileName(hit.path)].filter(Boolean).join(", ");
-  return h("li", { class: selected.has(hit.id) ? "tile picked" : "tile", "data-id": hit.id, "data-place": place },
-    h("button", { type: "button", class: "photo", "aria-label": said, onclick: () => detail(hits, place) }, show(h("img", { alt: "", loading: "lazy", decoding: "async" }), hit.id)),
+  const [figure, words] = certainty(hit);
+  return h("li", { class: selected.has(hit.id) ? "tile picked" : "tile", "data-id": hit.id, "data-at": at },
+    h("button", { type: "button", class: "photo", "aria-label": [name, words, fileName(hit.path)].filter(Boolean).join(", "), onclick: () => detail(hits, at) }, show(h("img", { alt: "", loading: "lazy", decoding: "async" }), hit.id)),
     h("label", { class: "pick", title: "Select (x)" }, h("input", { type: "checkbox", checked: selected.has(hit.id), "aria-label": `Select ${name}`, onchange: () => toggle(hit.id) }), icon("check")),
     h("div", { class: "quick" },
       h("button", { type: "button", title: "Find its neighbours (n)", "aria-label": `Find the neighbours of ${name}`, onclick: () => findKin(hit.id) }, icon("kin")),
       h("button", { type: "button", title: "More like this (+)", "aria-label": `More like this ${name}`, onclick: () => more(hit.id) }, icon("plus")),
       h("button", { type: "button", title: "Less like this (−)", "aria-label": `Less like this ${name}`, onclick: () => less(hit.id) }, icon("minus"))),
     h("div", { class: "caption" },
-      h("p", { class: "line" }, h("span", { class: "name", title: name }, labelled(hit)),
-        h("span", { class: `percent ${hit.confidence === null ? "" : level(hit.confidence)}` }, hit.confidence === null ? hit.score.toFixed(2) : percent(hit.confidence))),
+      h("p", { class: "line" }, h("span", { class: "name", title: labelOf(hit).label ?? name }, labelled(hit)),
+        figure ? h("span", { class: `percent ${hit.confidence === null ? "" : level(hit.confidence)}` }, figure) : null),
+      above(labelOf(hit).label, "p"),
       meter(hit),
       hit.path ? h("p", { class: "path", title: hit.path }, shortPath(hit.path)) : null));
 }
 
 const grid = () => $("#results-body .grid:not(.waiting)");
+const tiles = () => (grid() ? $$(".tile", grid()) : []);
 
 /** One tile is in the order of Tab at a time; arrow keys choose which. */
-function current(place, focus = true) {
-  for (const each of $$(".tile", grid())) {
-    const is = Number(each.dataset.place) === place;
-    for (const control of $$("button, input", each)) control.tabIndex = is ? 0 : -1;
+function current(at, focus = true) {
+  for (const element of tiles()) {
+    const is = Number(element.dataset.at) === at;
+    for (const control of $$("button, input", element)) control.tabIndex = is ? 0 : -1;
     if (is && focus) {
-      $(".photo", each).focus();
-      each.scrollIntoView({ block: "nearest" });
+      $(".photo", element).focus();
+      element.scrollIntoView({ block: "nearest" });
     }
   }
 }
@@ -49,46 +59,51 @@ function current(place, focus = true) {
 function walk(event) {
   const here = event.target.closest?.(".tile");
   if (!here || event.ctrlKey || event.metaKey || event.altKey) return;
-  const place = Number(here.dataset.place);
+  const at = Number(here.dataset.at);
   const across = getComputedStyle(grid()).gridTemplateColumns.split(" ").length;
-  const to = { ArrowRight: place + 1, ArrowLeft: place - 1, ArrowDown: place + across, ArrowUp: place - across, Home: 0, End: hits.length - 1 }[event.key];
-  const act = { n: () => findKin(hits[place].id), "+": () => more(hits[place].id), "-": () => less(hits[place].id), x: () => toggle(hits[place].id),
-    c: () => !facts.about.read_only && correct(hits[place]) }[event.key];
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + across, ArrowUp: at - across, Home: 0, End: hits.length - 1 }[event.key];
+  const { id } = hits[at];
+  const act = { n: () => findKin(id), "+": () => more(id), "-": () => less(id), x: () => toggle(id), c: () => !facts.about.read_only && correct(hits[at]) }[event.key];
   if (to !== undefined) { if (hits[to]) current(to); } else if (act) act();
   else return;
   event.preventDefault();
   event.stopPropagation();
 }
 
-function append(found) {
+function append(page) {
   const first = hits.length;
-  hits = [...hits, ...found];
-  grid().append(...found.map((hit, n) => tile(hit, first + n)));
+  hits = [...hits, ...page];
+  grid().append(...page.map((hit, n) => tile(hit, first + n)));
   if (first === 0) current(0, false);
-  else for (const each of $$(".tile", grid()).slice(first)) for (const control of $$("button, input", each)) control.tabIndex = -1;
+  else for (const element of tiles().slice(first)) for (const control of $$("button, input", element)) control.tabIndex = -1;
 }
 
 function redraw() {
-  const focused = document.activeElement?.closest?.(".tile")?.dataset.place;
-  for (const old of grid() ? $$(".tile", grid()) : []) {
-    const place = Number(old.dataset.place);
-    old.replaceWith(tile(hits[place], place));
-  }
+  const focused = document.activeElement?.closest?.(".tile")?.dataset.at;
+  for (const old of tiles()) old.replaceWith(tile(hits[Number(old.dataset.at)], Number(old.dataset.at)));
   if (grid() && hits.length) current(Number(focused ?? 0), focused !== undefined);
 }
 
 const waiting = () => h("ul", { class: "grid waiting", "aria-hidden": "true" }, Array.from({ length: 12 }, () => h("li", { class: "tile" }, h("div", { class: "photo" }), h("div", { class: "caption" }, h("p", {})))));
 
-function said(title, note) {
+function head(title, note) {
   $("#results-title").textContent = title;
   $("#results-note").textContent = note;
 }
 
-const summary = (answer) => {
-  const sure = hits.filter((hit) => hit.confidence >= 0.8).length;
-  const shown = `${number(hits.length)}${answer.more ? "+" : ""} ${hits.length === 1 ? "photo" : "photos"}`;
-  return `${shown}${sure ? `, ${number(sure)} of them surely of its class` : ""} · ${Math.max(1, Math.round(answer.seconds * 1000))} ms`;
+const title = (state) => {
+  if (isAsked(state)) return "Near kin";
+  return state.labels.length === 1 ? shortLabel(state.labels[0].replace(/\/$/, "")) : "Photos";
 };
+
+/** How many photos; of a search also how many of them have the query's label and are very likely right. */
+function summary(answer) {
+  if (answer.total !== undefined) return plural(answer.total, "photo", "photos");
+  const label = answer.label?.label ?? null;
+  const likely = label === null ? 0 : hits.filter((hit) => hit.label === label && hit.confidence >= VERY_LIKELY).length;
+  const shown = `${number(hits.length)}${answer.more ? "+" : ""} ${hits.length === 1 ? "photo" : "photos"}`;
+  return `${shown}${likely ? `, ${number(likely)} of them very likely ${shortLabel(label)}` : ""} · ${Math.max(1, Math.round(answer.seconds * 1000))} ms`;
+}
 
 /** What went wrong, and what to do: another photo where it is the photo, and else the same again. */
 export function problem(error, again, photo = false) {
@@ -102,14 +117,17 @@ export function problem(error, again, photo = false) {
       gone ? null : button("Choose another", "image", () => $("#file").click(), { class: unusable ? "button strong" : "button", id: "choose-another" })));
 }
 
+/** A page as `{hits, more}` and what the server answers besides. */
 async function fetchPage(state, offset) {
   running?.abort();
   running = new AbortController();
-  const most = facts.about.limits?.k ?? PAGE;
-  return search({ ...options(state), k: Math.min(PAGE, most), offset }, uploaded(state.upload)?.file, running.signal);
+  const page = { k: Math.min(PAGE, facts.about.limits.k), offset };
+  if (isAsked(state)) return search({ ...options(state), ...page }, uploaded(state.upload)?.file, running.signal);
+  const { items, total } = await browse({ where: where(state), ...page }, running.signal);
+  return { hits: items.map((item) => ({ ...item, score: null, confidence: null })), more: offset + items.length < total, total };
 }
 
-/** Search for what the state asks, or show where to begin; gives the answer of the first page. */
+/** Show what the state asks for, or where to begin; gives the answer of the first page. */
 export async function drawResults(state) {
   const body = $("#results-body");
   const asked = JSON.stringify({ ...state, view: null });
@@ -117,29 +135,22 @@ export async function drawResults(state) {
   shownFor = asked;
   hits = [];
   $("#more").hidden = true;
-  if (!isAsked(state)) {
+  if (!isAsked(state) && !isFiltered(state)) {
     running?.abort();
-    said("", "");
+    head("", "");
     await start(state);
     dispatchEvent(new Event("nearkin:hits"));
     return null;
   }
-  said("Near kin", "Searching …");
+  head(title(state), isAsked(state) ? "Searching …" : "");
   body.setAttribute("aria-busy", "true");
   body.replaceChildren(waiting());
   try {
     const answer = await fetchPage(state, 0);
     body.replaceChildren(h("ul", { class: "grid", onkeydown: walk }));
-    if (answer.hits.length) {
-      append(answer.hits);
-      said("Near kin", summary(answer));
-    } else {
-      said("Near kin", "Nothing found");
-      const filtered = state.labels.length || Object.keys(state.columns).length || state.min;
-      body.replaceChildren(h("div", { class: "empty" }, icon("search"), h("h2", {}, "Nothing is that near"),
-        h("p", {}, filtered ? "No photo meets these filters." : "The index holds no other photo."),
-        filtered ? button("Clear filters", null, () => go(noFilters)) : null));
-    }
+    if (answer.hits.length) append(answer.hits);
+    else body.replaceChildren(nothing(state));
+    head(title(state), answer.hits.length ? summary(answer) : "Nothing found");
     $("#more").hidden = !answer.more;
     $("#more").onclick = () => nextPage(state);
     dispatchEvent(new Event("nearkin:hits"));
@@ -147,7 +158,7 @@ export async function drawResults(state) {
   } catch (error) {
     if (error.name === "AbortError") return undefined;
     shownFor = null;
-    said("", "");
+    head("", "");
     body.replaceChildren(problem(error, () => dispatchEvent(new Event("nearkin:state")), state.upload !== null));
     dispatchEvent(new Event("nearkin:hits"));
     throw error;
@@ -156,13 +167,20 @@ export async function drawResults(state) {
   }
 }
 
+function nothing(state) {
+  const filtered = isFiltered(state) || state.min;
+  return h("div", { class: "empty" }, icon("search"), h("h2", {}, isAsked(state) ? "Nothing is that near" : "No such photo"),
+    h("p", {}, filtered ? "No photo meets these filters." : "The index holds no other photo."),
+    filtered ? button("Clear filters", null, () => go(noFilters)) : null);
+}
+
 async function nextPage(state) {
   const first = hits.length;
   $("#more").disabled = true;
   try {
     const answer = await fetchPage(state, first);
     append(answer.hits);
-    said("Near kin", summary(answer));
+    head(title(state), summary(answer));
     $("#more").hidden = !answer.more;
     if (answer.hits.length) current(first);
     dispatchEvent(new Event("nearkin:hits"));
@@ -185,18 +203,18 @@ async function start(state) {
   body.replaceChildren(
     h("div", { class: "hero" },
       h("h1", {}, "Find its near kin"),
-      h("p", {}, state.lost ? "A photo does not outlive a reload of the page. Choose it again." : `Drop a photo anywhere, paste one, or choose a file: the nearest of ${plural(about.items, "photo", "photos")}${about.labels.length ? ` of ${plural(about.labels.length, "label", "labels")}` : ""} appear.`),
+      h("p", {}, state.lost ? "An uploaded photo is not kept when the page is reloaded. Choose it again." : `Drop a photo anywhere, paste one, or choose a file: the nearest of ${plural(about.items, "photo", "photos")}${about.labels.length ? ` of ${plural(about.labels.length, "label", "labels")}` : ""} appear.`),
       button("Choose a photo", "image", () => $("#file").click(), { class: "button strong large", id: "choose" })),
     h("h2", { class: "or" }, "Or begin with one of these"), sample);
   const { items } = await call("samples?n=24");
-  sample.replaceChildren(...items.map((item) => h("li", {}, h("button", { type: "button", class: "photo", "data-id": item.id, title: item.label, "aria-label": `Neighbours of ${item.label ?? `item ${item.id}`}`, onclick: () => findKin(item.id) }, show(h("img", { alt: "", loading: "lazy" }), item.id)))));
+  sample.replaceChildren(...items.map((item) => h("li", {}, h("button", { type: "button", class: "photo", "data-id": item.id, title: item.label, "aria-label": `Neighbours of ${nameOf(item)}, item ${item.id}`, onclick: () => findKin(item.id) }, show(h("img", { alt: "", loading: "lazy" }), item.id)))));
 }
 
 addEventListener("nearkin:corrections", redraw);
 addEventListener("nearkin:selection", () => {
-  for (const each of grid() ? $$(".tile", grid()) : []) {
-    const is = selected.has(Number(each.dataset.id));
-    each.classList.toggle("picked", is);
-    if ($(".pick input", each)) $(".pick input", each).checked = is;
+  for (const element of tiles()) {
+    const is = selected.has(Number(element.dataset.id));
+    element.classList.toggle("picked", is);
+    $(".pick input", element).checked = is;
   }
 });

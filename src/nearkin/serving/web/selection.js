@@ -2,7 +2,8 @@
 
 import { $, button, fill, h, icon, number, plural, save, toast } from "./dom.js";
 import { lookup } from "./api.js";
-import { canWrite, facts, labelOf } from "./facts.js";
+import { canWrite, facts } from "./facts.js";
+import { labelOf } from "./labels.js";
 import { relabel } from "./corrections.js";
 import { go } from "./state.js";
 
@@ -31,7 +32,7 @@ export const clear = () => select([]);
 function examples() {
   const ids = [...selected];
   const step = Math.max(1, ids.length / MOST_EXAMPLES);
-  return Array.from({ length: Math.min(ids.length, MOST_EXAMPLES) }, (_, place) => ids[Math.floor(place * step)]);
+  return Array.from({ length: Math.min(ids.length, MOST_EXAMPLES) }, (_, n) => ids[Math.floor(n * step)]);
 }
 
 const quoted = (value) => {
