@@ -21,6 +21,18 @@ def test_every_list_is_a_table_json_and_a_page(nearkin, name):
     assert json.loads(records)[0]["name"] in table
 
 
+@pytest.mark.parametrize("name", ["losses", "methods", "backbones", "scores", "plots", "recipes", "keys", "datasets"])
+@pytest.mark.parametrize("columns", ["80", None])
+def test_a_list_fits_80_columns_without_a_broken_name(nearkin, monkeypatch, name, columns):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    _, out, _ = nearkin("list", name)
+    assert max(map(len, out.splitlines())) <= 80
+    listed = {line.split()[0] for line in out.splitlines() if line and not line.startswith(" ")}
+    assert {record["name"] for record in json.loads(nearkin("list", name, "--json")[1])} <= listed
+
+
 def test_data_sets_are_looked_for_below_the_data_root(nearkin, tmp_path):
     assert "NEARKIN_DATA" in nearkin("list", "datasets")[1]
     (tmp_path / "CUB_200_2011").mkdir()

@@ -12,7 +12,7 @@ from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, RecipeError
 from nearkin.recipe import INDIFFERENT, Recipe, fingerprint
 from nearkin.runs.folder import default_folder
-from nearkin.studies.compare import Comparison
+from nearkin.studies.compare import compare
 from nearkin.studies.study import Row, planned_runs, run_all
 from nearkin.training.recipes import load_recipe
 
@@ -46,7 +46,8 @@ def test_what_decides_nothing_changes_neither_hash_nor_folder(key):
     assert other != Recipe()
     assert fingerprint(other) == fingerprint(Recipe())
     assert default_folder(other) == default_folder(Recipe())
-    assert Comparison(changes=[f"{key}={json.dumps(OTHERWISE[key])}"]).folder == Comparison().folder
+    again = compare(changes=[f"{key}={json.dumps(OTHERWISE[key])}"], train=False)
+    assert again.folder == compare(train=False).folder
 
 
 @pytest.mark.parametrize(("key", "value"), [("training.seed", 1), ("data.source", "cub"), ("encoder.dim", 7)])

@@ -20,7 +20,6 @@ from nearkin.report.figures import (
     draw_figure,
     map,
     neighbours,
-    similarity,
     uncertainty,
 )
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
@@ -197,6 +196,21 @@ class TestMap:
         assert names == {f"kind {opened.data.table.class_names[c][5:]}" for c in found.classes.tolist()} | {"proxy"}
         assert "proxy" not in {text.get_text() for text in test.legends[0].get_texts()}
 
+    def test_it_says_why_proxies_lie_apart_from_their_classes(self, glyphs):
+        images = torch.tensor([[1.0, 0, 0], [0.8, 0.6, 0], [0, 0, 2.0], [0, 0.6, 0.8]])
+        labels = np.array([3, 3, 5, 5])
+        far = torch.tensor([[[0, 1.0, 0]], [[0, -1.0, 0]]])
+        # Within the classes 0.8 and 0.8; to the proxies 0, 0.6, 0 and −0.6.
+        note = map.distance_note(images, labels, far)
+        assert "0.80" in note
+        assert "0.00" in note
+        assert map.distance_note(images, labels, torch.tensor([[[0.9, 0.3, 0]], [[0, 0.3, 0.9]]])) == ""
+        opened = OpenedRun(glyphs, ViewOptions(classes=4))
+        train, test = shown(map, [opened]).subfigs
+        written = train._supxlabel.get_text().replace("\n", " ")
+        assert written == map.training_map(opened).note
+        assert test._supxlabel.get_text() == ""
+
     def test_two_dimensions_are_drawn_as_they_are(self):
         points, how = map.project(torch.tensor([[0.6, 0.8], [-1.0, 0.0], [0.0, 1.0]]), seed=0)
         assert how == "the embedding itself"
@@ -234,27 +248,6 @@ class TestCertainty:
         labels = [text.get_text().split("\n") for axis in figure.axes for text in axis.texts if "σ̄" in text.get_text()]
         assert [name for name, _ in labels] == [names[place] for place in (1, 4, 6, 2, 5, 0)]
         assert [value for _, value in labels] == [f"σ̄ = {value}" for value in (0.1, 0.2, 0.3, 0.9, 0.7, 0.5)]
-
-
-class TestSimilarity:
-    def test_images_by_class_against_the_proxies(self, glyphs):
-        opened = OpenedRun(glyphs)
-        found = similarity.similarities(opened)
-        assert found.values.shape == (21, 7)
-        assert found.column.tolist() == [column for column in range(7) for _ in range(3)]
-        proxies = opened.bank.vectors[:, 0].numpy()
-        proxies = proxies / np.linalg.norm(proxies, axis=1, keepdims=True)
-        own = opened.training_sample.embeddings.numpy()[opened.training_sample.labels == found.classes[4]]
-        every = own @ proxies.T
-        for values in found.values[12:15]:
-            assert np.abs(every - values).max(1).min() < 1e-5, "a row is an image of its class"
-        mean = np.mean([found.values[i, i // 3] for i in range(21)])
-        assert f"{mean:.2f}".replace("-", "−") in shown(similarity, [opened]).axes[0].get_title()
-
-    def test_no_proxies_is_a_reason(self, glyphs):
-        opened = OpenedRun(glyphs)
-        opened.__dict__["proxies"] = None
-        assert reason(similarity, [opened]) == "vcpa has no proxies"
 
 
 class TestNeighbours:

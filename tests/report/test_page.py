@@ -69,7 +69,7 @@ def test_every_section_that_applies_is_there_and_no_other(whole, four_runs, tmp_
     assert written.missing == ()
     assert read.sections() == [
         *("scores", "curves", "map", "neighbours", "worst", "classes", "certainty", "covering"),
-        *("reliability", "similarity", "uncertainty", "cost", "reproduce"),
+        *("reliability", "uncertainty", "cost", "reproduce"),
     ]
     links = [attributes["href"] for attributes in read.all("a")]
     assert links == [f"#{name}" for name in read.sections()]

@@ -1,4 +1,4 @@
-"""The published values, against numbers copied by hand from the papers; and which of them a run compares with."""
+"""The published values, against numbers copied by hand from the papers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from nearkin.report.published import Published, look_up, published_lines, published_names
-from nearkin.training.recipes import load_recipe
+from nearkin.report.published import Published, look_up
 
 
 def test_all_values_are_there_and_are_numbers():
@@ -64,74 +63,8 @@ def test_spreads_are_the_papers():
 
 def test_what_is_not_there():
     assert look_up(paper="MPA", table="99") == []
-    with pytest.raises(ValueError, match="no field 'score'"):
-        look_up(score="R@1")
 
 
 def test_the_caller_may_change_its_list():
     look_up().clear()
     assert len(look_up()) == 1068
-
-
-CUB = {
-    "data": {"source": "cub"},
-    "encoder": {"backbone": "resnet50", "dim": 512},
-    "objective": {"name": "proxy_anchor"},
-}
-
-
-@pytest.mark.parametrize(
-    "mapping, names",
-    [
-        ({"objective": {"name": "mpa", "proxies_per_class": 10}}, ["MPA"]),
-        ({"objective": {"name": "mpa", "proxies_per_class": 4}}, []),
-        ({"objective": {"name": "mpa", "proxies_per_class": 2}, "data": {"source": "sop"}}, ["MPA"]),
-        ({"objective": {"name": "contrastive"}, "method": {"name": "ccp"}}, ["C2-CCP-L", "C2-CCP"]),
-        ({"objective": {"name": "contrastive"}, "method": {"name": "ccp", "proxies_per_class": 1}}, []),
-        ({"objective": {"name": "contrastive"}, "method": {"name": "ccp", "anchors": "samples"}}, []),
-        (
-            {"objective": {"name": "margin"}, "method": {"name": "profs", "hard_negative_classes": True}},
-            ["M-PROFS-HNCM"],
-        ),
-        ({"objective": {"name": "arcface"}}, []),
-    ],
-    ids=str,
-)
-def test_what_papers_call_a_recipe(mapping, names):
-    assert published_names(load_recipe({"data": {"source": "cub"}} | mapping)) == names
-
-
-def test_figures_measured_with_a_part_of_the_images_do_not_stand_beside_runs_with_all():
-    recipe = load_recipe("cub/proxy_anchor")
-    tables = {each.table for each in published_lines(recipe, "conventional")}
-    assert {"IV", "1"} <= tables
-    assert not any("10%" in table for table in tables)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "protocol.train_share=0.1",
-        "protocol.label_noise=0.1",
-        "data.image_size=448",
-        "protocol.flip=true",
-        "protocol.eval_size=288",
-        "protocol.eval_scale=1.15",
-        "encoder.last_stride=1",
-        "data.source=glyphs",
-        "objective.weighting={name: isa}",
-    ],
-)
-def test_nothing_stands_beside_what_was_measured_otherwise(change):
-    assert published_lines(load_recipe(CUB), "conventional")
-    assert not published_lines(load_recipe(CUB, [change]), "conventional")
-
-
-def test_lines_of_the_same_backbone_come_first_with_values_as_printed_and_as_fractions():
-    first, *others = published_lines(load_recipe(CUB), "conventional")
-    # CCP's table IV: Proxy-Anchor with a ResNet-50 on CUB.
-    assert first.what == "published: CCP, table IV (resnet50, 512-d)"
-    assert (first.texts["R@1"], first.scores["R@1"].mean) == ("69.7", pytest.approx(0.697))
-    own = [each.same_backbone for each in (first, *others)]
-    assert own == sorted(own, reverse=True)
-    assert False in own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -11,8 +12,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.report.table import csv_text, markdown
 from nearkin.runs.folder import RunFolder
 from nearkin.studies import study
-from nearkin.studies.compare import Comparison, compare
-from nearkin.studies.study import planned_runs
+from nearkin.studies.compare import compare
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}
@@ -24,7 +24,7 @@ ROWS = """
 recipe: tiny.yaml
 rows:
   anchor: {title: Anchor, objective: {name: proxy_anchor}}
-  longer: {title: Longer, base: anchor, budget: {max_steps: 3}}
+  longer: {title: Longer, base: anchor, training: {max_steps: 3}}
 """
 
 
@@ -83,7 +83,8 @@ def test_mistakes_are_found_before_anything_is_run(files, tmp_path):
 
 def test_the_same_call_has_the_same_folder():
     def folder(*changes, row="proxy_anchor", **options):
-        return Comparison("glyphs", rows=None if options else [row], changes=changes, **options).folder
+        rows = None if options else [row]
+        return compare("glyphs", rows=rows, changes=changes, **options, train=False).folder
 
     assert folder() == folder() == folder(row="vcpa"), "rows are added to it"
     assert folder().name.startswith("compare-glyphs-")
@@ -92,31 +93,37 @@ def test_the_same_call_has_the_same_folder():
     assert len(varied) == 2
 
 
-def test_rows_that_finished_earlier_stay_in_the_table(tmp_path):
-    rows = {row.name: row for row in Comparison("glyphs", folder=tmp_path).rows}
-    others = Comparison("glyphs", folder=tmp_path, changes=["training.learning_rate=1"]).rows
-    for row in (rows["proxy_anchor"], rows["triplet"], next(row for row in others if row.name == "mpa")):
-        (planned,) = planned_runs([row], tmp_path, [0])
-        planned.folder.begin(planned.recipe).write_scores({"test": {"R@1": 0.5}})
-    comparison = Comparison("glyphs", folder=tmp_path, rows=["vcpa"], seeds=1)
-    assert [planned.row.name for planned in comparison.runs()] == ["vcpa"]
-    assert [result.row.name for result in comparison.results] == ["proxy_anchor", "vcpa", "triplet"]
-    assert comparison.tables()[0].notes[-1].endswith("mpa.")
+def test_a_loss_or_method_is_a_row_by_its_name(tmp_path):
+    options = {"folder": tmp_path, "seeds": 1, "train": False}
+    study = compare("glyphs", rows=["proxy_anchor", "angular", "profs_hncm", "triplet+ccp", "plain"], **options)
+    rows = {row.name: row for row in study.rows}
+    assert list(rows) == ["proxy_anchor", "profs_hncm", "angular", "triplet+ccp", "plain"]
+    parts = {name: (row.recipe.objective.name, row.recipe.method.name, row.base) for name, row in rows.items()}
+    assert parts["angular"] == ("angular", "plain", None)
+    assert parts["triplet+ccp"] == ("triplet", "ccp", "triplet")
+    assert parts["plain"] == ("proxy_anchor", "plain", "proxy_anchor")
+    balanced = {name for name, row in rows.items() if row.recipe.training.sampler == "balanced"}
+    assert balanced == {"profs_hncm", "angular", "triplet+ccp"}
+    missing = [remark for remark in study.remarks if "Add" in remark]
+    assert [("triplet" in remark, "contrastive" in remark) for remark in missing] == [(False, True), (True, False)]
+    for name in ("angulr", "triplet+cpp", "nothing+ccp"):
+        with pytest.raises(RecipeError, match=re.escape(repr(name))):
+            compare("glyphs", rows=[name], **options)
 
 
 def test_the_listing_shows_what_each_row_changes(files):
-    table = Comparison(**files).listing()
+    table = compare(**files, train=False).listing()
     assert [line.cells for line in table.parts[0].lines] == [
         ("anchor", "–", "Anchor"),
         ("longer", "anchor", "Longer: training.max_steps=3"),
     ]
     assert table.records[1]["recipe"]["training"]["max_steps"] == 3
-    assert [row.base for row in Comparison(**files, against="longer").rows] == ["longer", None]
+    assert [row.base for row in compare(**files, against="longer", train=False).rows] == ["longer", None]
 
 
 def test_values_and_changes_are_rows_of_the_recipe_as_it_is(files):
     options = {"data": files["data"], "recipe": "tiny.yaml", "folder": "study", "seeds": 1}
-    varied = Comparison(**options, vary="objective.alpha=16,32", against="alpha-16")
+    varied = compare(**options, vary="objective.alpha=16,32", against="alpha-16", train=False)
     assert [(row.name, row.base) for row in varied.rows] == [("alpha-16", None), ("alpha-32", "alpha-16")]
     assert {row.recipe.protocol.name for row in varied.rows} == {"conventional"}
     ablated = compare(**options, ablate=["training.max_steps=1"], changes=["training.seed=3"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nearkin.catalogue import plot_names
 from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import fingerprint, recipes_folder, shipped_recipes
 from nearkin.report.published import look_up
@@ -26,7 +27,7 @@ from nearkin.studies.papers import (
     papers,
     read_table,
     rows_of,
-    tables_of,
+    table_of,
 )
 from nearkin.training import methods
 from nearkin.training.build import build_objective
@@ -40,12 +41,12 @@ FROM_SCRATCH = Settings(weights="none")
 @pytest.fixture(scope="module")
 def planned():
     """Every row of every table on every data set of its paper."""
-    tables = {name: tables_of(find_item(name))[0] for name in TABLES}
+    tables = {name: table_of(find_item(name)) for name in TABLES}
     return {name: (table, rows_of(table, table.data, FROM_SCRATCH)) for name, table in tables.items()}
 
 
 def row_of(table, name, data, settings=FROM_SCRATCH):
-    (paper,) = tables_of(find_item(table))
+    paper = table_of(find_item(table))
     (row,) = rows_of(paper, [data], settings, wanted=[name])
     return row
 
@@ -64,8 +65,9 @@ def test_every_table_and_figure_of_the_papers_is_listed():
         str(file.relative_to(recipes_folder() / "papers")) for file in recipes_folder().glob("papers/*/*.table.yml")
     }
     assert files == {f"{name}.table.yml" for name in TABLES}
-    assert [table.item.id for table in tables_of(find_item("ccp/table-2"))] == ["ccp/table-5", "ccp/table-6"]
-    assert tables_of(find_item("ccp/figure-1")) == []
+    assert table_of(find_item("ccp/figure-8")).item.id == "ccp/table-5"
+    with pytest.raises(RecipeError, match="an illustration"):
+        table_of(find_item("ccp/figure-1"))
 
 
 def test_every_published_value_has_a_row_and_every_recipe_is_one(planned):
@@ -193,13 +195,13 @@ def test_another_backbone_weights_and_changes_reach_every_row(tmp_path, monkeypa
 def test_a_method_that_nearkin_lacks_keeps_its_published_value():
     row = row_of("ccp/table-4", "libc", "cub")
     assert (row.command, row.problem, row.published[0].value) == (None, "nearkin has no LIBC", 70.3)
-    (table,) = tables_of(find_item("ccp/table-4"))
+    table = table_of(find_item("ccp/table-4"))
     rows = rows_of(table, ["cub", "sop"], FROM_SCRATCH, wanted=["c1_xbm"])
     assert [(row.data, row.published[0].dim) for row in rows] == [("sop", 128)], "no line where the table has none"
 
 
 def test_other_data_get_the_loss_and_the_method_on_a_recipe_that_suits_them(photos):
-    (table,) = tables_of(find_item("ccp/table-3"))
+    table = table_of(find_item("ccp/table-3"))
     settings = Settings(backbone="small")
     rows = rows_of(table, ["glyphs", str(photos)], settings, wanted=["c2_ccp"], say=lambda text: None)
     glyphs, own = (row.recipe for row in rows)
@@ -209,8 +211,6 @@ def test_other_data_get_the_loss_and_the_method_on_a_recipe_that_suits_them(phot
     assert glyphs.protocol.name == own.protocol.name == "validation"
     assert all(row.published == () and row.problem is None for row in rows)
     assert (own.data.source, own.encoder.weights) == (str(photos), None)
-    digits = row_of("ccp/figure-2", "proxies", "mnist", Settings(stand_in=str(photos)))
-    assert (digits.recipe.data.source, digits.published, digits.problem) == (str(photos), (), None)
 
 
 def test_what_is_missing_for_a_table(tmp_path):
@@ -264,7 +264,7 @@ def test_unknown_names_get_a_suggestion():
         find_item("ccp/tabel-6")
     with pytest.raises(RecipeError, match="'ccpp'"):
         items("ccpp")
-    (table,) = tables_of(find_item("mpa/table-4"))
+    table = table_of(find_item("mpa/table-4"))
     with pytest.raises(RecipeError, match="did you mean 'mpa_ap'"):
         table.chosen_rows(["mpa_pa"])
     assert paper_folder("mpa").is_dir()
@@ -307,3 +307,9 @@ def test_measured_scores_are_in_the_result_files():
         values = [100 * run["test"][line["metric"]] for run in runs]
         assert round(statistics.mean(values), 1) == float(line["value"])
         assert line["spread"] == (f"{statistics.stdev(values):.1f}" if len(values) > 2 else "")
+
+
+def test_every_figure_that_a_paper_names_is_there():
+    named = [table_of(item).plots or "" for item in items() if item.instead is None]
+    named += [item.instead.partition("--only ")[2] for item in items() if item.instead]
+    assert {name for text in named for name in text.split(",")} - {""} <= set(plot_names())

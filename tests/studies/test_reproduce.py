@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 import nearkin
 from nearkin.errors import DataError
@@ -15,7 +14,7 @@ from nearkin.report.table import markdown
 from nearkin.studies import reproduce as module
 from nearkin.studies import study as study_module
 from nearkin.studies.papers import Settings
-from nearkin.studies.reproduce import Reproduction, write_digits
+from nearkin.studies.reproduce import reproduce
 from nearkin.studies.results import Column
 
 MLRC = Path(__file__).parents[1] / "assets" / "records" / "mlrc.json"
@@ -27,8 +26,8 @@ def small(tiny, tmp_path):
     """A published table whose rows have recipes for tiny photos; ``lost`` names those whose photos are not there."""
 
     def make(name, rows, *changes, seeds=1, lost=()):
-        settings = Settings(weights="none")
-        study = Reproduction(name, data=["cub"], rows=rows, seeds=seeds, settings=settings, folder=tmp_path / "out")
+        options = {"data": ["cub"], "settings": Settings(weights="none"), "folder": tmp_path / "out"}
+        study = reproduce(name, rows=rows, seeds=seeds, **options, train=False)
 
         def shrink(row):
             if row.command is None:
@@ -42,17 +41,15 @@ def small(tiny, tmp_path):
             recipe = replace(recipe, protocol=replace(recipe.protocol, **scored))
             return replace(row, recipe=recipe, problem=None)
 
-        for part in (study.wanted, study.known):
-            part.update({key: [shrink(row) for row in members] for key, members in part.items()})
-        study.rows = [row for members in study.wanted.values() for row in members if row.problem is None]
+        study.wanted = [shrink(row) for row in study.wanted]
+        study.rows = [row for row in study.wanted if row.problem is None]
         return study
 
     return make
 
 
 def results_of(study):
-    (paper,) = study.papers
-    return {result.row.name: result for result in study.results(paper)}
+    return {result.row.name: result for result in study.results}
 
 
 def test_rows_are_run_once_and_stand_next_to_the_published_values(small, monkeypatch):
@@ -63,7 +60,7 @@ def test_rows_are_run_once_and_stand_next_to_the_published_values(small, monkeyp
     monkeypatch.setattr(study_module, "run", lambda *_, **__: pytest.fail("finished runs are kept"))
     study.run()
     results, recall = results_of(study), Column("R@1")
-    labels = [column.heading for column in study.columns(study.papers[0])["cub"]]
+    labels = [column.heading for column in study.columns()["cub"]]
     assert labels == ["R@1", "R@2", "R@4", "R@8", "nDCG@2", "nDCG@4", "nDCG@8", "MAP@R"]
     folder = study.folder / "runs" / results["mpa"].row.path
     scores = [json.loads((folder / f"seed-{seed}" / "scores.json").read_text()) for seed in (0, 1)]
@@ -130,7 +127,7 @@ def test_a_reality_check_has_each_model_alone_and_all_concatenated(small):
     place.mkdir(parents=True)
     (place / "mlrc.json").write_text(json.dumps(record))
     (c2,) = results_of(study).values()
-    columns = study.columns(study.papers[0])["cub"]
+    columns = study.columns()["cub"]
     assert [(column.heading, round(100 * c2.value(column).mean)) for column in columns] == [
         ("128-d P@1", 60),
         ("128-d P@R", 60),
@@ -146,8 +143,8 @@ def test_a_reality_check_has_each_model_alone_and_all_concatenated(small):
 
 def test_columns_without_published_values_are_those_the_table_names(small):
     varied = small("vcpa/figure-7", ["vcpa-tau-0.01"])
-    assert [column.heading for column in varied.columns(varied.papers[0])["cub"]] == ["R@1", "MAP@R"]
-    assert {panel.x for panel in varied._panels(varied.papers[0])} == {"τ"}
+    assert [column.heading for column in varied.columns()["cub"]] == ["R@1", "MAP@R"]
+    assert {panel.x for panel in varied.panels()} == {"τ"}
 
 
 def test_a_table_in_one_call(photos, tmp_path):
@@ -160,21 +157,3 @@ def test_a_table_in_one_call(photos, tmp_path):
     (table,) = study.tables()
     assert {(record["status"], record["seeds"][0]) for record in table.records} == {("finished", "3")}
     assert (tmp_path / "out" / "table-7.png").exists()
-
-
-def test_digits_are_drawn_where_mnist_is_missing(tmp_path, monkeypatch):
-    monkeypatch.delenv("NEARKIN_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
-    folder = write_digits(tmp_path / "digits", drawings=1, size=16)
-    assert sorted(path.name for path in folder.iterdir()) == list("0123456789")
-    first = sorted(folder.glob("3/*.png"))[0]
-    assert Image.open(first).size == (16, 16)
-    before = first.stat().st_mtime_ns
-    write_digits(folder, drawings=1, size=16)
-    assert first.stat().st_mtime_ns == before, "what is there is left alone"
-    messages = []
-    monkeypatch.setattr(module, "write_digits", lambda path: folder)
-    study = Reproduction("ccp/figure-2", folder=tmp_path / "out", say=messages.append)
-    assert len(messages) == 1
-    assert {row.recipe.data.source for row in study.rows} == {str(folder)}
-    assert study.papers[0].plots == "map,covering,problems"

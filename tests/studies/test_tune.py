@@ -54,7 +54,8 @@ def search(classes, tmp_path):
 
     def call(*space, folder="search", changes=(), jobs=1, **settings):
         recipe = load_recipe(TINY, [f"data.source={json.dumps(str(classes))}", *changes])
-        made = Search(recipe, space or ["training.learning_rate=1e-4..1e-1:log"], folder=tmp_path / folder, **settings)
+        space = space or ["training.learning_rate=1e-4..1e-1:log"]
+        made = tune(recipe, space, folder=tmp_path / folder, **settings, train=False)
         made.run(jobs=jobs)
         return made
 
@@ -315,6 +316,5 @@ def test_a_search_in_one_call(classes, tmp_path, stand_in):
     done = tune(recipe, ["training.learning_rate=0.5,0.6"], sampler="grid", folder=tmp_path / "search")
     assert (done.failure([]), done.pruner) == (None, "none")
     assert any("the loss became nan" in note for note in done.tables()[0].notes)
-    assert Search(load_recipe({}, ["protocol.name=validation"]), ["training.batch_size=8,16"]).folder.name.startswith(
-        "tune-glyphs-proxy_anchor-"
-    )
+    planned = tune(load_recipe({}, ["protocol.name=validation"]), ["training.batch_size=8,16"], train=False)
+    assert planned.folder.name.startswith("tune-glyphs-proxy_anchor-")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -12,11 +14,15 @@ from typing import NoReturn
 # The order here is the order of the commands in --help.
 from nearkin.cli._app import app, is_distributed, label_line, say
 
-from nearkin.cli import training, index, search, serve, report, compare, mlrc, reproduce, tune, look_up  # noqa: F401  # isort: skip
+from nearkin.cli import training, index, search, serve, report, studies, look_up  # noqa: F401  # isort: skip
 from nearkin.disk import REFUSED, output_error
 from nearkin.errors import NearkinError, catching_out_of_memory, lacks_torch, notices_to
 
 __all__ = ["app", "main"]
+
+for command in (*app.registered_commands, *index.commands.registered_commands):
+    # Typer keeps the line breaks of a docstring, which in a narrow terminal would make ragged paragraphs.
+    command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command.callback) or "")
 
 
 def main() -> None:

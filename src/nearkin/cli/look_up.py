@@ -6,8 +6,9 @@ import json
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from nearkin.cli._app import LOOK_UP, app, confirm, print_table, say
+from nearkin.cli._app import LOOK_UP, app, confirm, say
 from nearkin.cli.options import DataRoot, Json, Yes
 
 
@@ -46,7 +47,7 @@ def list_(
     elif markdown:
         print(listing.page(), end="")
     else:
-        print_table(listing.table())
+        Console().print(listing.terminal(), highlight=False)
 
 
 @app.command(rich_help_panel=LOOK_UP)

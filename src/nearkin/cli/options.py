@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show progress also when the output is piped.")]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
+Checkpoint = Annotated[Literal["best", "last"], typer.Option("--checkpoint", help="Which weights of the run.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
 Format = Annotated[Literal["table", "md", "latex", "csv"], typer.Option("--format", help="How to print the result.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
@@ -48,10 +48,8 @@ ClassFolders = Annotated[
 ]
 
 Epochs = Annotated[int | None, typer.Option("--epochs", min=0, help="Epochs of every run.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, to fill a GPU.")]
-ListRows = Annotated[bool, typer.Option("--list", help="Show the rows and their settings, and run nothing.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Run again what the folder holds with another recipe.")]
+ListRows = Annotated[bool, typer.Option("--list", help="Show the rows and train nothing.")]
 
 Flip = Annotated[
     bool | None,
@@ -79,8 +77,8 @@ MovedRun = Annotated[
 ]
 Sheet = Annotated[Path | None, typer.Option("--sheet", metavar="PNG", help="Also draw a contact sheet into this file.")]
 
-MapClasses = Annotated[int, typer.Option("--classes", help="Classes in a map of embeddings.")]
-ViewSeed = Annotated[int, typer.Option("--seed", help="Selects the classes and images that are shown.")]
+MapClasses = Annotated[int, typer.Option("--classes", min=2, help="Classes in a map of embeddings.")]
+ViewSeed = Annotated[int, typer.Option("--seed", min=0, help="Selects the classes and images that are shown.")]
 
 
 def names_in(text: str | None) -> list[str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,7 +40,7 @@ def plot(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the figures. Default for one run: RUN/plots.")
     ] = None,
-    file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
+    file_format: Annotated[Literal["png", "pdf", "svg"], typer.Option("--format", help="Of the files.")] = "png",
     classes: MapClasses = 12,
     seed: ViewSeed = 0,
     checkpoint: Checkpoint = "best",
@@ -119,7 +119,7 @@ def report(
 
     [bold]nearkin report runs/compare-glyphs-1a2b3c4d[/bold]  a whole comparison
 
-    It has the scores with published ones, scores by class, all figures of 'nearkin plot', cost, and the recipe,
+    It has the scores, scores by class, all figures of 'nearkin plot', cost, and the recipe,
     environment and command of every run. Runs that differ only in their seed are grouped.
     """
     from nearkin.report.opened_run import ViewOptions

@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from nearkin import losses
 from nearkin.catalogue import keyword_options, plot_names
 from nearkin.data.benchmarks import benchmarks
@@ -26,7 +30,7 @@ from nearkin.data.source import data_root
 from nearkin.encoders.architectures import backbones, families
 from nearkin.evaluation import scores
 from nearkin.recipe import Recipe
-from nearkin.report.table import NOTHING, Part, Table, markdown_table
+from nearkin.report.table import NOTHING, markdown_table
 from nearkin.training import methods
 
 
@@ -40,9 +44,18 @@ class Listing:
     shown: tuple[str, ...]
     records: tuple[Mapping[str, Any], ...]
 
-    def table(self) -> Table:
-        cells = [[_cell(record[key]) for key in self.shown] for record in self.records]
-        return Table(self.title, (Part.of(self.shown, cells, texts=len(self.shown)),), records=self.records)
+    def terminal(self) -> Group:
+        """For a terminal, however narrow: what a part is and, below it, its other columns. Names are never broken."""
+        rows = RichTable.grid(padding=(0, 2))
+        rows.add_column(no_wrap=True, style="bold")
+        rows.add_column(overflow="fold")
+        text = next(key for key in ("summary", "meaning", "title") if key in self.shown)
+        for record in self.records:
+            rows.add_row(record["name"], Text(_cell(record[text])))
+            others = [key for key in self.shown if key not in ("name", text) and record[key]]
+            if others:
+                rows.add_row("", Text("; ".join(f"{key}: {_cell(record[key])}" for key in others), style="dim"))
+        return Group(Text(self.title, style="bold"), rows)
 
     def page(self) -> str:
         """As Markdown, with names and options as code."""

@@ -195,7 +195,7 @@ class _Page:
 
 
 def scores_section(groups: Sequence[RunGroup]) -> str:
-    """The table of scores, with those before training and published ones, and the meaning of the scores."""
+    """The table of scores, with those before training, and the meaning of the scores."""
     scores = score_table(groups, untrained=True)
     (part,) = scores.parts
     body = html_table(part, css="scores", caption=" ".join(scores.conditions))

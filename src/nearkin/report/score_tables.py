@@ -1,4 +1,4 @@
-"""Tables of scores: of one run before and after training, and of groups of runs next to published values."""
+"""Tables of scores: of one run before and after training, and of groups of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
 from nearkin.report.differences import COMPARED
-from nearkin.report.published import SAME_SCORE, PublishedLine, published_lines
+from nearkin.report.published import SAME_SCORE
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Line, Part, Table
 from nearkin.runs.scores import EnsembleScores, Scores
@@ -96,20 +96,17 @@ class Entry:
 
     title: str
     what: str
-    """Which of the group's scores these are: the best evaluation, the last epoch, or published ones."""
+    """Which of the group's scores these are, such as the best evaluation or the last epoch."""
     scores: Mapping[str, Statistic]
     runs: int
     conditions: Mapping[str, str]
     group: int
-    recipes: tuple[str, ...] = ()
-    published: PublishedLine | None = None
-    published_as: str = ""
-    """The protocol of published values to compare with; empty where there are none."""
-    test_classes: str = ""
+    recipes: tuple[str, ...]
+    test_classes: str
 
 
 def score_table(groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = None, untrained: bool = False) -> Table:
-    """The table of the groups' finished runs, with published values that certainly measure the same below ours.
+    """The table of the groups' finished runs.
 
     Args:
         groups: from :func:`nearkin.report.run_groups.gather_runs`.
@@ -125,9 +122,7 @@ def score_table(groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = N
         if name not in measured:
             raise RecipeError(f"the runs have no score {name!r}: {did_you_mean(name, measured)}")
     names = tuple(dict.fromkeys(metrics)) if metrics else tuple(measured)
-    entries = _with_published(entries, groups, names)
-    ours = [entry for entry in entries if entry.published is None]
-    varying = [key for key in CONDITIONS if len({entry.conditions[key] for entry in ours}) > 1]
+    varying = [key for key in CONDITIONS if len({entry.conditions[key] for entry in entries}) > 1]
     unfinished = [run.folder.path for group in groups for run in group.runs if not run.folder.is_finished]
     return Table(
         "",
@@ -155,25 +150,21 @@ def _part(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]
     lines, previous = [], None
     for entry in entries:
         first, previous = entry.group != previous, entry.group
-        if entry.published is None:
-            numbers = [str(entry.runs), *(score_text(entry.scores.get(name), name) for name in names)]
-        else:
-            numbers = ["", *(entry.published.texts.get(name, NOTHING) for name in names)]
         words = [entry.title if first else "", *([entry.what] if several else [])]
+        numbers = [str(entry.runs), *(score_text(entry.scores.get(name), name) for name in names)]
         cells = (*words, *numbers, *(entry.conditions[key] for key in varying))
-        lines.append(Line(cells, "published" if entry.published else "", begins_group=first and several))
+        lines.append(Line(cells, begins_group=first and several))
     headings = ["", *(["scores"] if several else []), "n", *(score_named(name).heading for name in names), *varying]
     return Part(tuple(headings), tuple(lines), texts=2 if several else 1, numbers=1 + len(names))
 
 
 def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]) -> str:
     """The conditions of all lines, and how to read them."""
-    ours = [entry for entry in entries if entry.published is None]
-    shared = {key: ours[0].conditions[key] for key in CONDITIONS if key not in varying}
+    shared = {key: entries[0].conditions[key] for key in CONDITIONS if key not in varying}
     seeds = shared.get("seeds", "")
     parts = [
         shared.get("data", ""),
-        _same([entry.test_classes for entry in ours]),
+        _same([entry.test_classes for entry in entries]),
         shared.get("encoder", ""),
         f"{shared['protocol']} protocol" if "protocol" in shared else "",
         shared.get("selection", ""),
@@ -181,16 +172,14 @@ def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[s
         shared.get("hardware", ""),
     ]
     held = "; ".join(part for part in parts if part)
-    over = "repeats" if all(entry.conditions["protocol"] == "mlrc" for entry in ours) else "seeds"
-    several = any(entry.runs > 1 for entry in ours)
+    over = "repeats" if all(entry.conditions["protocol"] == "mlrc" for entry in entries) else "seeds"
+    several = any(entry.runs > 1 for entry in entries)
     spread = f": mean ± sample standard deviation over n {over}" if several else f"; one {over[:-1]}, so no spread"
     reading = f"{'Scores in per cent' if any(score_named(name).in_percent for name in names) else 'Scores'}{spread}."
-    if any(entry.what == "untrained" for entry in ours):
+    if any(entry.what == "untrained" for entry in entries):
         reading += f" Untrained: {UNTRAINED}."
-    if any(entry.what == "best evaluation" for entry in ours):
+    if any(entry.what == "best evaluation" for entry in entries):
         reading += " The best evaluation was selected on the test classes themselves, as papers do."
-    if any(entry.published for entry in entries):
-        reading += " Published lines are as printed in the papers, with their own backbone."
     return f"{held[:1].upper()}{held[1:]}. {reading}"
 
 
@@ -230,7 +219,6 @@ def _entries(group: RunGroup, index: int, *, untrained: bool) -> list[Entry]:
         conditions=conditions,
         group=index,
         recipes=tuple(each.recipe for each in held),
-        published_as="conventional" if on_test else "",
         test_classes=_same([each.test_classes for each in held]),
     )
     if protocol == "mlrc":
@@ -239,14 +227,14 @@ def _entries(group: RunGroup, index: int, *, untrained: bool) -> list[Entry]:
     entries = [entry]
     if untrained:
         before = statistics_of([each.untrained for each in scores])
-        entries = [replace(entry, what="untrained", scores=before, published_as=""), entry]
+        entries = [replace(entry, what="untrained", scores=before), entry]
     if not on_test:
         return [entry for entry in entries if entry.scores]
     last = {name: value for name, value in statistics_of([s.last for s in scores]).items() if name in entry.scores}
     section = group.recipe.protocol
     rule = "last epoch of a training that followed the test classes" if section.monitor_test else "last epoch"
     lasting = conditions | {"selection": as_tested(rule, section)}
-    entries.append(replace(entry, what="last epoch", scores=last, conditions=lasting, published_as=""))
+    entries.append(replace(entry, what="last epoch", scores=last, conditions=lasting))
     return [entry for entry in entries if entry.scores]
 
 
@@ -260,34 +248,17 @@ def _ensemble_entries(entry: Entry, ensemble: EnsembleScores) -> list[Entry]:
             scores={SAME_SCORE.get(name, name): value for name, value in scores.items()},
             runs=ensemble.repeats,
             conditions={**entry.conditions, "encoder": f"{ensemble.backbone}, {dim}-d"},
-            published_as=published_as,
         )
-        for scores, dim, what, published_as in (
-            (ensemble.separate, ensemble.dim, mean, "mlrc-mean"),
-            (ensemble.concatenated, ensemble.concatenated_dim, concatenated, "mlrc-ensemble"),
+        for scores, dim, what in (
+            (ensemble.separate, ensemble.dim, mean),
+            (ensemble.concatenated, ensemble.concatenated_dim, concatenated),
         )
     ]
 
 
-def _with_published(entries: Sequence[Entry], groups: Sequence[RunGroup], names: Sequence[str]) -> list[Entry]:
-    """Published lines below all of ours for the same group."""
-    lines: list[Entry] = []
-    for index, group in enumerate(groups):
-        ours = [entry for entry in entries if entry.group == index]
-        lines += ours
-        for entry in ours:
-            for line in published_lines(group.recipe, entry.published_as) if entry.published_as else ():
-                scores = {name: value for name, value in line.scores.items() if name in names}
-                if scores:
-                    given = {"data": entry.conditions["data"], "encoder": line.encoder, "protocol": line.protocol}
-                    conditions = {key: given.get(key, "as published") for key in CONDITIONS}
-                    lines.append(Entry(entry.title, line.what, scores, 0, conditions, index, published=line))
-    return lines
-
-
 def _record(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
     """All conditions, and scores as fractions with all their digits."""
-    record: dict[str, Any] = {"title": entry.title, "scores": entry.what, "n": entry.runs or None}
+    record: dict[str, Any] = {"title": entry.title, "scores": entry.what, "n": entry.runs}
     for name in names:
         value = entry.scores.get(name)
         record[name] = None if value is None else value.mean

@@ -6,7 +6,7 @@ import csv
 
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.report.listings import Listing
-from nearkin.studies.papers import PaperRow, PaperTable, Settings, items, papers, recipe_of, tables_of
+from nearkin.studies.papers import PaperRow, PaperTable, Settings, items, papers, recipe_of, table_of
 from nearkin.training.recipes import load_recipe
 
 Score = tuple[str, float, float | None, int]
@@ -62,8 +62,8 @@ def _scores_text(scores: list[Score]) -> str:
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, PaperRow] | None:
     """The first row of its paper that is the recipe unchanged, if possible one with published values."""
     paper, source = name.partition("/")[0], recipe.data.source
-    original = [item for item in items(paper) if not item.same_as] if paper in papers() else []
-    tables = [table for item in original for table in tables_of(item) if source in table.data]
+    original = [item for item in items(paper) if not item.same_as and not item.instead] if paper in papers() else []
+    tables = [table for table in map(table_of, original) if source in table.data]
     rows = [(table, row) for table in tables for row in table.rows_on(source) if row.recipe == name]
     same = [(table, row) for table, row in rows if recipe_of(table, row, source, Settings()) == recipe]
     return min(same, key=lambda pair: not pair[0].published_values(pair[1], source), default=None)

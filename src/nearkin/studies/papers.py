@@ -48,8 +48,8 @@ class Item:
     title: str
     instead: str | None = None
     """What to do, or why there is nothing to do, where there are no rows to run."""
-    same_as: tuple[str, ...] = ()
-    """Keys of the tables whose rows these are."""
+    same_as: str | None = None
+    """Key of the table whose rows these are."""
 
     @property
     def id(self) -> str:
@@ -114,7 +114,7 @@ class PaperTable:
     def chosen_rows(self, wanted: Sequence[str] | None) -> list[PaperRow]:
         """The rows with these names; the name of a varied row stands for all its points.
 
-        >>> (table,) = tables_of(find_item("mpa/table-7"))
+        >>> table = table_of(find_item("mpa/table-7"))
         >>> len(table.chosen_rows(["mpa"])), len(table.chosen_rows(["mpa-proxies_per_class-8"]))
         (5, 1)
         """
@@ -165,7 +165,7 @@ def items(paper: str | None = None) -> list[Item]:
     if paper is not None and paper not in papers():
         raise RecipeError(f"no paper {paper!r}: {did_you_mean(paper, papers())}")
     return [
-        Item(name, str(key), entry["title"], entry.get("instead"), tuple(entry.get("same_as", ())))
+        Item(name, str(key), entry["title"], entry.get("instead"), entry.get("same_as"))
         for name in (papers() if paper is None else [paper])
         for key, entry in _load(paper_folder(name) / "paper.yml")["items"].items()
     ]
@@ -179,17 +179,17 @@ def find_item(given: str) -> Item:
     return known[given]
 
 
-def tables_of(item: Item) -> list[PaperTable]:
-    """The tables to run for an item: its own, those it repeats, or none where there is nothing to run.
+def table_of(item: Item) -> PaperTable:
+    """The table to run for an item: its own, or that whose rows it repeats.
 
-    >>> [table.item.id for table in tables_of(find_item("ccp/table-2"))]
-    ['ccp/table-5', 'ccp/table-6']
+    >>> table_of(find_item("ccp/figure-8")).item.id
+    'ccp/table-5'
     """
-    if item.same_as:
-        return [table for key in item.same_as for table in tables_of(find_item(f"{item.paper}/{key}"))]
+    if item.same_as is not None:
+        return table_of(find_item(f"{item.paper}/{item.same_as}"))
     if item.instead is not None:
-        return []
-    return [read_table(item, paper_folder(item.paper) / f"{item.key}.table.yml")]
+        raise RecipeError(f"{item.id} has no rows to run: {item.instead}")
+    return read_table(item, paper_folder(item.paper) / f"{item.key}.table.yml")
 
 
 def read_table(item: Item, file: Path) -> PaperTable:
@@ -319,8 +319,6 @@ class Settings:
     """A file, ``imagenet``, or ``none`` to start from scratch; None looks below the data root."""
     root: str | None = None
     overrides: tuple[str, ...] = ()
-    stand_in: str | None = None
-    """Folder that is read instead of the paper's data, such as drawn digits instead of MNIST."""
 
     def remarks(self) -> list[str]:
         """What the settings change, in sentences."""
@@ -329,8 +327,6 @@ class Settings:
             texts.append(f"Another backbone than the paper's: {self.backbone}.")
         if self.weights == NO_WEIGHTS:
             texts.append("From scratch: no pretrained weights (--weights none).")
-        if self.stand_in is not None:
-            texts.append(f"Other images: {Path(self.stand_in).name} instead of the paper's data.")
         return texts + [f"Changed in every row: {', '.join(self.overrides)}."] * bool(self.overrides)
 
 
@@ -343,7 +339,7 @@ def rows_of(
     and methods are trained with a recipe that suits the data, as ``nearkin compare`` does, and no published value
     applies; ``say`` is called with the name of that recipe.
 
-    >>> (table,) = tables_of(find_item("mpa/table-8"))
+    >>> table = table_of(find_item("mpa/table-8"))
     >>> row = rows_of(table, ["cars"], Settings())[1]
     >>> row.command
     'nearkin train mpa/mpa data.source=cars objective.proxies_per_class=4 training.batch_size=64'
@@ -352,9 +348,9 @@ def rows_of(
     """
     rows = []
     for source in data:
-        absent = missing_data(settings.stand_in or source, settings.root)
+        absent = missing_data(source, settings.root)
         for row in (row for row in table.rows_on(source) if row in table.chosen_rows(wanted)):
-            published = () if settings.stand_in else tuple(table.published_values(row, source))
+            published = tuple(table.published_values(row, source))
             recipe, problem, command, folder = Recipe(), row.missing, None, f"{source}/{row.name}"
             if row.missing is None:
                 with mistakes_in(f"row {row.name!r}"):
@@ -393,8 +389,7 @@ def recipe_of(table: PaperTable, row: PaperRow, data: str, settings: Settings, *
         overrides.append(f"data.root={json.dumps(settings.root)}")
     paper = table.recipe_of(row, data)
     if data in table.data:
-        stand_in = {"data": {"source": settings.stand_in}} if settings.stand_in else {}
-        return load_recipe(layered(paper, stand_in), overrides)
+        return load_recipe(paper, overrides)
     suited = base_recipe(data, overrides=[f"data.root={json.dumps(settings.root)}"], say=say)
     kept = [
         {section: values for section, values in changes.items() if section not in ("objective", "method")}
@@ -498,20 +493,22 @@ def list_tables(paper: str | None, settings: Settings) -> Table:
     records: list[dict[str, Any]] = []
     cells: dict[str, list[list[str]]] = {}
     for item in items(paper):
-        tables = tables_of(item)
-        data = [name for table in tables for name in table.data]
-        lines = [(table, row, name) for table in tables for name in table.data for row in table.rows_on(name)]
-        recipes = [table.recipe_of(row, name) for table, row, name in lines if row.missing is None]
-        backbones = {settings.backbone or recipe["encoder"]["backbone"] for recipe in recipes}
+        data, lines, backbones = list[str](), list[tuple[PaperRow, str]](), set[str]()
+        if item.instead is None:
+            table = table_of(item)
+            data = list(table.data)
+            lines = [(row, name) for name in data for row in table.rows_on(name)]
+            recipes = (table.recipe_of(row, name) for row, name in lines if row.missing is None)
+            backbones = {settings.backbone or recipe["encoder"]["backbone"] for recipe in recipes}
         absent = [name for name in data if missing_data(name, settings.root) is not None]
         without = [name for name in sorted(backbones) if not settings.weights and missing_weights(name, settings.root)]
-        unknown = sum(row.missing is not None for _, row, _ in lines)
+        unknown = sum(row.missing is not None for row, _ in lines)
         parts = [f"data: {', '.join(absent)}"] * bool(absent) + [f"weights: {', '.join(without)}"] * bool(without)
         parts += [f"{unknown} rows not in nearkin"] * bool(unknown)
         missing = item.instead or "; ".join(parts) or NOTHING
-        record = {"table": item.id, "title": item.title, "data": data, "rows": len(lines), "instead": item.instead}
-        record |= {"missing_data": absent, "missing_weights": without, "missing": missing}
-        records.append(record | {"same_as": [f"{item.paper}/{key}" for key in item.same_as]})
+        record = {"table": item.id, "title": item.title, "data": data, "rows": len(lines)}
+        record |= {"instead": item.instead, "same_as": item.same_as and f"{item.paper}/{item.same_as}"}
+        records.append(record | {"missing_data": absent, "missing_weights": without, "missing": missing})
         texts = [item.id, item.title, ", ".join(data), str(len(lines) or ""), missing]
         cells.setdefault(item.paper, []).append(texts)
     columns = ("table", "what it shows", "data", "rows", "missing here")

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from rich.console import Console
 
 from nearkin.data.benchmarks import benchmarks
-from nearkin.data.benchmarks.glyphs import FACES, GlyphClass, draw_glyphs
 from nearkin.errors import DataError
 from nearkin.report.table import Table, counted
-from nearkin.runs.folder import Outcome
+from nearkin.runs.folder import RUNS, Outcome
 from nearkin.studies.figures import Panel, draw
 from nearkin.studies.mlrc import score_models
-from nearkin.studies.papers import PaperTable, Settings, find_item, missing_data, rows_of, tables_of
+from nearkin.studies.papers import PaperTable, Settings, find_item, rows_of, table_of
 from nearkin.studies.results import Column, RowResult
 from nearkin.studies.study import PlannedRun, Row, Study, planned_runs, write_table
 from nearkin.studies.tables import by_data, study_record, study_table
@@ -28,13 +24,14 @@ from nearkin.studies.tables import by_data, study_record, study_table
 def reproduce(
     table: str,
     *,
-    data: Iterable[str] | None = None,
+    data: Sequence[str] | None = None,
     rows: Sequence[str] | None = None,
     seeds: int = 1,
     settings: Settings | None = None,
     folder: str | Path | None = None,
     jobs: int = 1,
     console: Console | None = None,
+    train: bool = True,
 ) -> Reproduction:
     """Run the rows of a published table or figure, and write ours next to what is published.
 
@@ -48,68 +45,39 @@ def reproduce(
         folder: where tables and runs go; default: ``runs/reproduce/<paper>``.
         jobs: runs at a time.
         console: where progress goes.
+        train: False only plans the study, which is returned all the same.
     """
-    study = Reproduction(table, data=data, rows=rows, seeds=seeds, settings=settings, folder=folder)
-    study.run(jobs=jobs, console=console)
-    study.write()
+    paper, settings = table_of(find_item(table)), settings or Settings()
+    say = (console or Console(quiet=True)).print
+    wanted = rows_of(paper, data or paper.data, settings, wanted=rows, say=say)
+    seed = next((text for text in settings.overrides if text.startswith("training.seed=")), "training.seed=0")
+    first = int(seed.partition("=")[2])
+    folder = Path(folder) if folder is not None else RUNS / "reproduce" / paper.item.paper
+    study = Reproduction(paper, wanted, range(first, first + seeds), settings, folder)
+    if train:
+        study.run(jobs=jobs, console=console)
+        study.write()
     return study
 
 
 class Reproduction(Study):
-    """A published table or figure, row by row. The arguments are those of :func:`reproduce`.
-
-    ``say`` is called with what replaces missing data; a study that is only ``listed`` draws none.
-    """
+    """A published table or figure, row by row; :func:`reproduce` makes it."""
 
     def __init__(
-        self,
-        table: str,
-        *,
-        data: Iterable[str] | None = None,
-        rows: Sequence[str] | None = None,
-        seeds: int = 1,
-        settings: Settings | None = None,
-        folder: str | Path | None = None,
-        say: Callable[[str], None] = print,
-        listed: bool = False,
+        self, paper: PaperTable, wanted: Sequence[Row], seeds: Sequence[int], settings: Settings, folder: Path
     ) -> None:
-        item, self.settings = find_item(table), settings or Settings()
-        self.id, self.instead = item.id, item.instead
-        seed = next((text for text in self.settings.overrides if text.startswith("training.seed=")), "training.seed=0")
-        first = int(seed.partition("=")[2])
-        self.seeds = range(first, first + seeds)
-        self.folder = Path(folder) if folder is not None else Path("runs") / "reproduce" / item.paper
-        papers, wanted = tables_of(item), None if data is None else list(data)
-        if wanted is not None and len(papers) > 1:
-            papers = [paper for paper in papers if set(wanted) & set(paper.data)] or papers[:1]
-        sources = {
-            paper.item.id: [name for name in wanted or paper.data if name in paper.data or len(papers) == 1]
-            for paper in papers
-        }
-        mnist = not listed and any("mnist" in names for names in sources.values())
-        if mnist and missing_data("mnist", self.settings.root) is not None:
-            say("MNIST is not here: the ten digits of Glyphs are used instead")
-            self.settings = replace(self.settings, stand_in=str(write_digits(self.folder / "digits")))
-        self.papers = papers
-        self.wanted: dict[str, list[Row]] = {}
-        """By the id of the table, the rows that were asked for; then those of the whole table."""
-        self.known: dict[str, list[Row]] = {}
-        for paper in papers:
-            names = sources[paper.item.id]
-            self.wanted[paper.item.id] = rows_of(paper, names, self.settings, wanted=rows, say=say)
-            self.known[paper.item.id] = rows_of(paper, names, self.settings, say=lambda text: None)
-        asked = (row for members in self.wanted.values() for row in members if row.problem is None)
-        self.rows = list({row.path: row for row in asked}.values())
+        self.paper, self.wanted, self.settings = paper, wanted, settings
+        self.seeds, self.folder = seeds, folder
+        self.rows = list({row.path: row for row in wanted if row.problem is None}.values())
 
     def runs(self) -> list[PlannedRun]:
         return planned_runs(self.rows, self.folder / "runs", self.seeds) if self.rows else []
 
     def plan(self) -> list[str]:
-        wanted = [row for rows in self.wanted.values() for row in rows]
-        skipped = dict.fromkeys(row.problem for row in wanted if row.command and row.problem)
+        skipped = dict.fromkeys(row.problem for row in self.wanted if row.command and row.problem)
         runs = self.runs()
         done = sum(planned.folder.is_finished for planned in runs)
-        number = f"{counted(len(runs), 'run')} for {self.id}, {done} of them finished already"
+        number = f"{counted(len(runs), 'run')} for {self.paper.item.id}, {done} of them finished already"
         plan = [f"Plan: {number}, into {self.folder}"] if runs else []
         return [f"Skipped: {problem}" for problem in skipped] + plan
 
@@ -130,41 +98,40 @@ class Reproduction(Study):
             return "no row could be run here; the table says why", DataError.exit_code
         return super().failure(outcomes)
 
-    def results(self, paper: PaperTable) -> list[RowResult]:
-        """The rows that were asked for, and others of the table that have finished in the same folder."""
-        wanted, rows = {row.path for row in self.wanted[paper.item.id]}, self.known[paper.item.id]
-        results = [RowResult(row, tuple(planned_runs([row], self.folder / "runs", self.seeds))) for row in rows]
-        return [result for result in results if result.row.path in wanted or result.seeds]
+    @property
+    def results(self) -> list[RowResult]:
+        """The rows that were asked for, those that cannot be run here included."""
+        return [RowResult(row, tuple(planned_runs([row], self.folder / "runs", self.seeds))) for row in self.wanted]
 
     def tables(self) -> list[Table]:
-        return [self._table(paper) for paper in self.papers]
+        remarks = self.settings.remarks()
+        if other := sorted({row.data for row in self.wanted} - set(self.paper.data)):
+            remarks.append(f"Other data than the paper's, trained with a recipe that suits them: {', '.join(other)}.")
+        return [study_table(self.paper.heading, self.results, self.columns(), remarks)]
 
     def record(self) -> dict[str, Any]:
-        records = [self._record(paper) for paper in self.papers]
-        return {"folder": str(self.folder), **(records[0] if len(records) == 1 else {"tables": records})}
+        known = {"folder": str(self.folder), "table": self.paper.item.id}
+        known["written"] = datetime.now(UTC).isoformat(timespec="seconds")
+        return {**known, **study_record(self.tables()[0], self.results)}
 
     def write(self) -> list[Path]:
         """Write ``<table>.md``, ``.csv`` and ``.json``, and a figure once a run has finished."""
-        files = []
-        for paper in self.papers:
-            table = self._table(paper)
-            files += write_table(self.folder, paper.item.key, table, self._record(paper))
-            caption = " ".join(table.conditions[:1])
-            files += draw(self._panels(paper), paper.heading, caption, self.folder / f"{paper.item.key}.png")
-        return files
+        (table,), name = self.tables(), self.paper.item.key
+        files = write_table(self.folder, name, table, self.record())
+        return files + draw(self.panels(), table.title, table.conditions[0], self.folder / f"{name}.png")
 
     def next_steps(self) -> list[str]:
         done = " ".join(str(planned.folder.path) for planned in self.runs() if planned.folder.is_finished)
-        return [f"nearkin plot {done} --only {paper.plots}" for paper in self.papers if paper.plots and done]
+        return [f"nearkin plot {done} --only {self.paper.plots}"] if self.paper.plots and done else []
 
-    def columns(self, paper: PaperTable) -> dict[str, list[Column]]:
+    def columns(self) -> dict[str, list[Column]]:
         """By data set: what is published there, or the scores that the table names."""
         columns = {}
-        for data, results in by_data([RowResult(row, ()) for row in self.known[paper.item.id]]).items():
+        for data, results in by_data([RowResult(row, ()) for row in self.wanted]).items():
             known = list(dict.fromkeys(column for result in results for column in result.published))
-            known = [column for column in known if not paper.metrics or column.metric in paper.metrics]
-            metrics = paper.metrics or (() if known else ("R@1", "MAP@R"))
-            if not paper.mlrc:
+            known = [column for column in known if not self.paper.metrics or column.metric in self.paper.metrics]
+            metrics = self.paper.metrics or (() if known else ("R@1", "MAP@R"))
+            if not self.paper.mlrc:
                 known += [Column(metric) for metric in metrics if metric not in {column.metric for column in known}]
             elif not known:
                 recipe = results[0].row.recipe
@@ -175,42 +142,17 @@ class Reproduction(Study):
             columns[data] = sorted(known, key=lambda column: column.part == "concatenated")
         return columns
 
-    def _table(self, paper: PaperTable) -> Table:
-        results, remarks = self.results(paper), self.settings.remarks()
-        if other := sorted({result.row.data for result in results} - set(paper.data)):
-            remarks.append(f"Other data than the paper's, trained with a recipe that suits them: {', '.join(other)}.")
-        return study_table(paper.heading, results, self.columns(paper), remarks)
-
-    def _record(self, paper: PaperTable) -> dict[str, Any]:
-        written = datetime.now(UTC).isoformat(timespec="seconds")
-        return {"table": paper.item.id, "written": written, **study_record(self._table(paper), self.results(paper))}
-
-    def _panels(self, paper: PaperTable) -> list[Panel]:
+    def panels(self) -> list[Panel]:
+        """A panel for each data set and each symbol on the horizontal axis."""
+        drawn = self.paper.draw
         # The reality check is about MAP@R, of the models one by one.
-        metric, x = "MAP@R" if paper.mlrc else paper.draw.get("metric", "R@1"), paper.draw.get("x", "")
+        metric, x = "MAP@R" if self.paper.mlrc else drawn.get("metric", "R@1"), drawn.get("x", "")
         panels = []
-        for data, results in by_data(self.results(paper)).items():
-            columns = self.columns(paper)[data]
+        for data, results in by_data(self.results).items():
+            columns = self.columns()[data]
             column = next((column for column in columns if column.metric == metric), columns[0])
             title = benchmarks()[data].title if data in benchmarks() else Path(data).name
             for symbol in [x] if isinstance(x, str) else x:
-                even = symbol in paper.draw.get("even", ())
-                panels.append(Panel(title, column, results, symbol, str(paper.draw.get("series", "")), even))
+                even = symbol in drawn.get("even", ())
+                panels.append(Panel(title, column, results, symbol, str(drawn.get("series", "")), even))
         return panels
-
-
-def write_digits(folder: Path, *, drawings: int = 8, size: int = 28, strength: float = 0.5) -> Path:
-    """Draw the ten digits in every face of Glyphs, ``drawings`` times each, into a folder per digit.
-
-    What is there already is left alone.
-    """
-    classes = [GlyphClass(ord(digit), dict.fromkeys(FACES, ord(digit))) for digit in "0123456789"]
-    for seed in range(drawings):
-        if (folder / "9" / f"{FACES[-1]}-{seed}.png").exists():
-            continue
-        table = draw_glyphs(classes, size=size, seed=seed, strength=strength)
-        for pixels, digit, face in zip(table.images, table.columns["character"], table.columns["face"], strict=True):
-            file = folder / str(digit) / f"{face}-{seed}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.asarray(pixels)).save(file)
-    return folder

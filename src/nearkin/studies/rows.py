@@ -8,47 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nearkin import losses
 from nearkin.data.benchmarks import benchmarks
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.recipe.reading import check_keys, layered, read_yaml
 from nearkin.runs.folder import own_photos_name
-from nearkin.studies.study import Row, chosen_names
+from nearkin.studies.study import Row
+from nearkin.training import methods
 from nearkin.training.recipes import load_recipe
 
 ENDING = ".compare.yml"
 """Of the files that come with nearkin; a file given by its path may end as it likes."""
 
-SETTABLE = (
-    "objective",
-    "method",
-    "encoder.normalisation",
-    "training.sampler",
-    "training.images_per_class",
-    "training.learning_rate",
-    "training.head_lr_multiplier",
-    "training.proxy_lr_multiplier",
-    "training.warmup_epochs",
-    "training.max_grad_norm",
-    "training.max_grad_value",
-    "training.evaluate_every_steps",
-)
-"""What a row of a file may set. All else is the same for all, or what is compared would not be the methods."""
-
-BUDGET = (
-    "epochs",
-    "max_steps",
-    "batch_size",
-    "optimiser",
-    "weight_decay",
-    "schedule",
-    "lr_decay_every",
-    "lr_decay_factor",
-    "min_learning_rate",
-    "milestones",
-    "early_stop_patience",
-)
-"""Keys of ``training`` that a row may set under ``budget``: the table then shows that its budget differs."""
+SECTIONS = ("objective", "method", "encoder", "training")
+"""Sections of a recipe that a row of a file may change. Where budgets differ, the table has a column for them."""
 
 _SMALL_IMAGES = ("glyphs", "mnist", "fashion_mnist")
 
@@ -142,26 +116,60 @@ def read_rows(file: str | Path) -> list[RowChanges]:
     return list(rows.values())
 
 
-def rows_on(
-    base: Recipe, rows: Sequence[RowChanges], *, only: Iterable[str] | None = None, overrides: Iterable[str] = ()
-) -> list[Row]:
+def chosen_rows(rows: Sequence[RowChanges], names: Iterable[str] | None) -> list[RowChanges]:
+    """The rows of a file with these names; None for all.
+
+    A name that the file lacks may be a loss, a method, or both as ``LOSS+METHOD``, which then have their default
+    options. A method alone is put on the first row of the file.
+
+    >>> rows = read_rows(named_rows("glyphs"))
+    >>> [(row.name, row.base) for row in chosen_rows(rows, ["angular", "vcpa", "triplet+ccp"])]
+    [('vcpa', 'proxy_anchor'), ('angular', None), ('triplet+ccp', 'triplet')]
+    """
+    if names is None:
+        return list(rows)
+    wanted, known = dict.fromkeys(names), {row.name: row for row in rows}
+    return [row for row in rows if row.name in wanted] + [
+        _part_row(name, known) for name in wanted if name not in known
+    ]
+
+
+def _part_row(name: str, known: Mapping[str, RowChanges]) -> RowChanges:
+    """A loss or a method as a row, with its default options."""
+    loss, _, method = name.partition("+")
+    if loss in methods.catalogue() and not method:
+        loss, method = next(iter(known)), loss
+    if loss not in (*known, *losses.catalogue()) or method not in ("", *methods.catalogue()):
+        parts = sorted({*known, *losses.catalogue(), *methods.catalogue()})
+        raise RecipeError(
+            f"no row {name!r}, and no loss, method or LOSS+METHOD of that name: {did_you_mean(name, parts)}"
+        )
+    if method:
+        base = known.get(loss) or _part_row(loss, known)
+        return RowChanges(
+            name, f"{base.title} with {method}", loss, layered(base.changes, {"method": {"name": method}})
+        )
+    # A pair loss needs classes with several images in a batch.
+    sampler = {} if losses.kind(losses.catalogue()[loss]) == "proxy" else {"training": {"sampler": "balanced"}}
+    return RowChanges(name, name, None, {"objective": {"name": loss}, **sampler})
+
+
+def rows_on(base: Recipe, rows: Iterable[RowChanges], *, overrides: Iterable[str] = ()) -> list[Row]:
     """Rows with the data, encoder, budget and protocol of ``base``; the objective and method are the rows' own.
 
     ``overrides`` are stronger than what a row sets.
 
     >>> base = load_recipe("glyphs/demo")
-    >>> (row,) = rows_on(base, read_rows(rows_file(base)), only=["c2_ccp"])
+    >>> (row,) = rows_on(base, chosen_rows(read_rows(rows_file(base)), ["c2_ccp"]))
     >>> row.title, row.base, row.recipe.objective.name, row.recipe.training.sampler
     ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
     """
-    known = {row.name: row for row in rows}
     shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}
     overrides, made = list(overrides), []
-    for name in known if only is None else chosen_names(only, list(known)):
-        row = known[name]
-        with mistakes_in(f"row {name!r}"):
+    for row in rows:
+        with mistakes_in(f"row {row.name!r}"):
             recipe = load_recipe(layered(shared, row.changes), overrides)
-        made.append(Row(name, row.title, recipe, row.base))
+        made.append(Row(row.name, row.title, recipe, row.base))
     return made
 
 
@@ -215,26 +223,17 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _row_changes(name: str, row: Any, before: Mapping[str, RowChanges]) -> RowChanges:
-    sections = ("objective", "method", "encoder", "training", "budget")
-    check_keys(row, ("title", "base", *sections), "a title and sections of a recipe")
+    check_keys(row, ("title", "base", *SECTIONS), "a title and sections of a recipe")
     base = row.get("base")
     if base is not None and base not in before:
         raise RecipeError(f"its base {base!r} must be a row above it: {did_you_mean(str(base), before)}")
     changes = {} if base is None else before[base].changes
-    for section in sections:
+    for section in SECTIONS:
         content = row.get(section, {})
         if not isinstance(content, Mapping):
             raise RecipeError(f"section {section!r} must hold keys and values, got {content!r}")
-        for key in map(str, content):
-            if section == "budget" and key not in BUDGET:
-                raise RecipeError(f"unknown key 'budget.{key}': {did_you_mean(key, BUDGET)}")
-            if section not in (*SETTABLE, "budget") and f"{section}.{key}" not in SETTABLE:
-                instead = f", or as budget: {{{key}: …}}" if section == "training" and key in BUDGET else ""
-                raise RecipeError(
-                    f"{section}.{key} is the same for all rows: set it in the recipe that they share{instead}"
-                )
         if content:
-            changes = layered(changes, {"training" if section == "budget" else section: content})
+            changes = layered(changes, {section: content})
     if "name" not in changes.get("objective", {}):
         raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
     return RowChanges(name, str(row.get("title", name)), base, changes)

@@ -41,7 +41,7 @@ from nearkin.runs.data import Announce, notice_changed_images
 from nearkin.runs.folder import RUNS, Outcome, RunFolder, default_folder
 from nearkin.runs.run import run
 from nearkin.studies.pool import LOG, Job, run_in_parallel
-from nearkin.studies.search_space import check_space, grid, read_space, recipe_at, value_text
+from nearkin.studies.search_space import Space, check_space, grid, read_space, recipe_at, value_text
 from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_texts
 from nearkin.studies.tables import budget_text
 from nearkin.training.observers import ConsoleObserver, Observers
@@ -72,6 +72,7 @@ def tune(
     folder: str | Path | None = None,
     jobs: int = 1,
     console: Console | None = None,
+    train: bool = True,
 ) -> Search:
     """Search for better hyper-parameters by the scores of validation classes alone, and write the result.
 
@@ -87,67 +88,62 @@ def tune(
         folder: where everything goes; default: one that the same call finds again.
         jobs: trials at a time. One is trained in this process, several in processes of their own, to fill a GPU.
         console: where progress goes.
+        train: False only plans the search, which is returned all the same.
 
     Raises:
         RecipeError: before anything is trained, where the search is impossible or the folder holds another.
         DataError: where the data leave no validation classes; or later, where a trial misses a file.
         InterruptedRunError: after Ctrl-C or SIGTERM; calling again resumes.
     """
+    require("optuna", "tune").logging.set_verbosity(30)
     recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else recipe
-    search = Search(recipe, space, trials=trials, seeds=seeds, sampler=sampler, pruner=pruner, seed=seed, folder=folder)
-    search.run(jobs=jobs, console=console)
-    search.write()
+    pruner = pruner or ("none" if sampler == "grid" else "median")
+    protocol = recipe.protocol.name
+    if protocol not in ("validation", "mlrc"):
+        raise RecipeError(
+            f"a search scores validation classes only, and protocol.name={protocol} holds out none: set "
+            f"protocol.name=validation, or protocol.name=mlrc to hold out the class fold protocol.fold"
+        )
+    for key, value, allowed in (("sampler", sampler, get_args(Sampler)), ("pruner", pruner, get_args(Pruner))):
+        if value not in allowed:
+            raise RecipeError(f"{key} must be one of {', '.join(allowed)}, got {value!r}")
+    if seeds < 1 or seed < 0 or (trials is not None and trials < 1):
+        raise RecipeError(f"seeds and trials must be at least 1, seed at least 0; got {seeds}, {trials}, {seed}")
+    texts = [str(text) for text in space]
+    settings = {"space": texts, "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
+    search = Search(recipe, read_space(texts, recipe), settings)
+    if sampler == "grid":
+        points = len(grid(search.space))
+        search.trials = min(trials or points, points)
+    elif trials is not None:
+        search.trials = trials
+    if folder is not None:
+        search.folder = Path(folder)
+    if train:
+        search.run(jobs=jobs, console=console)
+        search.write()
     return search
 
 
 class Search:
-    """A search and its folder; the arguments are those of :func:`tune`. With one job its course is reproducible."""
+    """A search and its folder; :func:`tune` makes it. With one job its course is reproducible."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        space: Iterable[str],
-        *,
-        trials: int | None = None,
-        seeds: int = 1,
-        sampler: Sampler = "tpe",
-        pruner: Pruner | None = None,
-        seed: int = 0,
-        folder: str | Path | None = None,
-    ) -> None:
-        require("optuna", "tune").logging.set_verbosity(30)
-        texts = [str(text) for text in space]
-        pruner = pruner or ("none" if sampler == "grid" else "median")
-        settings = {"space": texts, "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
-        self.settings: dict[str, Any] = settings
-        self.recipe, self.space = recipe, read_space(texts, recipe)
-        self.sampler, self.pruner, self.seed = sampler, pruner, seed
-        self.seeds = range(recipe.training.seed, recipe.training.seed + seeds)
-        protocol = recipe.protocol.name
-        if protocol not in ("validation", "mlrc"):
-            raise RecipeError(
-                f"a search scores validation classes only, and protocol.name={protocol} holds out none: set "
-                f"protocol.name=validation, or protocol.name=mlrc to hold out the class fold protocol.fold"
-            )
-        for key, allowed in (("sampler", Sampler), ("pruner", Pruner)):
-            if getattr(self, key) not in get_args(allowed):
-                raise RecipeError(f"{key} must be one of {', '.join(get_args(allowed))}, got {getattr(self, key)!r}")
-        if seeds < 1 or seed < 0 or (trials is not None and trials < 1):
-            raise RecipeError(f"seeds and trials must be at least 1, seed at least 0; got {seeds}, {trials}, {seed}")
-        self.trials = trials or TRIALS
-        if sampler == "grid":
-            points = len(grid(self.space))
-            self.trials = min(trials or points, points)
+    def __init__(self, recipe: Recipe, space: Space, settings: dict[str, Any]) -> None:
+        self.recipe, self.space, self.settings = recipe, space, settings
+        self.sampler, self.pruner, self.seed = settings["sampler"], settings["pruner"], settings["seed"]
+        first = recipe.training.seed
+        self.seeds = range(first, first + settings["seeds"])
+        self.trials = TRIALS
         stem = default_folder(recipe).name.rpartition("-")[0]
-        self.folder = RUNS / f"tune-{stem}-{short_hash(self._deciding())}" if folder is None else Path(folder)
+        self.folder = RUNS / f"tune-{stem}-{short_hash(self._deciding())}"
 
-    @classmethod
-    def read(cls, folder: str | Path) -> Search:
+    @staticmethod
+    def read(folder: str | Path) -> Search:
         """The search that a folder holds."""
         if not (Path(folder) / JOURNAL).is_file():
             raise DataError(f"{folder} holds no search, as it has no {JOURNAL}: start one with nearkin tune RECIPE")
         plan = _open(Path(folder)).user_attrs["plan"]
-        return cls(load_recipe(plan["recipe"]), **plan["settings"], folder=folder)
+        return tune(load_recipe(plan["recipe"]), **plan["settings"], folder=folder, train=False)
 
     @property
     def select_by(self) -> str:
@@ -174,14 +170,7 @@ class Search:
         trials, seeds = counted(self.trials, "trial"), counted(len(self.seeds), "seed")
         return [f"Plan: {trials} × {seeds}, {ended} of them ended already, into {self.folder}"]
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        overwrite: bool = False,
-        console: Console | None = None,
-        announce: Announce | None = None,
-    ) -> list[Outcome]:
+    def run(self, *, jobs: int = 1, console: Console | None = None, announce: Announce | None = None) -> list[Outcome]:
         """Train trials until there are as many as asked for, ``jobs`` at a time."""
         if jobs < 1:
             raise RecipeError(f"jobs must be at least 1, got {jobs}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nearkin.catalogue import PLOT_FORMATS, plot_names
+from nearkin.catalogue import plot_names
 from nearkin.disk import check_writable, make_folder
 from nearkin.errors import DataError, NearkinError, RecipeError, did_you_mean
 from nearkin.report.figure_style import STYLE, save_figure
@@ -83,15 +83,6 @@ def save_figures(
     for name in only:
         if name not in names:
             raise RecipeError(f"unknown figure {name!r}: {did_you_mean(name, names)}")
-    if file_format not in PLOT_FORMATS:
-        raise RecipeError(f"the format must be one of {', '.join(PLOT_FORMATS)}, got {file_format!r}")
-    view = view or ViewOptions()
-    if view.checkpoint not in ("best", "last"):
-        raise RecipeError(f"the checkpoint must be 'best' or 'last', got {view.checkpoint!r}")
-    if view.classes < 2:
-        raise RecipeError(f"a map needs at least 2 classes, got {view.classes}")
-    if view.seed < 0:
-        raise RecipeError(f"the seed must be 0 or more, got {view.seed}")
     distinct = list({Path(path).expanduser().resolve(): Path(path) for path in reversed(paths)}.values())[::-1]
     if len(distinct) > 1 and output is None:
         raise RecipeError("a figure of several runs belongs to none of their folders: name a folder with --output")

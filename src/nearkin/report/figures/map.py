@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.report.figure_style import class_name, class_style, new_figure, run_title, set_title
+from nearkin.numerics import l2_normalise
+from nearkin.report.figure_style import GREY, class_name, class_style, new_figure, number, run_title, set_title
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, Proxies, Sample
 
 _MOST_IN_LEGEND = 48
@@ -27,6 +29,8 @@ class Map:
     proxies: NDArray[np.float64]
     projection: str
     """The projection, in words."""
+    note: str = ""
+    """Why the proxies lie apart from their classes, where they do."""
 
 
 def draw_run(run: OpenedRun) -> Any:
@@ -44,6 +48,7 @@ def draw_run(run: OpenedRun) -> Any:
         draw_points(panel.subplots(), projected)
         class_legend(panel, opened, projected)
         panel.suptitle(f"{title}\n{map_words(projected)}", fontsize=9)
+        panel.supxlabel(textwrap.fill(projected.note, 110), fontsize=7, color=GREY)
     set_title(figure, run_title(at_proxies))
     return figure
 
@@ -67,7 +72,28 @@ def map_of(run: OpenedRun, sample: Sample, proxies: Proxies | None = None) -> Ma
     everything = shown.embeddings if proxies is None else torch.cat([shown.embeddings, stars.flatten(0, 1)])
     points, projection = project(everything, seed=run.view.seed)
     images, others = points[: len(shown.rows)], points[len(shown.rows) :]
-    return Map(classes, shown.rows, shown.labels, images, others.reshape(*stars.shape[:2], 2), projection)
+    note = "" if proxies is None else distance_note(shown.embeddings, shown.labels, stars)
+    return Map(classes, shown.rows, shown.labels, images, others.reshape(*stars.shape[:2], 2), projection, note)
+
+
+def distance_note(embeddings: Tensor, labels: NDArray[np.int64], proxies: Tensor) -> str:
+    """Why proxies lie apart from their classes; empty where images are as near to a proxy as to each other.
+
+    Embeddings ``[N, dim]`` with labels ``[N]``, proxies ``[classes, K, dim]`` in the order of the labels.
+    """
+    to_images, to_proxies = [], []
+    for label, of_class in zip(np.unique(labels), proxies, strict=True):
+        unit = l2_normalise(embeddings[torch.from_numpy(labels == label)])
+        pairs = unit @ unit.T
+        to_images += pairs[~torch.eye(len(unit), dtype=torch.bool)].tolist()
+        to_proxies += (unit @ l2_normalise(of_class).T).amax(1).tolist()
+    if not to_images or np.mean(to_images) <= np.mean(to_proxies):
+        return ""
+    return (
+        f"Proxies lie apart from their classes: the cosine similarity of an image to others of its class is "
+        f"{number(np.mean(to_images))} on average, to its nearest proxy {number(np.mean(to_proxies))}. The loss asks "
+        f"for more similarity to the proxies of the class than to those of others, not for equality."
+    )
 
 
 def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:

@@ -1,0 +1,406 @@
+"""Commands that train many runs: compare, mlrc, reproduce, tune."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from nearkin.cli._app import COMPARE, announcer, app, label_line, print_table, progress_console
+from nearkin.cli.options import (
+    ClassFolders,
+    DataRoot,
+    Device,
+    Epochs,
+    Format,
+    Jobs,
+    Json,
+    ListRows,
+    OtherData,
+    Verbose,
+    changes_from,
+    names_in,
+    recipe_from,
+    split_arguments,
+)
+from nearkin.errors import RecipeError
+
+if TYPE_CHECKING:
+    from nearkin.studies.study import Row, Study
+    from nearkin.studies.tune import Search
+
+
+@app.command(rich_help_panel=COMPARE)
+def compare(
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes for every row, such as training.learning_rate=1e-3."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="A benchmark (glyphs, cub, …), a folder with one folder per class, or a manifest."),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            "--rows",
+            help="Rows to train, separated by commas: names that --list shows, or any loss, method or LOSS+METHOD of "
+            "'nearkin list losses' and 'nearkin list methods'. Default: all that --list shows.",
+        ),
+    ] = None,
+    rows_from: Annotated[
+        str | None,
+        typer.Option(
+            "--rows-from", help="File that defines the rows and their recipe, or one of nearkin's: glyphs-ccp, cub, …"
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="The recipe that all rows share. Default: the file's, or one for the data."),
+    ] = None,
+    vary: Annotated[
+        str | None, typer.Option("--vary", help="Rows are values of one key of the recipe: key=a,b,c.")
+    ] = None,
+    ablate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ablate",
+            help="Rows are the recipe and the recipe with this change, key=value; repeat for more rows. Changes joined "
+            "by & are one row.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="The row that the others are compared with. Default: the first.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row, with different seeds.")] = 3,
+    jobs: Jobs = 1,
+    epochs: Epochs = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for all runs. Default: one in runs/, named after the data."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Train again what the folder holds with another recipe.")
+    ] = False,
+    class_folders: ClassFolders = None,
+    listing: ListRows = False,
+    format_: Format = "table",
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train several losses and methods with the same budget and compare their scores.
+
+    Each is a row of the table. Data, encoder, epochs and optimiser are the same for all rows.
+
+    [bold]nearkin compare --data glyphs[/bold]  all rows, three seeds, on the benchmark that comes with nearkin
+
+    [bold]nearkin compare --data PHOTOS --rows proxy_anchor,vcpa --seeds 1[/bold]  two rows on your photos
+
+    [bold]nearkin compare --data PHOTOS --rows triplet,triplet+ccp[/bold]  a loss, and the loss with a method
+
+    [bold]nearkin compare --recipe glyphs/demo --vary objective.alpha=16,32,64[/bold]  one key, three values
+
+    [bold]nearkin compare --recipe cub/best --ablate data.image_size=224 --ablate data.random_erasing=0[/bold]  one
+    change at a time
+
+    The epoch is chosen on validation classes, and the test classes are scored once; with --vary and --ablate the
+    protocol is the recipe's. The folder gets the table as Markdown, CSV and JSON, and a figure. If it is stopped, the
+    same command resumes; finished runs are kept.
+
+    Every row is compared with its base: the difference with its 95 % interval and, where that contains 0, how many
+    more seeds would decide it.
+    """
+    from nearkin.studies.compare import compare
+
+    for text in changes or []:
+        if "=" not in text:
+            raise RecipeError(f"changes are written key=value, got {text!r}; a recipe is named with --recipe")
+    study = compare(
+        data,
+        recipe=recipe,
+        rows=names_in(rows),
+        rows_from=rows_from,
+        vary=vary,
+        ablate=ablate or (),
+        against=against,
+        seeds=seeds,
+        changes=changes_from(changes or [], epochs=epochs, root=data_root, device=device, class_folders=class_folders),
+        folder=output,
+        train=False,
+    )
+    if listing:
+        table = study.listing()
+        print(json.dumps(list(table.records))) if as_json else print_table(table, format_)
+        return
+    _run(study, format_, as_json, verbose, jobs=jobs, overwrite=overwrite)
+
+
+@app.command(rich_help_panel=COMPARE)
+def mlrc(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE [KEY=VALUE]...",
+            help="A recipe file or name, then changes to it, such as protocol.folds=4 or encoder.dim=128.",
+        ),
+    ] = None,
+    data: OtherData = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Models per fold; two or more give confidence intervals.")
+    ] = 1,
+    jobs: Jobs = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for all models. Default: one in runs/, named after the data."),
+    ] = None,
+    class_folders: ClassFolders = None,
+    format_: Format = "table",
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Score a recipe by cross-validation over classes, as "A Metric Learning Reality Check" (MLRC) does.
+
+    [bold]nearkin mlrc cub/proxy_anchor --jobs 4 encoder.dim=128[/bold]  four models at a time
+
+    [bold]nearkin mlrc cub/proxy_anchor --repeats 10 --jobs 4 encoder.dim=128[/bold]  with confidence intervals
+
+    The training classes are split into four folds (protocol.folds). Each model leaves one fold out of its training and
+    chooses its epoch there. The test classes are scored once, by each model alone and by the embeddings of all four
+    concatenated. The folder gets every model, mlrc.json and mlrc.md. If it is stopped, the same command resumes; more
+    repeats keep the models that are there.
+    """
+    from nearkin.studies.mlrc import RealityCheck
+
+    console = progress_console(verbose)
+    recipe = recipe_from(arguments, data, console, root=data_root, device=device, class_folders=class_folders)
+    _run(RealityCheck(recipe, repeats, output), format_, as_json, verbose, jobs=jobs)
+
+
+@app.command(rich_help_panel=COMPARE)
+def reproduce(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE] [KEY=VALUE]...",
+            help="A table or figure such as ccp/table-6, then changes to every row, such as training.epochs=30. "
+            "Without a table, or with a paper such as ccp, the tables are listed.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="Data sets to run, separated by commas. Default: all of the table. On other data (glyphs, a folder of "
+            "photos) the methods are trained as suits the data, and nothing published is comparable.",
+        ),
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option("--rows", help="Rows to run, separated by commas; --list shows their names.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row; with MLRC, models per fold.")] = 1,
+    jobs: Jobs = 1,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            "--backbone",
+            help="Another backbone than the paper's; the table says so. resnet50 is torchvision's, resnet50_v1 has the "
+            "stride on the first convolution.",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            help="File with the backbone's ImageNet weights; none to start from scratch. Default: "
+            "weights/<backbone>.safetensors or .pth below the data root.",
+        ),
+    ] = None,
+    epochs: Epochs = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for tables and runs. Default: runs/reproduce/<paper>."),
+    ] = None,
+    listing: ListRows = False,
+    format_: Format = "table",
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train the rows of a published table or figure and print the scores next to the published ones.
+
+    [bold]nearkin reproduce[/bold]  the tables and figures of the papers (ccp, isa, mpa, profs, vcpa), and what
+    is missing to run each
+
+    [bold]nearkin reproduce mpa/table-4 --list[/bold]  its rows, and the command that trains each
+
+    [bold]nearkin reproduce ccp/table-6 --data cub --rows c2,c2_ccp --jobs 4[/bold]  two rows, four models at a time
+
+    [bold]nearkin reproduce vcpa/figure-7 --backbone resnet50_v1 --weights resnet50.pth[/bold]  another backbone
+
+    [bold]nearkin reproduce mpa/table-7 --data glyphs[/bold]  the same methods, nothing to download
+
+    A row is a recipe in recipes/papers/<paper>/ with the paper's hyper-parameters. A row whose data or weights are
+    missing is skipped, and the table says so. The folder gets the table as Markdown, CSV and JSON, and a figure; tables
+    of one paper share their runs. If it is stopped, the same command resumes; finished runs are kept.
+    """
+    from nearkin.studies.papers import Settings, find_item, list_tables, papers
+    from nearkin.studies.reproduce import reproduce
+
+    name, changes = split_arguments(arguments, what="table")
+    changes = changes_from(changes, epochs=epochs, device=device)
+    settings = Settings(backbone, weights, None if data_root is None else str(data_root), tuple(changes))
+    if name is None or name in papers():
+        tables = list_tables(name, settings)
+        print(json.dumps(list(tables.records))) if as_json else print_table(tables)
+        return
+    if (instead := find_item(name).instead) is not None:
+        print(json.dumps({"table": name, "instead": instead}) if as_json else f"{name}: {instead}")
+        return
+    study = reproduce(
+        name,
+        data=names_in(data),
+        rows=names_in(rows),
+        seeds=seeds,
+        settings=settings,
+        folder=output,
+        console=progress_console(verbose),
+        train=False,
+    )
+    if listing:
+        _print_rows(study.wanted, as_json)
+    else:
+        _run(study, format_, as_json, verbose, jobs=jobs)
+
+
+def _print_rows(rows: Sequence[Row], as_json: bool) -> None:
+    """Every row with its published scores and the command that trains it."""
+    if as_json:
+        print(json.dumps([_row_record(row) for row in rows]))
+        return
+    for row in rows:
+        scores = ", ".join(f"{value.metric} {value.text}" for value in row.published)
+        texts = [f"\n{row.name} on {row.data}: {row.title}" + (f"; published: {scores}" if scores else "")]
+        texts += [f"  {row.command}"] * (row.command is not None)
+        texts += [f"  cannot be run here: {row.problem}"] * (row.problem is not None)
+        for text in texts:
+            Console().print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _row_record(row: Row) -> dict[str, Any]:
+    published = {f"{value.dim}-d {value.protocol} {value.metric}": value.value for value in row.published}
+    texts = {"name": row.name, "title": row.title, "data": row.data, "command": row.command, "problem": row.problem}
+    return {**texts, "recipe": row.recipe.as_mapping() if row.command else None, "published": published}
+
+
+@app.command(rich_help_panel=COMPARE)
+def tune(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE [KEY=VALUE]...",
+            help="A recipe file or name, then changes for every trial, such as protocol.name=validation.",
+        ),
+    ] = None,
+    *,
+    space: Annotated[
+        list[str],
+        typer.Option(
+            "--space",
+            help="What to vary; repeat for more keys. A range key=low..high or key=low..high:log (logarithmic), values "
+            "key=a,b,c, a YAML file of these, or one of nearkin's: ccp, vcpa, optimiser.",
+        ),
+    ],
+    data: OtherData = None,
+    trials: Annotated[
+        int | None,
+        typer.Option("--trials", min=1, help="Trials in all, finished ones included. Default: 20; of a grid, all."),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Models per trial; their mean score counts.")] = 1,
+    jobs: Jobs = 1,
+    sampler: Annotated[
+        Literal["tpe", "random", "grid"],
+        typer.Option("--sampler", help="What suggests the next trial; grid takes every combination of listed values."),
+    ] = "tpe",
+    pruner: Annotated[
+        Literal["median", "none"] | None,
+        typer.Option(
+            "--pruner",
+            help="median stops a trial whose scores are below the median of others. Default: median; none for a grid.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sampler; models have training.seed.")] = 0,
+    epochs: Epochs = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for the search. Default: one in runs/, named after the data."),
+    ] = None,
+    class_folders: ClassFolders = None,
+    format_: Format = "table",
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Search for better hyper-parameters with Optuna, by the scores of validation classes.
+
+    A trial trains the recipe with other values of the keys in --space.
+
+    [bold]nearkin tune glyphs/demo --space training.learning_rate=1e-4..1e-2:log --trials 30[/bold]  one key
+
+    [bold]nearkin tune glyphs/ccp --space ccp --trials 40 --epochs 5[/bold]  CCP's proximal weight and proxies
+
+    [bold]nearkin tune glyphs/ccp --space method.proximal_weight=0,1e-4,1e-2 --space method.proxies_per_class=1,2,4
+    --sampler grid[/bold]  every pair of values
+
+    The test classes are not scored. The folder gets every trial as a run, trials.csv, Optuna's plots and the best
+    recipe as best.yaml, ready to be trained. If it is stopped, the same command resumes, also with more --trials.
+    """
+    from nearkin.studies.tune import tune
+
+    for text in arguments or []:
+        if re.search(r"=[-+]?\d[-+.\de]*\.\.[-+.]?\d", text):
+            raise RecipeError(f"a range belongs behind --space, which is given once for each: --space {text}")
+    recipe = recipe_from(
+        arguments,
+        data,
+        progress_console(verbose),
+        root=data_root,
+        device=device,
+        class_folders=class_folders,
+        epochs=epochs,
+    )
+    options: dict[str, Any] = {"trials": trials, "seeds": seeds, "sampler": sampler, "pruner": pruner, "seed": seed}
+    _run(tune(recipe, space, **options, folder=output, train=False), format_, as_json, verbose, jobs=jobs)
+
+
+def _run(study: Study | Search, format_: str, as_json: bool, verbose: bool, **training: Any) -> None:
+    """Run a study from its plan to its table; the last line says why runs did not finish."""
+    plan = Console(stderr=True)
+    for line in study.plan():
+        plan.print(line, highlight=False, soft_wrap=True, markup=False)
+    progress = progress_console(verbose)
+    outcomes = study.run(console=progress, announce=announcer(progress, as_json=as_json), **training)
+    files = study.write()
+    if as_json:
+        print(json.dumps(study.record()))
+    else:
+        for table in study.tables():
+            print_table(table, format_)
+        if format_ == "table":
+            lines = [f"Written: {', '.join(map(str, files))}", *(f"Next: {step}" for step in study.next_steps())]
+            for line in lines:
+                Console().print(line, soft_wrap=True, highlight=False, markup=False)
+    if (failure := study.failure(outcomes)) is not None:
+        message, code = failure
+        label_line("error", "bold red", message)
+        raise typer.Exit(code)
