@@ -91,7 +91,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_continue(make_row, tmp_path
 
 
 def test_an_error_that_nobody_can_put_right_is_raised(make_row, tmp_path, monkeypatch):
-    def bug(*_):
+    def bug(*_, **__):
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("nearkin.runs.run.fit", bug)
