@@ -33,6 +33,11 @@ class StopAfter(Observer):
             signal.raise_signal(signal.SIGTERM)
 
 
+class Killed(Observer):
+    def on_step(self, state, loss, images):
+        raise ZeroDivisionError
+
+
 @pytest.fixture
 def recipe_for(photos):
     return lambda *changes: load_recipe(QUICK, [f"data.source={json.dumps(str(photos))}", *changes])
@@ -59,6 +64,7 @@ def test_a_finished_run_made_longer_is_the_longer_run_bit_for_bit(recipe_for, tm
     with pytest.warns(Notice, match=r"training\.epochs was 2, is 4; the learning rate follows the same schedule"):
         scores = run(recipe_for(*changes, "training.epochs=4"), longer, resume=True)
     assert (scores.epochs, longer.recipe().training.epochs) == (4, 4)
+    assert longer.environment().recipe == scores.conditions.recipe
     assert rows_of(longer) == rows_of(whole)
     assert scores.test == whole.scores().test
     expected = checkpoint.encoder_weights(whole, "last")
@@ -74,6 +80,20 @@ def test_a_longer_cosine_has_the_rates_of_the_longer_run(recipe_for, tmp_path):
         run(recipe_for("training.schedule=cosine", "training.epochs=4"), longer, resume=True)
     rates, expected = ([row["lr"] for row in rows_of(folder)] for folder in (longer, whole))
     assert rates[-2:] == pytest.approx(expected[-2:])
+
+
+@pytest.mark.filterwarnings("ignore::nearkin.errors.Notice")
+def test_a_run_that_is_killed_right_after_it_was_made_longer_resumes_as_the_longer_run(recipe_for, tmp_path):
+    recipe, folder = recipe_for("training.schedule=cosine", "training.epochs=3"), RunFolder(tmp_path / "run")
+    with pytest.raises(InterruptedRunError):
+        run(recipe_for("training.schedule=cosine"), folder, StopAfter(3))
+    run(recipe_for("training.schedule=cosine"), folder, finish=True)
+    with pytest.raises(ZeroDivisionError):
+        run(recipe, folder, Killed(), resume=True)
+    assert not folder.is_finished
+    scores = run(recipe, folder, resume=True)
+    assert scores.steps == 12
+    assert [row["lr"] for row in folder.evaluations()][-2:] == pytest.approx([0.25e-3, 0])
 
 
 def test_an_interrupted_run_made_shorter_ends_where_it_is(recipe_for, interrupted):

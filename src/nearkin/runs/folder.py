@@ -230,6 +230,7 @@ class RunFolder(TrainingFolder):
         """Make a finished run one that is not finished, and trains on by ``recipe``."""
         self._remove(RESULTS)
         self.write_recipe(recipe)
+        self.write_environment(dataclasses.replace(self.environment(), recipe=fingerprint(recipe)))
 
     def _remove(self, patterns: Iterable[str]) -> None:
         if is_first():

@@ -122,14 +122,17 @@ def run(
             state = build_state(recipe, data.images, splits=data.protocol.splits, score_test=score_test)
             _check_room(state, folder)
             checkpoint.load_last(state, folder)
-            if changed:
-                folder.reopen(recipe)
             if longer:
                 state.ended = False
                 effect = change_epochs(state.scheduler, state.optimiser, recipe.training.epochs)
                 notice(f"{folder.path}: {', '.join(longer)}; {effect}")
+                # Before the recipe changes: a run that is killed now resumes with the schedule of its recipe.
+                with checkpoint.BackgroundWriter() as writer:
+                    checkpoint.save_last(state, folder, writer)
             if not folder.environment_file.exists():
                 folder.write_environment(Environment.of(state, folder.split))
+            if changed:
+                folder.reopen(recipe)
             folder.write_evaluations(state.history)
             folder.write_events(state.method.events)
             lost = {split: len(images) for split, images in data.changes.lost.items() if images}

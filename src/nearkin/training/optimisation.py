@@ -97,7 +97,7 @@ def change_epochs(scheduler: Scheduler, optimiser: torch.optim.Optimizer, epochs
 
     Only the cosine depends on the number of epochs. Its rate becomes the one that a run of ``epochs`` has now.
     """
-    if not isinstance(scheduler, lr_scheduler.CosineAnnealingLR):
+    if not isinstance(scheduler, lr_scheduler.CosineAnnealingLR) or scheduler.T_max == max(1, epochs):
         return "the learning rate follows the same schedule"
     before, scheduler.T_max = optimiser.param_groups[0]["lr"], max(1, epochs)
     share = (1 + math.cos(math.pi * min(1.0, scheduler.last_epoch / scheduler.T_max))) / 2

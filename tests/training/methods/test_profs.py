@@ -376,9 +376,9 @@ def test_events_stay_few_and_small(monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["training.images_per_class=1"], "images_per_class of at least 2"),
-        (["training.batch_size=10"], r"batch_size \(10\) to be a multiple of training.images_per_class \(3\)"),
-        (["training.batch_size=3"], "two classes in a batch.*at least 6"),
+        (["training.images_per_class=1"], r"images_per_class \(1\) must be at least 2"),
+        (["training.batch_size=10"], r"images_per_class \(3\) .*batch_size \(10\) a multiple of it"),
+        (["training.batch_size=3"], r"batch_size \(3\) .*at least twice as large"),
         (["method.steps_per_projection=-1"], "steps_per_projection must be at least 0"),
         (["method.occurrences=0"], "occurrences must be at least 1"),
         (["method.proximal_weight=-0.1"], "proximal_weight must be at least 0"),

@@ -70,19 +70,11 @@ class Profs(Method):
     def check(cls, recipe: Recipe) -> None:
         super().check(recipe)
         batch, images = recipe.training.batch_size, recipe.training.images_per_class
-        if images < 2:
+        if images < 2 or batch % images or batch < 2 * images:
             raise RecipeError(
-                f"PROFS needs training.images_per_class of at least 2, a representative and an example of each class, "
-                f"got {images}"
-            )
-        if batch % images:
-            raise RecipeError(
-                f"PROFS needs training.batch_size ({batch}) to be a multiple of training.images_per_class ({images})"
-            )
-        if batch < 2 * images:
-            raise RecipeError(
-                f"PROFS needs two classes in a batch, or nothing is negative: training.batch_size must be at least "
-                f"{2 * images}, twice training.images_per_class, got {batch}"
+                f"PROFS needs a representative and an example of at least two classes in a batch: "
+                f"training.images_per_class ({images}) must be at least 2, and training.batch_size ({batch}) a "
+                f"multiple of it, at least twice as large"
             )
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
