@@ -36,10 +36,8 @@ def test_a_map_is_made_when_asked_and_says_which_label_an_item_has(client, index
         answer = client.get(path)
         assert answer.status_code == 404
         assert "POST /map" in answer.json()["error"]
-    assert client.get("/index").json()["map"] is False
     assert client.post("/map").status_code == 202
     assert wait_for_map(client)["state"] == "ready"
-    assert client.get("/index").json()["map"] is True
     rows, labels = rows_of(client), client.get("/map/labels").json()
     assert labels == ["kind 0", "kind 1", "kind 2"]
     assert rows[:, 0].tolist() == list(range(20))

@@ -1,4 +1,4 @@
-"""The application, an index's routes behind its middleware, and the server that runs it until it is told to stop."""
+"""The application, an index's routes behind its middleware, and the server that runs it until a signal."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _bound_socket(settings: Settings) -> socket.socket:
 
 @contextlib.contextmanager
 def _ignored_signals() -> Iterator[None]:
-    """After its shutdown uvicorn raises the signal that ended it once more, which is ignored here."""
+    """After its shutdown uvicorn raises again the signal that ended it; it is ignored here."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

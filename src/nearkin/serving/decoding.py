@@ -26,7 +26,7 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "L
 
 
 class Decoder:
-    """Processes that each decode one upload at a time; one that hangs or dies is replaced."""
+    """Processes that decode one upload at a time; a process that hangs or dies is replaced."""
 
     def __init__(self, processes: int, *, max_pixels: int, memory: int = MEMORY, seconds: int = SECONDS) -> None:
         self._max_pixels, self._memory, self._seconds = max_pixels, memory, seconds

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 from python_multipart.exceptions import MultipartParseError
 from starlette.exceptions import HTTPException
 
@@ -35,7 +34,7 @@ def handle_errors(app: FastAPI, folder: Path) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return RequestError(422, first_mistake(error.errors())).answer()
+        return invalid(error.errors()).answer()
 
     @app.exception_handler(MultipartParseError)  # which Starlette before 1.0 lets through
     async def not_multipart(request: Request, error: MultipartParseError) -> JSONResponse:
@@ -49,14 +48,11 @@ def handle_errors(app: FastAPI, folder: Path) -> None:
         return RequestError(422 if isinstance(error, RecipeError) else 503, text).answer()
 
 
-def invalid_json(error: ValidationError) -> RequestError:
-    return RequestError(422, first_mistake([dict(mistake) for mistake in error.errors()]))
+def invalid(errors: Sequence[Any]) -> RequestError:
+    """The first of pydantic's errors.
 
-
-def first_mistake(errors: Sequence[Mapping[str, Any]]) -> str:
-    """
-    >>> first_mistake([{"loc": ("body", "k"), "msg": "Input should be greater than 0"}])
+    >>> invalid([{"loc": ("body", "k"), "msg": "Input should be greater than 0"}]).detail
     'k: Input should be greater than 0'
     """
-    names = [str(name) for name in errors[0].get("loc", ()) if name not in ("body", "path", "query")]
-    return ": ".join([*names[:3], str(errors[0].get("msg", "not valid"))])
+    names = [str(name) for name in errors[0]["loc"] if name not in ("body", "path", "query")]
+    return RequestError(422, ": ".join([*names[:3], errors[0]["msg"]]))

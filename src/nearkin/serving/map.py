@@ -30,7 +30,7 @@ class MapStatus(BaseModel):
 
 
 class Maps:
-    """The map of one index: made in a thread, packed once for each state of the index."""
+    """The map of one index: made in a thread, packed again only after the index has changed."""
 
     def __init__(self, index: Index) -> None:
         self._index = index

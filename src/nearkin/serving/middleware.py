@@ -1,10 +1,9 @@
-"""What every request passes: logs and metrics, the limit of its size, and who may send it."""
+"""What every request passes: logs and metrics, the limit of its size, and the check of host, origin and key."""
 
 from __future__ import annotations
 
 import datetime
 import hmac
-import ipaddress
 import json
 import logging
 import socket
@@ -16,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nearkin.serving.errors import RequestError
-from nearkin.serving.settings import LOOPBACK_NAMES, Settings
+from nearkin.serving.settings import LOOPBACK_NAMES, Settings, address, is_loopback
 
 logger = logging.getLogger("nearkin.serving")
 
@@ -168,7 +167,7 @@ class Security:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
-        self._names = {*LOOPBACK_NAMES} if settings.is_loopback else {settings.host}
+        self._names = {*LOOPBACK_NAMES} if is_loopback(settings.host) else {settings.host}
         self._names |= {name.lower() for name in settings.allow_hosts}
         self._is_everywhere = settings.host in ("0.0.0.0", "::")
         if self._is_everywhere:
@@ -187,7 +186,7 @@ class Security:
         host, origin = headers.get("host", ""), headers.get("origin")
         name = host_name(host)
         # A server at all of a machine's addresses cannot list them; an address cannot be rebound as a name can.
-        if name not in self._names and not (self._is_everywhere and _is_address(name)):
+        if name not in self._names and not (self._is_everywhere and address(name) is not None):
             raise RequestError(
                 403, f"this server is not called {name[:100]!r}: start it with --allow-host NAME if it should be"
             )
@@ -211,11 +210,3 @@ def host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return (host if host.count(":") > 1 else host.partition(":")[0]).lower()
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

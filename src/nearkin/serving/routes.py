@@ -16,9 +16,8 @@ from nearkin.data.folder import class_name
 from nearkin.errors import DataError, OutputError
 from nearkin.index import corrections
 from nearkin.index.index import Stored
-from nearkin.index.layout import NAME as LAYOUT
 from nearkin.serving import schemas
-from nearkin.serving.errors import RequestError, invalid_json
+from nearkin.serving.errors import RequestError, invalid
 from nearkin.serving.service import Service
 
 WEB = FilePath(__file__).parent / "web"
@@ -51,23 +50,18 @@ def router(service: Service) -> APIRouter:
 
 
 def _about(service: Service) -> schemas.About:
-    status, overview, settings = service.index.status(), service.overview(), service.settings
+    status, settings = service.index.status(), service.settings
     return schemas.About(
+        **dict(service.contents()),
         name=service.index.path.name,
-        items=overview.items,
-        labelled=overview.labelled,
-        labels=[schemas.LabelCount(label=label, items=count) for label, count in overview.labels],
-        columns=overview.columns,
         distance=status.distance,
         dim=status.dim,
-        calibrated=status.calibration is not None,
         encoder=status.encoder,
         engine=dict(status.engine),
         calibration=None if status.calibration is None else asdict(status.calibration),
         limits=schemas.Limits(bytes=settings.max_bytes, pixels=settings.max_pixels, k=settings.max_k),
         read_only=settings.read_only,
         failed=len(status.failed),
-        map=(service.index.path / LAYOUT).exists(),
     )
 
 
@@ -125,7 +119,7 @@ def _parsed(model: type[Any], content: bytes, service: Service) -> Any:
     try:
         options = model.model_validate_json(content)
     except ValidationError as error:
-        raise invalid_json(error) from error
+        raise invalid(error.errors()) from error
     service.check_limits(options)
     return options
 
@@ -143,10 +137,10 @@ def _add_items(routes: APIRouter, service: Service) -> None:
             try:
                 parsed = _COLUMNS.validate_json(columns)
             except ValidationError as error:
-                raise invalid_json(error) from error
+                raise invalid(error.errors()) from error
             values = {name: "" if value is None else str(value) for name, value in parsed.items()}
-        overview = await service.read(service.overview)
-        if len({*values, *(column.name for column in overview.columns)}) > _MOST_COLUMNS:
+        contents = await service.read(service.contents)
+        if len({*values, *(column.name for column in contents.columns)}) > _MOST_COLUMNS:
             raise RequestError(
                 422, f"columns: an index has at most {_MOST_COLUMNS} from uploads: use those that it has"
             )

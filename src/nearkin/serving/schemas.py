@@ -150,19 +150,22 @@ class Limits(BaseModel):
     k: int
 
 
-class About(BaseModel):
-    name: str
+class Contents(BaseModel):
+    """Counts of one state of an index; labels are the most frequent first."""
+
     items: int
     labelled: int
     labels: list[LabelCount]
     columns: list[Column]
+
+
+class About(Contents):
+    name: str
     distance: str
     dim: int
-    calibrated: bool
     encoder: str
     engine: dict[str, Any]
     calibration: dict[str, Any] | None
     limits: Limits
     read_only: bool
     failed: int
-    map: bool

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -83,24 +82,13 @@ class Embedder:
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
                 return
-            for job in batch:  # the others shall not fail with the image that the encoder cannot take
+            for job in batch:  # only the image that the encoder cannot take shall fail
                 self._embed_batch([job])
             return
         self.images += len(batch)
         self.batches += 1
         for (_, future), vector in zip(batch, vectors, strict=True):
             future.set_result(vector)
-
-
-@dataclass(frozen=True)
-class Overview:
-    """Counts of one state of an index."""
-
-    items: int
-    labelled: int
-    labels: list[tuple[str, int]]
-    """The most frequent first, at most 2,000."""
-    columns: list[schemas.Column]
 
 
 class Service:
@@ -113,7 +101,7 @@ class Service:
         self._threads = ThreadPoolExecutor(_THREADS, "nearkin-search")
         self._writer = ThreadPoolExecutor(1, "nearkin-write")
         self._lock = threading.Lock()
-        self._overview: tuple[tuple[int, int], Overview] | None = None
+        self._contents: tuple[tuple[int, int], schemas.Contents] | None = None
 
     def close(self) -> None:
         """Finish the work that was begun."""
@@ -158,19 +146,26 @@ class Service:
         except DataError as error:
             raise RequestError(404, f"{error}".replace(str(self.index.path), "this index")) from error
 
-    def overview(self) -> Overview:
-        """Counted once for each state of the index."""
+    def contents(self) -> schemas.Contents:
+        """Counted again only after the index has changed."""
         with self._lock:
             version = self.index.version
-            if self._overview is None or self._overview[0] != version:
+            if self._contents is None or self._contents[0] != version:
                 labels = self.index.label_counts()
-                labelled = sum(count for _, count in labels)
                 columns = [
                     schemas.Column(name=name, kind="number" if is_number else "text", min=least, max=most)
                     for name, is_number, least, most in self.index.column_ranges()
                 ]
-                self._overview = version, Overview(len(self.index), labelled, labels[:_MOST_LABELS], columns)
-            return self._overview[1]
+                self._contents = (
+                    version,
+                    schemas.Contents(
+                        items=len(self.index),
+                        labelled=sum(count for _, count in labels),
+                        labels=[schemas.LabelCount(label=label, items=count) for label, count in labels[:_MOST_LABELS]],
+                        columns=columns,
+                    ),
+                )
+            return self._contents[1]
 
     def check_limits(self, options: schemas.Browse) -> None:
         """Refuse a request that asks for more than the server gives."""
@@ -210,7 +205,7 @@ class Service:
             offset=options.offset,
         )
         guess = None
-        if is_image and isinstance(query, np.ndarray) and self.overview().labelled:
+        if is_image and isinstance(query, np.ndarray) and self.contents().labelled:
             guess = self.index.classify(query, _NEIGHBOURS)
         return schemas.Hits(
             hits=[

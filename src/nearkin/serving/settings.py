@@ -12,11 +12,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """The defaults are for a server on one's own machine.
-
-    >>> Settings().is_loopback, Settings(host="0.0.0.0", key="a long secret key").is_loopback
-    (True, False)
-    """
+    """The defaults are for a server that only this machine can reach."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -47,19 +43,23 @@ class Settings:
                 raise RecipeError(f"{name} must be more than 0, got {getattr(self, name)}")
         if self.key is not None and (len(self.key) < 12 or not self.key.isascii() or not self.key.isprintable()):
             raise RecipeError("a key must have at least 12 characters, all of them plain ASCII")
-        if not self.is_loopback and self.key is None:
+        if not is_loopback(self.host) and self.key is None:
             raise RecipeError(f"to be reached at {self.host} a server needs a key: set NEARKIN_API_KEY")
 
-    @property
-    def is_loopback(self) -> bool:
-        return is_loopback(self.host)
+
+def address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a name spells; None where it is the name of a host."""
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from the same machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    """Whether only the same machine can reach ``host``.
+
+    >>> is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, False)
+    """
+    numeric = address(host)
+    return host == "localhost" if numeric is None else numeric.is_loopback

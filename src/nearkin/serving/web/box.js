@@ -8,7 +8,7 @@ const within = (value) => Math.min(1, Math.max(0, value));
 /** A picture on which a box can be drawn; `onbox` gets [x, y, w, h], or null for the whole picture. */
 export function boxed(image, crop, onbox) {
   const box = h("div", { class: "box", tabindex: 0, role: "group", "aria-label": "Part to search for. Arrow keys move it, with Shift they resize it, Delete removes it" });
-  const place = (shares) => {
+  const draw = (shares) => {
     box.hidden = !shares;
     frame.classList.toggle("has-box", Boolean(shares));
     if (!shares) return;
@@ -17,7 +17,7 @@ export function boxed(image, crop, onbox) {
   };
   const frame = h("div", { class: "frame" }, image, box);
   let current = crop;
-  place(current);
+  draw(current);
 
   const at = (event) => {
     const area = frame.getBoundingClientRect();
@@ -33,7 +33,7 @@ export function boxed(image, crop, onbox) {
       const [x, y] = at(moved);
       const size = [Math.abs(x - x0), Math.abs(y - y0)];
       drawn = size[0] < LEAST || size[1] < LEAST ? null : [Math.min(x, x0), Math.min(y, y0), ...size];
-      place(drawn ?? current);
+      draw(drawn ?? current);
     };
     const end = () => {
       frame.removeEventListener("pointermove", move);
@@ -58,7 +58,7 @@ export function boxed(image, crop, onbox) {
         x = Math.min(1 - w, Math.max(0, x + step[0] * 0.05));
         y = Math.min(1 - height, Math.max(0, y + step[1] * 0.05));
       }
-      place((current = [x, y, w, height]));
+      draw((current = [x, y, w, height]));
       clearTimeout(settle);
       settle = setTimeout(() => onbox(current), 400);
     } else if (event.key === "Delete" || event.key === "Backspace") {

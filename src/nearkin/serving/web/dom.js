@@ -20,7 +20,7 @@ export function h(tag, given = {}, ...children) {
 
 const there = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
-/** Put children in place of those that an element has; null is none. */
+/** Replace the children of an element; null is none. */
 export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
 export function icon(name) {
@@ -48,7 +48,7 @@ export function toast(text, action = null) {
   setTimeout(gone, action ? 8000 : 4500);
 }
 
-/** Open a dialog with new content. A click beside it, Escape and its cross close it; focus goes back by itself. */
+/** Open a dialog with new content. A click outside, Escape and its cross close it; focus goes back by itself. */
 export function open(dialog, title, ...content) {
   dialog.replaceChildren(
     h("header", {}, h("h2", {}, title), h("button", { type: "button", class: "plain icon", "aria-label": "Close", onclick: () => dialog.close() }, icon("close"))),

@@ -1,4 +1,4 @@
-// What may be among the photos: labels as a tree, ranges of columns; of a search also how sure, and one of each label.
+// Filters: labels as a tree, ranges of columns; of a search also its confidence, and only the nearest of each label.
 
 import { $, $$, h, icon, number } from "./dom.js";
 import { facts } from "./facts.js";
@@ -78,7 +78,7 @@ function columnFilters() {
 export function drawFilters(state) {
   const asked = isAsked(state);
   const least = `${Math.round(state.min * 100)}`;
-  $("#sure").hidden = !facts.about.calibrated || !asked;
+  $("#sure").hidden = facts.about.calibration === null || !asked;
   $("#min").value = least;
   $("#min-text").textContent = state.min ? `${least} %` : "any";
   $("#min").setAttribute("aria-valuetext", state.min ? `${least} percent` : "any");

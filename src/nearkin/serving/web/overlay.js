@@ -7,7 +7,7 @@ import { colourOf } from "./points.js";
 import { go, read } from "./state.js";
 import { selected } from "./selection.js";
 
-const PHOTOS_BELOW = 600; // points in view from which photos are drawn in their place
+const PHOTOS_BELOW = 600; // points in view below which photos are drawn instead of them
 const MOST_PHOTOS = 140;
 const NAME_HEIGHT = 17;
 const NAME_MARGIN = 4;
@@ -57,7 +57,7 @@ function shade(label, alpha = 1) {
   return `rgba(${colourOf(label, night.matches).join(",")},${alpha})`;
 }
 
-/** Photos in place of points, where none covers another. */
+/** Photos instead of points, where none covers another. */
 function photos(chart, near, accent) {
   const side = Math.min(112, Math.max(34, 0.8 * Math.sqrt((chart.width * chart.height) / Math.max(near.length, 1))));
   const lit = (i) => (selected.size ? selected.has(chart.ids[i]) : !chart.only || chart.only.has(chart.label[i]));

@@ -1,11 +1,11 @@
 // Points in the plane, up to 100,000 of them: drawn with WebGL2, or on a plain canvas where there is none.
 
 const VERTEX = `#version 300 es
-in vec2 place; in vec4 colour;
+in vec2 point; in vec4 colour;
 uniform vec2 centre, scale; uniform float size;
 out vec4 shade;
 void main() {
-  gl_Position = vec4((place - centre) * scale, 0.0, 1.0);
+  gl_Position = vec4((point - centre) * scale, 0.0, 1.0);
   gl_PointSize = size * (colour.a > 0.99 ? 1.25 : 1.0);
   shade = colour;
 }`;
@@ -31,7 +31,7 @@ export function colourOf(number, dark) {
   return linear.map((x) => Math.round(255 * Math.min(1, Math.max(0, x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055))));
 }
 
-/** Points by cells, so that what lies near a place is found without looking at all of them. */
+/** Points by cells, so that those near a point are listed without looking at all of them. */
 export class Cells {
   constructor(x, y) {
     this.x = x;
@@ -46,11 +46,11 @@ export class Cells {
     }
     const count = new Uint32Array(this.side * this.side + 1);
     const cell = Uint32Array.from(x, (_, i) => this.#cell(x[i], y[i]));
-    for (const each of cell) count[each + 1]++;
+    for (const number of cell) count[number + 1]++;
     for (let i = 1; i < count.length; i++) count[i] += count[i - 1];
     this.first = count.slice();
     this.order = new Uint32Array(x.length);
-    cell.forEach((each, i) => { this.order[count[each]++] = i; });
+    cell.forEach((number, i) => { this.order[count[number]++] = i; });
   }
 
   #column(value, low, high) {
@@ -63,19 +63,19 @@ export class Cells {
 
   /** The points in a box; not more than `most`, if given. */
   within({ left, right, low, high }, most = Infinity) {
-    const found = [];
+    const points = [];
     const [c0, c1] = [left, right].map((value) => this.#column(value, this.box.left, this.box.right));
     const [r0, r1] = [low, high].map((value) => this.#column(value, this.box.low, this.box.high));
     for (let row = r0; row <= r1; row++) {
       for (let at = this.first[row * this.side + c0]; at < this.first[row * this.side + c1 + 1]; at++) {
         const i = this.order[at];
         if (this.x[i] >= left && this.x[i] <= right && this.y[i] >= low && this.y[i] <= high) {
-          if (found.length >= most) return null;
-          found.push(i);
+          if (points.length >= most) return null;
+          points.push(i);
         }
       }
     }
-    return found;
+    return points;
   }
 
   nearest(x, y, reach) {
@@ -120,19 +120,19 @@ class WebGL {
     gl.useProgram(program);
     this.at = Object.fromEntries(["centre", "scale", "size"].map((name) => [name, gl.getUniformLocation(program, name)]));
     this.buffers = {};
-    for (const [name, width, type, whole] of [["place", 2, gl.FLOAT, false], ["colour", 4, gl.UNSIGNED_BYTE, true]]) {
-      const place = gl.getAttribLocation(program, name);
+    for (const [name, width, type, whole] of [["point", 2, gl.FLOAT, false], ["colour", 4, gl.UNSIGNED_BYTE, true]]) {
+      const location = gl.getAttribLocation(program, name);
       this.buffers[name] = gl.createBuffer();
       gl.bindBuffer(gl.ARRAY_BUFFER, this.buffers[name]);
-      gl.enableVertexAttribArray(place);
-      gl.vertexAttribPointer(place, width, type, whole, 0, 0);
+      gl.enableVertexAttribArray(location);
+      gl.vertexAttribPointer(location, width, type, whole, 0, 0);
     }
     gl.enable(gl.BLEND);
     gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
   }
 
   points(values) {
-    this.#fill("place", values);
+    this.#fill("point", values);
     this.count = values.length / 2;
   }
 

@@ -1,7 +1,7 @@
 // Results as photos: a grid that arrow keys walk through, a page at a time; of a search, or of a filter alone.
 
-import { $, $$, button, h, icon, number, plural } from "./dom.js";
-import { browse, call, search, show } from "./api.js";
+import { $, $$, button, h, icon, number, plural, toast } from "./dom.js";
+import { browse, call, lookup, search, show } from "./api.js";
 import { facts, fileName, shortPath } from "./facts.js";
 import { correct, detail, findKin, labelled, less, level, meter, more, percent } from "./detail.js";
 import { noFilters } from "./filters.js";
@@ -11,7 +11,8 @@ import { selected, toggle } from "./selection.js";
 
 const PAGE = 48;
 const VERY_LIKELY = 0.8;
-let hits = [];
+let results = []; // as the server gave them
+let hits = []; // as they are shown, with the copies that a person has opened
 let running = null;
 let shownFor = null;
 
@@ -38,6 +39,7 @@ function tile(hit, at) {
         figure ? h("span", { class: `percent ${hit.confidence === null ? "" : level(hit.confidence)}` }, figure) : null),
       above(labelOf(hit).label, "p"),
       meter(hit),
+      hit.copies?.length ? h("button", { type: "button", class: "copies", "aria-expanded": Boolean(hit.opened), title: hit.opened ? "Show them as one photo" : "Show them all", onclick: () => openCopies(hit) }, `${hit.copies.length + 1} copies`) : null,
       hit.path ? h("p", { class: "path", title: hit.path }, shortPath(hit.path)) : null));
 }
 
@@ -70,8 +72,24 @@ function walk(event) {
   event.stopPropagation();
 }
 
+/** Show the copies of a photo after it, or hide them again. */
+async function openCopies(hit) {
+  try {
+    hit.opened = hit.opened ? null : (await lookup(hit.copies)).map((copy) => ({ ...copy, score: null, confidence: null }));
+  } catch (error) {
+    toast(error.message);
+    return;
+  }
+  hits = results.flatMap((result) => [result, ...(result.opened ?? [])]);
+  grid().replaceChildren(...hits.map(tile));
+  current(hits.indexOf(hit), false);
+  $(".copies", tiles()[hits.indexOf(hit)]).focus();
+  dispatchEvent(new Event("nearkin:hits"));
+}
+
 function append(page) {
   const first = hits.length;
+  results = [...results, ...page];
   hits = [...hits, ...page];
   grid().append(...page.map((hit, n) => tile(hit, first + n)));
   if (first === 0) current(0, false);
@@ -100,8 +118,8 @@ const title = (state) => {
 function summary(answer) {
   if (answer.total !== undefined) return plural(answer.total, "photo", "photos");
   const label = answer.label?.label ?? null;
-  const likely = label === null ? 0 : hits.filter((hit) => hit.label === label && hit.confidence >= VERY_LIKELY).length;
-  const shown = `${number(hits.length)}${answer.more ? "+" : ""} ${hits.length === 1 ? "photo" : "photos"}`;
+  const likely = label === null ? 0 : results.filter((hit) => hit.label === label && hit.confidence >= VERY_LIKELY).length;
+  const shown = `${number(results.length)}${answer.more ? "+" : ""} ${results.length === 1 ? "photo" : "photos"}`;
   return `${shown}${likely ? `, ${number(likely)} of them very likely ${shortLabel(label)}` : ""} · ${Math.max(1, Math.round(answer.seconds * 1000))} ms`;
 }
 
@@ -133,6 +151,7 @@ export async function drawResults(state) {
   const asked = JSON.stringify({ ...state, view: null });
   if (asked === shownFor) return undefined;
   shownFor = asked;
+  results = [];
   hits = [];
   $("#more").hidden = true;
   if (!isAsked(state) && !isFiltered(state)) {
@@ -178,7 +197,7 @@ async function nextPage(state) {
   const first = hits.length;
   $("#more").disabled = true;
   try {
-    const answer = await fetchPage(state, first);
+    const answer = await fetchPage(state, results.length);
     append(answer.hits);
     head(title(state), summary(answer));
     $("#more").hidden = !answer.more;
