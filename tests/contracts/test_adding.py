@@ -81,6 +81,8 @@ def test_a_loss(add, nearkin, train):
     assert "hinge" in nearkin("list", "losses")[1]
     assert "| `hinge` | `Hinge` | proxy |" in nearkin("list", "losses", "--markdown")[1]
     assert train("objective.name=hinge", "objective.margin=0.1")["objective"] == "hinge"
+    rows = json.loads(nearkin("compare", "--data", "glyphs", "--rows", "proxy_anchor,hinge", "--list", "--json")[1])
+    assert [row["recipe"]["objective"]["name"] for row in rows] == ["proxy_anchor", "hinge"]
 
 
 def test_a_method(add, nearkin, train):
@@ -92,6 +94,11 @@ def test_a_method(add, nearkin, train):
     assert "damped" in nearkin("list", "methods")[1]
     assert "| `damped` | `Damped` | The network learns more slowly" in nearkin("list", "methods", "--markdown")[1]
     assert train("method.name=damped", "method.factor=0.0")["method"] == "damped"
+    rows = json.loads(nearkin("compare", "--data", "glyphs", "--rows", "proxy_anchor,damped", "--list", "--json")[1])
+    assert [(row["recipe"]["method"]["name"], row["base"]) for row in rows] == [
+        ("plain", None),
+        ("damped", "proxy_anchor"),
+    ]
 
 
 def test_a_backbone(add, nearkin, train):
