@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearkin.data.cache import OpenedImages, PackedImages, PackWriter, read_packs
+from nearkin.data.cache import OpenedImages, PackedImages, read_packs, write_packs
 from nearkin.data.table import ImageTable
 from nearkin.errors import Notice
 from nearkin.recipe import Recipe
@@ -63,19 +63,22 @@ class EnoughError(Exception):
 def write_images(folder: Path) -> None:
     """Noise in the shapes of photographs whose shorter side is 256."""
     rng = np.random.default_rng(0)
-    with PackWriter(folder) as writer:
+
+    def images() -> Iterator[tuple[str, np.ndarray]]:
         for number in range(IMAGES):
             sides = (256, int(rng.integers(256, 401)))
             shape = sides if number % 4 else sides[::-1]
-            writer.add(f"{number:032x}", rng.integers(0, 256, (*shape, 3), dtype=np.uint8))
+            yield f"{number:032x}", rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
+
+    write_packs(folder, images())
 
 
 def packed(folder: Path) -> OpenedImages:
-    places = read_packs(folder)
+    entries = read_packs(folder)
     names = [f"class {number * CLASSES // IMAGES}" for number in range(IMAGES)]
-    files = [Path(digest) for digest in sorted(places)]
+    files = [Path(digest) for digest in sorted(entries)]
     table = ImageTable.build("noise", files, names, splits=["train"] * IMAGES)
-    return OpenedImages(table, PackedImages([places[str(file)] for file in files]))
+    return OpenedImages(table, PackedImages([entries[str(file)] for file in files]))
 
 
 @dataclass
@@ -268,7 +271,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         if device.type == "cuda":
-            if not list(folder.glob("*.npz")):
+            if not list(folder.glob("*.safetensors")):
                 write_images(folder)
             settings = {(b, c): gpu_setting(folder, b, c) for b in given.batches for c in given.caches}
         else:

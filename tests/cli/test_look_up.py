@@ -77,10 +77,10 @@ def test_clearing_asks_or_is_told_yes(nearkin, cache, monkeypatch):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: (_ for _ in ()).throw(SystemExit(1)))
     assert nearkin("cache", "--clear")[0] == 1
-    assert list(cache.rglob("*.bin")), "a no is a no"
+    assert list(cache.rglob("*.safetensors")), "a no is a no"
     code, out, err = nearkin("cache", "--clear", "--yes")
     assert code == 0, err
     assert "Cleared: 0.2 MB" in out
-    assert not list(cache.rglob("*.bin"))
+    assert not list(cache.rglob("*.safetensors"))
     assert "is empty" in nearkin("cache")[1]
     assert "is empty" in nearkin("cache", "--clear")[1]

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from nearkin.data import cache
 from nearkin.data.cache import (
@@ -55,6 +56,10 @@ def table_of(paths: list[Path]) -> ImageTable:
     return ImageTable.build(
         "birds", paths, ["owl"] * half + ["kite"] * (len(paths) - half), splits=["train"] * len(paths)
     )
+
+
+def stored_images(cache_dir: Path) -> int:
+    return sum(len(load_file(pack)) for pack in cache_dir.rglob("*.safetensors"))
 
 
 def check_pixels(opened: cache.OpenedImages, shorter_side: int | None = None) -> None:
@@ -179,7 +184,7 @@ def test_equal_files_are_stored_once(tmp_path):
         shutil.copy(paths[0], path)
     opened = open_images(table_of(paths + copies), cache_dir=tmp_path / "cache", workers=4)
     check_pixels(opened)
-    assert sum(pack.stat().st_size for pack in (tmp_path / "cache").rglob("*.bin")) == 20 * 30 * 3
+    assert stored_images(tmp_path / "cache") == 1
 
 
 def test_digests_are_of_the_content_and_cost_no_second_reading(tmp_path, no_reading):
@@ -326,29 +331,35 @@ def test_cache_root(monkeypatch):
     assert cache_root() == Path.home() / ".cache" / "nearkin"
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "index"])
-def test_damaged_pack_is_rebuilt(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["truncate", "remove", "overwrite"])
+def test_images_of_a_damaged_pack_are_decoded_again(tmp_path, damage):
     table = table_of(make_images(tmp_path / "data", 5))
     open_images(table, cache_dir=tmp_path / "cache")
-    (pack,) = (tmp_path / "cache").rglob("*.bin")
+    (pack,) = (tmp_path / "cache").rglob("*.safetensors")
     if damage == "truncate":
         os.truncate(pack, 100)
     elif damage == "remove":
         pack.unlink()
     else:
-        pack.with_suffix(".npz").write_bytes(b"not an index")
+        pack.write_bytes(b"not a pack")
     check_pixels(open_images(table, cache_dir=tmp_path / "cache"))
-    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == (1 if damage == "remove" else 2)
 
 
-def test_leftovers_of_a_killed_process_do_no_harm(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     table = table_of(make_images(tmp_path / "data", 5))
     open_images(table.take([0, 1]), cache_dir=tmp_path / "cache")
-    (pack,) = (tmp_path / "cache").rglob("*.bin")
-    (pack.parent / "orphan.bin").write_bytes(b"pixels without an index")
-    (pack.parent / "99-ab.bin.tmp").write_bytes(b"half a pack")
-    (tmp_path / "cache" / "99-cd.json.tmp").write_bytes(b"{")
+    (pack,) = (tmp_path / "cache").rglob("*.safetensors")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    leftovers = [
+        pack.parent / f".ab.safetensors.12.{gone.pid}.tmp",
+        tmp_path / "cache" / f".files.json.12.{gone.pid}.tmp",
+    ]
+    for leftover in leftovers:
+        leftover.write_bytes(b"half")
     check_pixels(open_images(table, cache_dir=tmp_path / "cache"))
+    assert not any(leftover.exists() for leftover in leftovers)
 
 
 OPEN = """
@@ -362,6 +373,7 @@ folder, cache_dir, delay = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[
 paths = sorted(folder.iterdir())
 table = ImageTable.build("birds", paths, ["owl"] * len(paths), splits=["train"] * len(paths))
 decode_bytes, count = cache.decode_bytes, 0
+cache.PACK_BYTES = 10_000
 
 def slow(*args, **options):
     global count
@@ -392,7 +404,7 @@ def test_two_processes_at_once(tmp_path):
     assert [pixels for _, pixels in results] == [expected] * 2
     assert sorted(int(count) for count, _ in results) == [0, 20], "the second should have waited for the first"
     assert sum(line.startswith("progress") for lines in outputs for line in lines) == 20, "and read nothing"
-    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
+    assert stored_images(tmp_path / "cache") == 20
 
 
 def test_two_processes_without_locks(tmp_path, monkeypatch):
@@ -403,22 +415,26 @@ def test_two_processes_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
     with ThreadPoolExecutor(4) as pool:
         opened = list(pool.map(lambda _: open_images(table, cache_dir=tmp_path / "cache", workers=2), range(4)))
-    for each in opened:
-        check_pixels(each)
+    for images in opened:
+        check_pixels(images)
     check_pixels(open_images(table, cache_dir=tmp_path / "cache"))
 
 
-def test_killed_while_decoding(tmp_path):
+def test_packs_survive_a_kill_while_decoding(tmp_path, monkeypatch):
     paths = make_images(tmp_path / "data", 30)
     process = start(tmp_path / "data", tmp_path / "cache", 0.03)
     for line in process.stdout:
-        if line.startswith("progress 10"):
+        if line.startswith("progress 20"):
             process.send_signal(signal.SIGKILL)
             break
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert list((tmp_path / "cache").rglob("*.tmp"))
+    stored = stored_images(tmp_path / "cache")
+    assert stored >= 12
+    decoded = []
+    monkeypatch.setattr(cache, "decode_bytes", lambda data, *, path, **_: decoded.append(path) or decode(path))
     check_pixels(open_images(table_of(paths), cache_dir=tmp_path / "cache"))
+    assert len(decoded) == 30 - stored
 
 
 def test_disk_full_says_how_much_where_and_what_to_set(tmp_path, monkeypatch):
@@ -431,7 +447,7 @@ def test_disk_full_says_how_much_where_and_what_to_set(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"No space left .* MB free\)\. .*set NEARKIN_CACHE") as caught:
         open_images(table, cache_dir=tmp_path / "cache", shorter_side=400)
     assert str(tmp_path / "cache") in str(caught.value)
-    assert not list((tmp_path / "cache").rglob("*.bin*"))
+    assert not list((tmp_path / "cache").rglob("*.safetensors*"))
 
 
 def test_cache_folder_that_cannot_be_made(tmp_path):
@@ -485,24 +501,23 @@ def test_images_that_are_open_can_be_read_after_clearing(filled, photos):
     np.testing.assert_array_equal(opened.images[3], before)
 
 
-def _write_for_ever(folder, begun, done):
-    with writer_lock(folder):
+def _write_for_ever(cache_dir, begun, done):
+    with writer_lock(cache_dir):
         begun.set()
         done.wait(60)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no such locks elsewhere")
 def test_nothing_is_cleared_while_another_process_writes(filled):
-    (folder,) = (filled / "decoded").glob("pixels*")
     context = multiprocessing.get_context("spawn")
     begun, done = context.Event(), context.Event()
-    writer = context.Process(target=_write_for_ever, args=(folder, begun, done))
+    writer = context.Process(target=_write_for_ever, args=(filled / "decoded", begun, done))
     writer.start()
     try:
         assert begun.wait(60)
         with pytest.raises(DataError, match="another process is decoding images into"):
             clear_cache(filled)
-        assert list(folder.glob("*.bin"))
+        assert stored_images(filled) == 48
     finally:
         done.set()
         writer.join()
@@ -543,7 +558,7 @@ def test_no_more_items_are_taken_than_few_results_ask_for(workers):
     assert len(taken) < 100
 
 
-def test_an_error_is_raised_in_the_place_of_its_result():
+def test_an_error_is_raised_instead_of_its_result():
     results = threaded_map(lambda item: 1 // item, [1, 0, 1], workers=2)
     assert next(results) == 1
     with pytest.raises(ZeroDivisionError):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nearkin.data import loader as loader_module
-from nearkin.data.cache import ArrayImages, PackedImages, PackWriter, SelectedImages
+from nearkin.data.cache import ArrayImages, PackedImages, SelectedImages, read_packs, write_packs
 from nearkin.data.loader import TrainingLoader, are_shareable
 from nearkin.data.transforms import transform_from
 from nearkin.errors import DataError
@@ -23,10 +23,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.fixture
 def packed(tmp_path):
     rng = np.random.default_rng(0)
-    with PackWriter(tmp_path) as writer:
-        for number in range(20):
-            writer.add(str(number), rng.integers(0, 256, (*rng.integers(20, 40, 2), 3), dtype=np.uint8))
-    return SelectedImages(PackedImages(list(writer.entries.values())), np.arange(20)[::-1].copy())
+    images = [rng.integers(0, 256, (*rng.integers(20, 40, 2), 3), dtype=np.uint8) for _ in range(20)]
+    write_packs(tmp_path, ((str(number), image) for number, image in enumerate(images)))
+    return SelectedImages(PackedImages(list(read_packs(tmp_path).values())), np.arange(20)[::-1].copy())
 
 
 def loader(images, *, device=None, workers=2, sampler=None, first_batch=0, transform=TRANSFORM):
@@ -79,7 +78,7 @@ def test_processes_give_what_threads_do(packed, device):
 
 
 def test_an_error_in_a_process_reaches_the_loop_and_the_processes_end(packed, tmp_path):
-    (pack,) = tmp_path.glob("*.bin")
+    (pack,) = tmp_path.glob("*.safetensors")
     source = loader(packed, device="cpu")
     pack.unlink()
     with source:

@@ -1,9 +1,8 @@
-"""Opening a table of images: every file is decoded once and kept, and unreadable ones are found before training.
+"""Opening a table of images: every file is decoded once and kept, and unreadable files are reported before training.
 
-A cache folder holds ``files.json``, which remembers the content of each file by its path, size and time of change, and
-one folder of packs for each way of decoding. A pack is immutable: ``<name>.bin`` has the pixels of many images one
-after another, and ``<name>.npz`` says by the digest of each image's file where its pixels are. The index is moved into
-place last, so a ``.bin`` without one was left by a process that was killed: it is never read.
+A cache folder holds ``files.json``, which remembers the digest of each file by its path, size and time of change, and
+one folder of packs for each decoding size. A pack is an immutable safetensors file with the pixels of many images,
+each named by the digest of its file. It gets its name once it is complete, so a killed process leaves no half pack.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ import mmap
 import os
 import secrets
 import time
-import zipfile
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import filelock
 import numpy as np
@@ -30,13 +28,11 @@ from numpy.typing import NDArray
 from nearkin.data.folder import some_of
 from nearkin.data.images import UnreadableImageError, decode, decode_bytes, read_file
 from nearkin.data.table import ImageTable
-from nearkin.disk import output_error, replacing
+from nearkin.disk import output_error, remove_leftovers, replacing
 from nearkin.errors import DataError
 
-SHORTER_SIDE = 256
-TOLERANCE = 0.01
-MEMORY_BUDGET = 4 << 30
-PACK_BYTES = 1 << 30  # a run that is killed loses at most this much decoded work
+PACK_BYTES = 64 << 20
+"""A killed run loses at most this much decoded work."""
 DECODED, GLYPHS = "decoded", "glyphs"
 
 # Part of the name of a pack's folder: raise it whenever decoding or shrinking gives other pixels than before.
@@ -46,9 +42,7 @@ _ADVICE = (
     "Decoded images are kept there: set NEARKIN_CACHE (from Python cache_dir) to another folder with room for them, or "
     "data.cache=memory (cache_dir=None) to store nothing"
 )
-_LISTED = 20
 _SETTLED_NS = 2_000_000_000
-_STALE_SECONDS = 24 * 3600
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
@@ -91,9 +85,9 @@ def open_images(
     table: ImageTable,
     *,
     cache_dir: Path | None,
-    shorter_side: int = SHORTER_SIDE,
-    tolerance: float = TOLERANCE,
-    memory_budget: int = MEMORY_BUDGET,
+    shorter_side: int = 256,
+    tolerance: float = 0.01,
+    memory_budget: int = 4 << 30,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> OpenedImages:
@@ -122,12 +116,12 @@ def open_images(
     reader = _Reader(shorter_side, workers or usable_cores(), progress)
     paths = [Path(image) for image in table.images]
     files = list(dict.fromkeys(paths))
-    decoded: dict[Path, NDArray[np.uint8]] = {}
+    decoded: dict[str, NDArray[np.uint8]] = {}
     if cache_dir is None:
-        for path, image in reader.read(files, known=()):
+        for digest, image in reader.read(files, known=set()):
             if image.nbytes <= memory_budget:
                 memory_budget -= image.nbytes
-                decoded[path] = image
+                decoded[digest] = image
     else:
         entries = _pack(files, reader, Path(cache_dir))
     rows = _readable_rows(table, paths, reader.unreadable, tolerance)
@@ -135,7 +129,7 @@ def open_images(
     digests = tuple(reader.digests[path] for path in paths)
     images: Images
     if cache_dir is None:
-        images = MemoryImages(paths, decoded, shorter_side)
+        images = MemoryImages([decoded.get(d, path) for d, path in zip(digests, paths, strict=True)], shorter_side)
     else:
         images = PackedImages([entries[digest] for digest in digests])
     if reader.unreadable:
@@ -177,20 +171,17 @@ class SelectedImages:
 
 @dataclass(frozen=True, eq=False)
 class MemoryImages:
-    """Images decoded from files, as many as there was memory for; the others are decoded when asked for."""
+    """Decoded images, as many as there was memory for; those given by their path are decoded when asked for."""
 
-    paths: Sequence[Path]
-    decoded: Mapping[Path, NDArray[np.uint8]]
+    images: Sequence[NDArray[np.uint8] | Path]
     shorter_side: int
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.images)
 
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
-        path = self.paths[row]
-        if path in self.decoded:
-            return self.decoded[path]
-        return decode(path, shorter_side=self.shorter_side)
+        image = self.images[row]
+        return decode(image, shorter_side=self.shorter_side) if isinstance(image, Path) else image
 
 
 @dataclass(frozen=True)
@@ -206,8 +197,8 @@ class _Reader:
     digests: dict[Path, str] = field(default_factory=dict)
     unreadable: dict[Path, UnreadableImageError] = field(default_factory=dict)
 
-    def read(self, files: Sequence[Path], known: Container[str]) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
-        """Path and pixels of the files, in order, without those whose digest is ``known``."""
+    def read(self, files: Sequence[Path], known: set[str]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """Digest and pixels of every content that is not ``known`` yet, to which it is added."""
 
         def read_one(path: Path) -> tuple[str, NDArray[np.uint8] | None] | UnreadableImageError:
             try:
@@ -225,9 +216,12 @@ class _Reader:
             if isinstance(result, UnreadableImageError):
                 self.unreadable[path] = result
             else:
-                self.digests[path], image = result
-                if image is not None:
-                    yield path, image
+                digest, image = result
+                self.digests[path] = digest
+                # Of two files with the same content both may have been decoded before the first was known.
+                if image is not None and digest not in known:
+                    known.add(digest)
+                    yield digest, image
             if self.progress is not None:
                 self.progress(done, len(files))
 
@@ -236,43 +230,29 @@ def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, 
     """Every pack entry by digest, after the files that are in no pack yet have been put into new ones."""
     folder = cache_dir / f"pixels{_PIXELS_VERSION}-side{reader.shorter_side}"
 
-    def look_up(digests: FileDigests) -> tuple[dict[str, PackEntry], list[Path]]:
-        stored = read_packs(folder)
-        known = {path: digest for path in files if (digest := digests.get(path)) in stored}
+    def look_up() -> tuple[dict[str, PackEntry], list[Path]]:
+        digests, entries = FileDigests(cache_dir), read_packs(folder)
+        known = {path: digest for path in files if (digest := digests.get(path)) in entries}
         reader.digests.update(known)
-        return stored, [path for path in files if path not in known]
+        return entries, [path for path in files if path not in known]
 
-    stored, missing = look_up(FileDigests(cache_dir))
+    entries, missing = look_up()
     if not missing:
-        return stored
+        return entries
     # Runs that start together decode each image once between them.
-    with writer_lock(folder):
-        remove_damaged_packs(cache_dir)
-        remove_damaged_packs(folder)
-        digests = FileDigests(cache_dir)
-        stored, missing = look_up(digests)
+    with writer_lock(cache_dir):
+        remove_leftovers(cache_dir)
+        remove_leftovers(folder)
+        entries, missing = look_up()
         # Before reading, so that a change during it is noticed the next time.
         states = {path: file_state(path) for path in missing}
-        stored |= _store(missing, reader, folder, set(stored))
-        read = [path for path in missing if path not in reader.unreadable]
-        digests.remember({path: (state, reader.digests[path]) for path in read if (state := states[path])})
-    return stored
-
-
-def _store(files: Sequence[Path], reader: _Reader, folder: Path, known: set[str]) -> dict[str, PackEntry]:
-    """Pack the files whose content is not ``known`` yet."""
-    writer = PackWriter(folder)
-    try:
-        with writer:
-            for path, image in reader.read(files, known):
-                digest = reader.digests[path]
-                # Of two files with the same content both may have been decoded before the first was known.
-                if digest not in known:
-                    known.add(digest)
-                    writer.add(digest, image)
-    except OSError as error:
-        raise output_error(error, folder, advice=_ADVICE) from error
-    return writer.entries
+        try:
+            write_packs(folder, reader.read(missing, set(entries)))
+        except OSError as error:
+            raise output_error(error, folder, advice=_ADVICE) from error
+        read = {path: state for path, state in states.items() if state and path in reader.digests}
+        FileDigests(cache_dir).remember({path: (state, reader.digests[path]) for path, state in read.items()})
+    return read_packs(folder)
 
 
 def _readable_rows(
@@ -281,7 +261,7 @@ def _readable_rows(
     rows = [row for row, path in enumerate(paths) if path not in unreadable]
     lost = len(paths) - len(rows)
     if lost and lost / len(paths) >= tolerance:
-        listing = some_of([str(error) for error in unreadable.values()], most=_LISTED)
+        listing = some_of([str(error) for error in unreadable.values()], most=20)
         if not rows:
             raise DataError(f"none of the {len(paths):,} images of {table.name!r} can be read:\n{listing}")
         raise DataError(
@@ -309,18 +289,15 @@ def file_state(path: Path) -> FileState | None:
 
 
 class FileDigests:
-    """Digests of files seen before, by path, valid while size and time of change are the same."""
+    """Digests of files read before, by path, valid while size and time of change are the same."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._path = cache_dir / "files.json"
-        self._entries = self._read()
-
-    def _read(self) -> dict[str, list[object]]:
         try:
             entries = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
-            return {}
-        return entries if isinstance(entries, dict) else {}
+            entries = None
+        self._entries: dict[str, list[object]] = entries if isinstance(entries, dict) else {}
 
     def get(self, path: Path) -> str | None:
         match self._entries.get(os.path.abspath(path)):
@@ -329,7 +306,7 @@ class FileDigests:
         return None
 
     def remember(self, digests: Mapping[Path, tuple[FileState, str]]) -> None:
-        """Add entries and write the file again, with what other processes have added meanwhile.
+        """Add entries and write the file again.
 
         A file changed a moment ago could change again within the resolution of its time stamp, so it is not
         remembered until it has settled. Where nothing can be written, the files will be read again the next time.
@@ -338,30 +315,26 @@ class FileDigests:
         new: dict[str, list[object]] = {
             os.path.abspath(path): [*state, digest] for path, (state, digest) in digests.items() if state[1] < settled
         }
-        if not new:
-            return
-        self._entries = self._read() | new
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self._path) as file:
+        if new:
+            self._entries |= new
+            with contextlib.suppress(OSError), replacing(self._path) as file:
                 file.write(json.dumps(self._entries).encode())
 
 
 @contextlib.contextmanager
-def writer_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Held by the one process that writes packs to ``folder`` or removes them.
+def writer_lock(cache_dir: Path, *, wait: bool = True) -> Iterator[None]:
+    """Held by the one process that writes to a cache folder or clears it; without ``wait`` it must be free.
 
     Packs are safe without it, so a file system that has no locks does not stop a run.
-
-    Raises:
-        filelock.Timeout: without ``wait``, when another process holds it.
     """
-    lock = filelock.FileLock(folder / "writer.lock", timeout=-1 if wait else 0)
+    lock = filelock.FileLock(cache_dir / "writer.lock", timeout=-1 if wait else 0)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        cache_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except filelock.Timeout:
-        raise
+    except filelock.Timeout as error:
+        raise DataError(
+            f"another process is decoding images into {str(cache_dir)!r}: wait until it is done, then try again"
+        ) from error
     except (OSError, NotImplementedError):
         pass
     try:
@@ -415,92 +388,47 @@ def _map(pack: Path) -> NDArray[np.uint8]:
         raise DataError(f"the decoded images in {pack} are gone ({error}); run again to decode them again") from error
 
 
-def read_packs(folder: Path) -> dict[str, PackEntry]:
-    """Every image in the whole packs of ``folder``, by the digest of the file it was decoded from."""
-    entries: dict[str, PackEntry] = {}
-    for index in sorted(folder.glob("*.npz")):
-        entries.update(_read_pack(index) or {})
-    return entries
+def write_packs(folder: Path, images: Iterable[tuple[str, NDArray[np.uint8]]]) -> None:
+    """Write images, each with the digest of its file, into new packs of about :data:`PACK_BYTES`."""
+    from safetensors.numpy import save
 
+    pending: dict[str, NDArray[np.uint8]] = {}
 
-def _read_pack(index: Path) -> dict[str, PackEntry] | None:
-    """The images of one pack, or ``None`` where its two files do not fit together."""
-    pack = index.with_suffix(".bin")
+    def write() -> None:
+        content = save({digest: np.ascontiguousarray(image) for digest, image in pending.items()})
+        pending.clear()
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / f"{secrets.token_hex(8)}.safetensors") as file:
+            file.write(content)
+
+    size = 0
     try:
-        with np.load(index, allow_pickle=False) as arrays:
-            digests, rows = arrays["digests"].astype(np.str_), arrays["rows"]
-        if rows.shape != (len(digests), 3) or pack.stat().st_size != 3 * int(rows[:, 1] @ rows[:, 2]):
-            return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-    return {digest: PackEntry(pack, *row) for digest, row in zip(digests.tolist(), rows.tolist(), strict=True)}
+        for digest, image in images:
+            pending[digest] = image
+            size += image.nbytes
+            if size >= PACK_BYTES:
+                write()
+                size = 0
+    finally:  # also after Ctrl-C, which should not cost what is decoded already
+        if pending:
+            write()
 
 
-class PackWriter:
-    """Writes images into new packs of about ``pack_bytes`` each; leaving the ``with`` block keeps the last one too."""
+def read_packs(folder: Path) -> dict[str, PackEntry]:
+    """Every image in the packs of ``folder``, by the digest of the file it was decoded from.
 
-    def __init__(self, folder: Path, *, pack_bytes: int = PACK_BYTES) -> None:
-        self._folder = folder
-        self._pack_bytes = pack_bytes
-        self._open = contextlib.ExitStack()
-        self._file: IO[bytes] | None = None
-        self._pack = folder
-        self._unfinished: dict[str, PackEntry] = {}
-        self.entries: dict[str, PackEntry] = {}
-        self._bytes = 0
-
-    def __enter__(self) -> PackWriter:
-        return self
-
-    def __exit__(self, error_type: type[BaseException] | None, *error: Any) -> None:
-        # After a failed write (a full disk) the open pack is not worth saving; after Ctrl-C it is.
-        if error_type is None or issubclass(error_type, KeyboardInterrupt):
-            self._finish_pack()
-        else:
-            self._open.__exit__(error_type, *error)
-
-    def add(self, digest: str, image: NDArray[np.uint8]) -> None:
-        if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._pack = self._folder / f"{secrets.token_hex(8)}.bin"
-            self._file = self._open.enter_context(replacing(self._pack))
-        self._file.write(np.ascontiguousarray(image).data)
-        self._unfinished[digest] = PackEntry(self._pack, self._bytes, *image.shape[:2])
-        self._bytes += image.nbytes
-        if self._bytes >= self._pack_bytes:
-            self._finish_pack()
-
-    def _finish_pack(self) -> None:
-        if not self._unfinished:
-            return
-        self._open.close()
-        try:
-            with replacing(self._pack.with_suffix(".npz")) as index:
-                rows = np.array([entry[1:] for entry in self._unfinished.values()], dtype=np.int64)
-                np.savez(index, digests=np.array(list(self._unfinished), dtype=np.bytes_), rows=rows)
-        except OSError:
-            _remove(self._pack)
-            raise
-        self.entries |= self._unfinished
-        self._file, self._unfinished, self._bytes = None, {}, 0
-
-
-def remove_damaged_packs(folder: Path) -> None:
-    """Remove packs that do not fit their index, and what killed processes left behind more than a day ago."""
-    for index in folder.glob("*.npz"):
-        if _read_pack(index) is None:
-            _remove(index)
-            _remove(index.with_suffix(".bin"))
-    for leftover in (*folder.glob("*.tmp"), *folder.glob("*.bin")):
-        with contextlib.suppress(OSError):
-            old = time.time() - leftover.stat().st_mtime > _STALE_SECONDS
-            if old and not leftover.with_suffix(".npz").exists():
-                _remove(leftover)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
+    A pack that a failing disk has damaged is skipped, and its images are decoded again.
+    """
+    entries: dict[str, PackEntry] = {}
+    for pack in sorted(folder.glob("*.safetensors")):
+        with contextlib.suppress(OSError, ValueError), open(pack, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = 8 + int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(start, size) - 8))
+            if size == start + max(tensor["data_offsets"][1] for tensor in header.values()):
+                for digest, tensor in header.items():
+                    entries[digest] = PackEntry(pack, start + tensor["data_offsets"][0], *tensor["shape"][:2])
+    return entries
 
 
 def threaded_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
@@ -531,9 +459,9 @@ def usable_cores() -> int:
 
 def cached_files(root: Path) -> dict[Path, int]:
     """The files that nearkin keeps below a cache folder, and their bytes; other files there do not count."""
-    patterns = [f"{DECODED}/pixels[0-9]*-side[0-9]*/*.{ending}" for ending in ("bin", "npz", "tmp", "lock")]
+    names = ("pixels[0-9]*-side[0-9]*/*", "files.json", ".files.json.*.tmp", "writer.lock")
     sizes = {}
-    for pattern in (*patterns, f"{DECODED}/files.json", f"{DECODED}/.files.json.*.tmp", f"{GLYPHS}/glyphs-*.npz"):
+    for pattern in (*(f"{DECODED}/{name}" for name in names), f"{GLYPHS}/glyphs-*.npz"):
         for file in sorted(root.glob(pattern)):
             with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed meanwhile
                 sizes[file] = file.stat().st_size
@@ -545,20 +473,14 @@ def clear_cache(root: Path) -> None:
 
     Runs that read the cache keep what they have opened. While another process writes to it, nothing is removed.
     """
-    folders = [folder for folder in (root / DECODED).glob("pixels[0-9]*-side[0-9]*") if folder.is_dir()]
-    with contextlib.ExitStack() as locks:
-        for folder in folders:
-            try:
-                locks.enter_context(writer_lock(folder, wait=False))
-            except filelock.Timeout as error:
-                raise DataError(
-                    f"another process is decoding images into {str(folder)!r}: wait until it is done, then clear again"
-                ) from error
+    if not cached_files(root):
+        return
+    with writer_lock(root / DECODED, wait=False):
         for file in cached_files(root):
             try:
                 file.unlink(missing_ok=True)
             except OSError as error:
                 raise DataError(f"cannot remove {str(file)!r} ({error.strerror or error})") from error
-    for folder in (*folders, root / DECODED, root / GLYPHS):
+    for folder in (*(root / DECODED).glob("pixels[0-9]*-side[0-9]*"), root / DECODED, root / GLYPHS):
         with contextlib.suppress(OSError):
             folder.rmdir()
