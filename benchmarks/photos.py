@@ -28,7 +28,7 @@ import torch
 from torch.nn import functional as F
 
 from nearkin.encoders import build_encoder
-from nearkin.encoders.architectures import efficientnet_lite0 as lite
+from nearkin.encoders.architectures import efficientnet_lite as lite
 from nearkin.losses import ProxyAnchor
 from nearkin.training.device import ALLOCATOR, keep_freed_memory
 from nearkin.training.memory import fitting_micro_batch

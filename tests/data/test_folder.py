@@ -56,10 +56,10 @@ def test_nested_folders_are_refused_until_somebody_says_what_they_are(tmp_path):
     put(tmp_path, *NESTED)
     with pytest.raises(DataError, match="folders of images inside its class folders") as caught:
         read_folder(tmp_path)
-    said = str(caught.value)
-    assert "  a/2019/may/ (1 images)\n  a/2020/ (1 images)\n  b/deep/er/ (1 images)" in said
-    assert "--class-folders deepest every folder that images lie in, 4 in all, such as 'a/2019/may'" in said
-    assert "--class-folders top the 2 at the top, such as 'a'" in said
+    message = str(caught.value)
+    assert "  a/2019/may/ (1 images)\n  a/2020/ (1 images)\n  b/deep/er/ (1 images)" in message
+    assert "--class-folders deepest every folder that images lie in, 4 in all, such as 'a/2019/may'" in message
+    assert "--class-folders top the 2 at the top, such as 'a'" in message
 
 
 def test_nested_folders_belong_to_the_class_at_the_top(tmp_path):
@@ -78,12 +78,12 @@ def test_nested_folders_are_classes_named_by_their_path(tmp_path):
 
 
 def test_nested_folders_below_splits_are_named_without_the_split(tmp_path):
-    kinds = ("Fruit/Apple", "Fruit/Pear", "Vegetables/Leek")
-    put(tmp_path, *(f"{split}/{kind}/1.jpg" for split in ("train", "test") for kind in kinds))
+    classes = ("Fruit/Apple", "Fruit/Pear", "Vegetables/Leek")
+    put(tmp_path, *(f"{split}/{name}/1.jpg" for split in ("train", "test") for name in classes))
     with pytest.raises(DataError, match="3 in all, such as 'Fruit/Apple'"):
         read_folder(tmp_path)
     table = read_quietly(tmp_path, class_folders="deepest")
-    assert table.class_names == kinds
+    assert table.class_names == classes
     assert table.splits.tolist() == ["test"] * 3 + ["train"] * 3
 
 
@@ -93,7 +93,7 @@ def test_a_folder_around_everything_is_recognised(tmp_path):
         read_folder(tmp_path)
 
 
-def test_flat_folders_are_the_same_whatever_kinds_says(tmp_path):
+def test_flat_folders_are_the_same_whatever_class_folders_says(tmp_path):
     put(tmp_path, "a/1.jpg", "b/1.jpg")
     assert (
         read_quietly(tmp_path, class_folders="deepest").ids
@@ -123,9 +123,8 @@ def test_what_is_left_out_is_counted_by_ending_and_reason(tmp_path, monkeypatch)
         table = read_folder(tmp_path)
     assert len(caught) == 1
     assert "notes.txt" not in str(caught[0].message), "nobody means a text file to be a photo"
-    assert {(each.count, each.what, each.reason) for each in table.left_out} == {
+    assert {(files.count, files.what, files.reason) for files in table.left_out} == {
         (3, ".heic", "HEIC photos: pip install 'nearkin[heic]' to read them"),
-        (1, "folders", "without an image that can be read"),
         (1, ".mp4", "not images"),
         (1, ".txt", "not images"),
         (1, "files without an ending", "not images"),
@@ -204,7 +203,7 @@ def test_a_split_without_class_folders_is_an_error_not_a_class(tmp_path):
         read_folder(tmp_path)
 
 
-def test_images_beside_class_folders_are_counted_and_ignored(tmp_path):
+def test_images_next_to_class_folders_are_counted_and_ignored(tmp_path):
     put(tmp_path, "a/1.jpg", "b/1.jpg", "cover1.jpg", "cover2.jpg", ".hidden.jpg")
     with pytest.warns(
         UserWarning, match=r"^left out of .*: 2 images \(in no class folder\), for instance 'cover1.jpg'"
@@ -213,7 +212,7 @@ def test_images_beside_class_folders_are_counted_and_ignored(tmp_path):
     assert table.ids == ("a/1.jpg", "b/1.jpg")
 
 
-def test_images_and_folders_beside_splits_are_counted_and_ignored(tmp_path):
+def test_images_and_folders_next_to_splits_are_counted_and_ignored(tmp_path):
     put(tmp_path, "train/a/1.jpg", "test/b/1.jpg", "test/stray.jpg", "extra/1.jpg", "top.jpg")
     with pytest.warns(UserWarning, match=r": 3 images \(in no class folder\)"):
         table = read_folder(tmp_path)
@@ -238,7 +237,7 @@ def test_a_mistyped_path_gets_the_nearest_folder(tmp_path):
         ("a.jpg", "a folder"),
     ],
 )
-def test_a_file_in_place_of_a_folder(tmp_path, name, advice):
+def test_a_file_instead_of_a_folder(tmp_path, name, advice):
     put(tmp_path, name)
     with pytest.raises(DataError, match=f"is a file; .*{advice}"):
         read_folder(tmp_path / name)

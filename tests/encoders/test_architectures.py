@@ -10,6 +10,7 @@ NAMES = sorted(backbones())
 PARAMETERS = {  # torchvision's and the public files' counts without the classifier
     "bn_inception": 11_295_240 - 1_025_000,
     "efficientnet_lite0": 4_652_008 - 1_281_000,
+    "efficientnet_lite2": 6_092_072 - 1_281_000,
     "googlenet": 6_624_904 - 1_025_000,
     "resnet18": 11_176_512,
     "resnet50": 23_508_032,

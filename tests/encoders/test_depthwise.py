@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nearkin.encoders.architectures.efficientnet_lite0 import depthwise_convolution, padded_convolution
+from nearkin.encoders.architectures.efficientnet_lite import DepthwiseConvolution, padded_convolution
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 5), (3, 7), (4, 2)])
@@ -23,17 +23,17 @@ def test_values_and_gradients_are_those_of_a_padded_image(kernel, stride, rows, 
     against = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
     given = (x, weight, bias)
     theirs = torch.autograd.grad((expected * against).sum(), given)
-    found = depthwise_convolution(*given, stride, rows, columns)
-    ours = torch.autograd.grad((found * against).sum(), given)
-    for one, other in zip((found, *ours), (expected, *theirs), strict=True):
+    result = DepthwiseConvolution.apply(*given, stride, rows, columns)
+    ours = torch.autograd.grad((result * against).sum(), given)
+    for one, other in zip((result, *ours), (expected, *theirs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 def test_only_the_gradients_that_are_asked_for_are_computed():
     x, weight = torch.randn(1, 3, 6, 6), torch.randn(3, 1, 5, 5)
     for given in ((x.requires_grad_(), weight), (x.detach(), weight.requires_grad_())):
-        found = depthwise_convolution(*given, None, (1, 1), (2, 2), (2, 2))
-        found.sum().backward()
+        result = DepthwiseConvolution.apply(*given, None, (1, 1), (2, 2), (2, 2))
+        result.sum().backward()
     torch.testing.assert_close(x.grad, torch.autograd.grad(F.conv2d(x, weight, None, 1, 2, groups=3).sum(), x)[0])
     assert weight.grad.shape == weight.shape
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import pickle
@@ -49,37 +50,38 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loop handles it, and closes the input
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a library prints is not an answer
-    failed: Exception | None = None
     try:
-        setup: Setup = pickle.loads(pickle.load(jobs))
-        pixels = np.ndarray(setup.shape, dtype=np.uint8, buffer=mmap.mmap(setup.file, 0))
+        setup: bytes = pickle.load(jobs)
+        while True:
+            job: Job = pickle.load(jobs)
+            answers.write(_answer(setup, job))
+            answers.flush()
     except EOFError:
         return
-    except Exception as error:  # such as packs that are gone
-        failed = error
-    while True:
-        try:
-            job: Job = pickle.load(jobs)
-        except EOFError:
-            return
-        answer = failed or _answer(setup, job, pixels)
-        try:
-            content = pickle.dumps(answer)
-        except Exception:  # an error that cannot be pickled is sent as text
-            content = pickle.dumps(RuntimeError(f"{type(answer).__name__}: {answer}"))
-        try:
-            answers.write(content)
-            answers.flush()
-        except BrokenPipeError:  # the loop is gone
-            os._exit(0)
+    except BrokenPipeError:  # the loop is gone
+        os._exit(0)
 
 
-def _answer(setup: Setup, job: Job, pixels: NDArray[np.uint8]) -> Exception | None:
+def _answer(setup: bytes, job: Job) -> bytes:
     try:
-        random = ImageRandom(setup.seed)
-        for index, row in enumerate(job.rows):
-            rng = random.at(job.number, job.first + index)
-            pixels[job.slot, job.begin + index] = setup.transform.train(setup.images[row], rng)
+        _make_crops(*_opened(setup), job)
     except Exception as error:
-        return error.with_traceback(None)
-    return None
+        try:
+            return pickle.dumps(error.with_traceback(None))
+        except Exception:  # an error that cannot be pickled is sent as text
+            return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return pickle.dumps(None)
+
+
+@functools.cache
+def _opened(content: bytes) -> tuple[Setup, NDArray[np.uint8]]:
+    """The setup, and the pixels in shared memory."""
+    setup: Setup = pickle.loads(content)
+    return setup, np.ndarray(setup.shape, dtype=np.uint8, buffer=mmap.mmap(setup.file, 0))
+
+
+def _make_crops(setup: Setup, pixels: NDArray[np.uint8], job: Job) -> None:
+    random = ImageRandom(setup.seed)
+    for index, row in enumerate(job.rows):
+        rng = random.at(job.number, job.first + index)
+        pixels[job.slot, job.begin + index] = setup.transform.train(setup.images[row], rng)

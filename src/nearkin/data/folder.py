@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 import unicodedata
@@ -58,52 +59,39 @@ def read_folder(
     """
     if class_folders is not None and class_folders not in get_args(ClassFolders):
         raise RecipeError(f"no class_folders {class_folders!r}: {did_you_mean(class_folders, get_args(ClassFolders))}")
-    root = existing_folder(root)
-    tree, others = _scan_all(root)
-    if not tree.folders:
-        what = f"{len(tree.images):,} images but no class folders" if tree.images else f"no images{_listed(others)}"
-        raise DataError(f"{str(root)!r} holds {what}; {_expected_layout(root)}")
+    tree = _scan(existing_folder(root))
+    if not tree.tops:
+        others = tree.describe_others()
+        what = f"{len(tree.images[()]):,} images but no class folders" if tree.images else f"no images{others}"
+        raise DataError(f"{str(root)!r} holds {what}; {_expected_layout(tree.root)}")
 
     splits = _split_folders(tree)
-    tops = splits or [tree]
-    stray = list(tree.rows())
-    if splits:
-        no_splits = [folder for top in tree.folders if top.key not in SPLIT_FOLDERS for folder in top.with_images()]
-        stray += [image for folder in (*splits, *no_splits) for image in folder.rows()]
+    level = 1 if splits else 0
+    class_paths = [path for path in tree.images if len(path) > level and (not splits or path[0] in splits)]
     if class_folders is None:
-        _check_flat(root, [(top, folder) for top in tops for folder in top.folders])
+        _check_flat(tree, class_paths, level)
 
     rows = [
-        (SPLIT_FOLDERS[top.key] if splits else "train", _label(folder, top, class_folders), *image)
-        for top in tops
-        for class_folder in top.folders
-        for folder in class_folder.with_images()
-        for image in folder.rows()
+        (SPLIT_FOLDERS[path[0].casefold()] if splits else "train", _label(path[level:], class_folders), *image)
+        for path in class_paths
+        for image in tree.rows(path)
     ]
     in_split, labels, ids, images = zip(*rows, strict=True)
     classes = sorted(set(labels), key=natural_key)
     if len(classes) < 2:
         raise DataError(
             f"{str(root)!r} has images of one class only ({classes[0]!r}), at least two are needed; "
-            f"{_expected_layout(root)}"
+            f"{_expected_layout(tree.root)}"
         )
     left_out = []
-    if stray:
-        left_out.append(LeftOut(len(stray), "images", "in no class folder", stray[0][0], is_photo=True))
-    # Archives made on macOS bring a folder of hidden files along.
-    if empty := [folder for top in tops for folder in top.empty if not folder.startswith("__")]:
-        left_out.append(LeftOut(len(empty), "folders", "without an image that can be read", empty[0]))
-    left_out += others
+    used = set(class_paths)
+    if stray := [image for path in tree.images if path not in used for image, _ in tree.rows(path)]:
+        left_out.append(LeftOut(len(stray), "images", "in no class folder", stray[0], is_photo=True))
+    left_out += tree.others
     if warn and (lost := [str(files) for files in left_out if files.is_photo]):
         warnings.warn(f"left out of {str(root)!r}: {'; '.join(lost)}", stacklevel=2)
     return ImageTable.build(
-        name or printable(root.resolve().name),
-        images,
-        labels,
-        splits=in_split,
-        ids=ids,
-        class_names=classes,
-        left_out=left_out,
+        name or tree.name, images, labels, splits=in_split, ids=ids, class_names=classes, left_out=left_out
     )
 
 
@@ -125,21 +113,19 @@ def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None
 
     The label is the folder's path below the root or split, with ``class_folders="top"`` only the first part of it.
     """
-    root = existing_folder(root)
-    tree, others = _scan_all(root)
-    if not (tree.images or tree.folders):
-        raise DataError(f"{str(root)!r} holds no images ({_FORMATS}){_listed(others)}")
+    tree = _scan(existing_folder(root))
+    if not tree.images:
+        raise DataError(f"{str(root)!r} holds no images ({_FORMATS}){tree.describe_others()}")
     try:
         splits = _split_folders(tree)
     except DataError:
         splits = []
     rows = []
-    for folder in tree.with_images():
-        top = next((split for split in splits if folder.below_root.startswith(split.below_root)), tree)
-        rows += [(_label(folder, top, class_folders), *image) for image in folder.rows()]
+    for path in tree.images:
+        label = _label(path[1:] if path[:1] and path[0] in splits else path, class_folders)
+        rows += [(label, *image) for image in tree.rows(path)]
     labels, ids, images = zip(*rows, strict=True)
-    name = printable(root.resolve().name)
-    return ImageTable.build(name, images, labels, splits=["test"] * len(images), ids=ids, left_out=others)
+    return ImageTable.build(tree.name, images, labels, splits=["test"] * len(images), ids=ids, left_out=tree.others)
 
 
 def existing_folder(root: str | Path) -> Path:
@@ -170,128 +156,122 @@ def suggest_folder(missing: Path) -> str:
     return f"; did you mean {str(missing.parent / by_key[near[0]])!r}?" if near else ""
 
 
-@dataclass(frozen=True)
-class Folder:
-    """A folder, the images in it and the folders in it that hold images at any depth; ``empty`` names the others."""
+FolderPath = tuple[str, ...]
+"""The names of the folders on the way from the root to a folder; the root itself is ``()``."""
 
-    path: Path
-    below_root: str
-    images: tuple[str, ...]
-    folders: tuple[Folder, ...]
-    empty: tuple[str, ...]
+
+@dataclass(frozen=True)
+class _Tree:
+    """The images below ``root`` by their folder, in natural order, and the files that are no images."""
+
+    root: Path
+    images: dict[FolderPath, list[str]]
+    others: tuple[LeftOut, ...]
 
     @property
-    def key(self) -> str:
-        return self.path.name.casefold()
+    def name(self) -> str:
+        return printable(self.root.resolve().name)
 
-    def rows(self) -> Iterator[tuple[str, Path]]:
-        """Id and path of the images directly in this folder."""
-        for image in self.images:
-            yield self.below_root + printable(image), self.path / image
+    @property
+    def tops(self) -> list[str]:
+        """The folders at the top with images at any depth."""
+        return list(dict.fromkeys(path[0] for path in self.images if path))
 
-    def with_images(self) -> Iterator[Folder]:
-        """This folder and those below it that have images directly in them."""
-        if self.images:
-            yield self
-        for folder in self.folders:
-            yield from folder.with_images()
+    def rows(self, path: FolderPath) -> Iterator[tuple[str, Path]]:
+        """Id and path of the images directly in a folder."""
+        for image in self.images[path]:
+            yield "/".join(map(printable, (*path, image))), self.root.joinpath(*path, image)
+
+    def describe_others(self) -> str:
+        """What a folder without images does hold."""
+        listed = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in self.others[:3])
+        return f" ({listed})" if listed else ""
 
 
-def _scan_all(root: Path) -> tuple[Folder, tuple[LeftOut, ...]]:
-    """A folder with all below it, and by their endings the files that are no images; hidden files do not count."""
+def _scan(root: Path) -> _Tree:
+    """Hidden files and folders do not count."""
+    images: dict[FolderPath, list[str]] = {}
     others: dict[str, list[str]] = defaultdict(list)
-    tree = _scan(root, below_root="", above=frozenset(), others=others)
+    extensions = image_extensions()
+
+    def scan(path: FolderPath, above: frozenset[tuple[int, int]]) -> None:
+        """``above`` are the folders that it lies in, against links that go in circles."""
+        folder = root.joinpath(*path)
+        inner: list[str] = []
+        names: list[str] = []
+        try:
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in above:
+                return
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    ending = os.path.splitext(entry.name)[1].lower()
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir():
+                        inner.append(entry.name)
+                    elif ending in extensions and entry.is_file():
+                        names.append(entry.name)
+                    else:
+                        what = "broken links" if ending in extensions else ending or "files without an ending"
+                        others[what].append("/".join(map(printable, (*path, entry.name))))
+        except OSError as error:
+            raise DataError(f"cannot read the folder {str(folder)!r}: {error.strerror or error}") from error
+        if names:
+            images[path] = sorted(names, key=natural_key)
+        for name in sorted(inner, key=natural_key):
+            scan((*path, name), above | {(status.st_dev, status.st_ino)})
+
+    scan((), frozenset())
     left_out = [
         LeftOut(len(names), ending, UNREADABLE_PHOTOS.get(ending, NOT_IMAGES), min(names), ending in UNREADABLE_PHOTOS)
         for ending, names in others.items()
     ]
-    return tree, tuple(sorted(left_out, key=lambda files: (-files.count, files.what)))
+    return _Tree(root, images, tuple(sorted(left_out, key=lambda files: (-files.count, files.what))))
 
 
-def _scan(path: Path, *, below_root: str, above: frozenset[tuple[int, int]], others: dict[str, list[str]]) -> Folder:
-    """``above`` are the folders that it lies in, against links that go in circles."""
-    images: list[str] = []
-    folders: list[str] = []
-    extensions = image_extensions()
-    try:
-        status = os.stat(path)
-        here = above | {(status.st_dev, status.st_ino)}
-        with os.scandir(path) as entries:
-            for entry in entries:
-                ending = os.path.splitext(entry.name)[1].lower()
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    below = entry.stat()
-                    if (below.st_dev, below.st_ino) not in here:
-                        folders.append(entry.name)
-                elif ending in extensions and entry.is_file():
-                    images.append(entry.name)
-                else:
-                    what = "broken links" if ending in extensions else ending or "files without an ending"
-                    others[what].append(below_root + printable(entry.name))
-    except OSError as error:
-        raise DataError(f"cannot read the folder {str(path)!r}: {error.strerror or error}") from error
-    scanned = [
-        _scan(path / folder, below_root=f"{below_root}{printable(folder)}/", above=here, others=others)
-        for folder in sorted(folders, key=natural_key)
-    ]
-    return Folder(
-        path=path,
-        below_root=below_root,
-        images=tuple(sorted(images, key=natural_key)),
-        folders=tuple(folder for folder in scanned if folder.images or folder.folders),
-        empty=tuple(folder.below_root for folder in scanned if not folder.images and not folder.folders),
-    )
-
-
-def _label(folder: Folder, top: Folder, class_folders: ClassFolders | None) -> str:
+def _label(path: FolderPath, class_folders: ClassFolders | None) -> str:
     """The class of the images in a folder: its path below the root or split, or the first part of it."""
-    parts = [class_name(part) for part in folder.below_root[len(top.below_root) :].split("/")[:-1]]
-    return "/".join(parts[:1] if class_folders == "top" else parts)
+    return "/".join(class_name(part) for part in (path[:1] if class_folders == "top" else path))
 
 
-def _check_flat(root: Path, folders: list[tuple[Folder, Folder]]) -> None:
+def _check_flat(tree: _Tree, class_paths: list[FolderPath], level: int) -> None:
     """Refuse folders of images inside class folders: only the user can say whether they are classes."""
-    nested = [inner for _, folder in folders if folder.folders for inner in folder.with_images()]
+    nested = [path for path in class_paths if len(path) > level + 1]
     if not nested:
         return
-    deepest = {_label(inner, top, None) for top, folder in folders for inner in folder.with_images()}
-    tops = sorted({_label(folder, top, "top") for top, folder in folders}, key=natural_key)
-    example = next(name for name in sorted(deepest, key=natural_key) if "/" in name)
-    listed = [f"{folder.below_root} ({len(folder.images):,} images)" for folder in nested]
+    deepest = {_label(path[level:], "deepest") for path in class_paths}
+    tops = sorted({_label(path[level:], "top") for path in class_paths}, key=natural_key)
+    listed = [f"{'/'.join(map(printable, path))}/ ({len(tree.images[path]):,} images)" for path in nested]
     advice = ""
-    if len(folders) == 1 and len(folders[0][1].folders) > 1:
-        advice = f" Or give the one folder that everything lies in: {str(folders[0][1].path)!r}."
+    if len(tops) == 1 and len({path[: level + 2] for path in nested}) > 1:
+        around = tree.root.joinpath(*nested[0][: level + 1])
+        advice = f" Or give the one folder that everything lies in: {str(around)!r}."
     raise DataError(
-        f"{str(root)!r} has folders of images inside its class folders:\n{some_of(listed, most=5)}\n"
+        f"{str(tree.root)!r} has folders of images inside its class folders:\n{some_of(listed, most=5)}\n"
         f"Which are the classes? With --class-folders deepest every folder that images lie in, {len(deepest):,} in "
-        f"all, such as {example!r}; with --class-folders top the {len(tops):,} at the top, such as {tops[0]!r}, each "
-        f"with all below it (in a recipe data.class_folders, from Python class_folders).{advice}"
+        f"all, such as {_label(nested[0][level:], 'deepest')!r}; with --class-folders top the {len(tops):,} at the "
+        f"top, such as {tops[0]!r}, each with all below it (in a recipe data.class_folders, from Python "
+        f"class_folders).{advice}"
     )
 
 
-def _split_folders(tree: Folder) -> list[Folder]:
+def _split_folders(tree: _Tree) -> list[str]:
     """The top folders that are splits rather than classes; none when the top folders are the classes.
 
     One folder called ``train`` among others is a class (there are photographs of trains).
     """
-    named = [folder for folder in tree.folders if folder.key in SPLIT_FOLDERS]
-    if len(named) < len(tree.folders) and len(named) < 2:
+    named = [top for top in tree.tops if top.casefold() in SPLIT_FOLDERS]
+    if len(named) < len(tree.tops) and len(named) < 2:
         return []
-    flat = [folder.path.name for folder in named if not folder.folders]
-    if flat and (len(flat) < len(named) or len(named) == len(tree.folders)):
+    with_classes = {path[0] for path in tree.images if len(path) > 1}
+    flat = [top for top in named if top not in with_classes]
+    if flat and (len(flat) < len(named) or len(named) == len(tree.tops)):
         raise DataError(
-            f"{str(tree.path)!r} is divided into {', '.join(folder.path.name for folder in named)}, but "
-            f"{', '.join(map(repr, flat))} must hold class folders, not images; {_expected_layout(tree.path)}"
+            f"{str(tree.root)!r} is divided into {', '.join(named)}, but {', '.join(map(repr, flat))} must hold class "
+            f"folders, not images; {_expected_layout(tree.root)}"
         )
     return [] if flat else named
-
-
-def _listed(others: tuple[LeftOut, ...]) -> str:
-    """What a folder without images does hold."""
-    listed = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in others[:3])
-    return f" ({listed})" if listed else ""
 
 
 def _expected_layout(root: Path) -> str:
@@ -303,7 +283,8 @@ def _expected_layout(root: Path) -> str:
     )
 
 
-_DIGITS = re.compile(r"([0-9]+)")
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
 
 
 def natural_key(text: str) -> tuple[tuple[Any, ...], str]:
@@ -312,7 +293,7 @@ def natural_key(text: str) -> tuple[tuple[Any, ...], str]:
     >>> sorted(["img10", "Img2", "img1"], key=natural_key)
     ['img1', 'Img2', 'img10']
     """
-    parts = _DIGITS.split(unicodedata.normalize("NFC", text).casefold())
+    parts = re.split("([0-9]+)", _composed(text).casefold())
     # A number without its leading zeros is larger when it is longer, so it need not become an int, which may overflow.
     numbers = [part.lstrip("0") for part in parts[1::2]]
     pairs = zip(numbers, parts[2::2], strict=True)
@@ -340,7 +321,7 @@ def class_name(name: str) -> str:
     >>> class_name("Ka\\u0308se") == class_name("K\\u00e4se")
     True
     """
-    return unicodedata.normalize("NFC", printable(name).strip())
+    return _composed(printable(name).strip())
 
 
 def some_of(names: Sequence[str], *, most: int = 10) -> str:
@@ -363,43 +344,43 @@ def existing_images(
     Every folder is read once, because asking for a hundred thousand files one by one takes minutes on a network file
     system. A name matches whichever way its accents are composed.
     """
-    folders: dict[str, dict[str, os.DirEntry[str]]] = {}
 
+    @functools.cache
     def entries_of(folder: str) -> dict[str, os.DirEntry[str]]:
         """What a folder holds, by its spelling and by the composed one."""
-        if folder not in folders:
-            try:
-                with os.scandir(folder) as entries:
-                    exact = {entry.name: entry for entry in entries}
-            except (FileNotFoundError, NotADirectoryError):
-                exact = {}
-            except OSError as error:
-                raise DataError(f"cannot read the folder {folder!r}: {error.strerror or error}") from error
-            folders[folder] = {unicodedata.normalize("NFC", name): entry for name, entry in exact.items()} | exact
-        return folders[folder]
+        try:
+            with os.scandir(folder) as entries:
+                exact = {entry.name: entry for entry in entries}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            raise DataError(f"cannot read the folder {folder!r}: {error.strerror or error}") from error
+        return {_composed(name): entry for name, entry in exact.items()} | exact
 
-    def spelled(path: str) -> str:
-        """A path as the disk spells it, as far as it exists."""
-        folder, name = os.path.split(path)
-        if folder == path:
-            return path
-        if not folders.get(folder) and not os.path.isdir(folder):
-            folder = spelled(folder)
-        entry = entries_of(folder).get(name) or entries_of(folder).get(unicodedata.normalize("NFC", name))
-        return os.path.join(folder, name if entry is None else entry.name)
+    @functools.cache
+    def spelled(folder: str) -> str:
+        """A folder as the disk spells it, as far as it exists."""
+        above, name = os.path.split(folder)
+        if above == folder or os.path.isdir(folder):
+            return folder
+        entry = entries_of(spelled(above)).get(_composed(name))
+        return os.path.join(spelled(above), name if entry is None else entry.name)
 
-    def exists(path: str) -> bool:
+    def find(path: str) -> str | None:
         folder, name = os.path.split(path)
-        entry = entries_of(folder).get(name)
+        folder = spelled(folder)
+        entry = entries_of(folder).get(name) or entries_of(folder).get(_composed(name))
+        if entry is not None:
+            return None if entry.is_dir() else os.path.join(folder, entry.name)
         # On a file system that ignores case, a file may be there under a spelling that the listing does not show.
-        return os.path.isfile(path) if entry is None else not entry.is_dir()
+        return path if os.path.isfile(path) else None
 
-    paths = [spelled(os.path.join(base, name)) if "\0" not in name else "" for name in names]
+    paths = [find(os.path.join(base, name)) if "\0" not in name else None for name in names]
     shown = names if lines is None else [f"line {line}: {name}" for line, name in zip(lines, names, strict=True)]
-    missing = [name for name, path in zip(shown, paths, strict=True) if not path or not exists(path)]
+    missing = [name for name, path in zip(shown, paths, strict=True) if path is None]
     if missing:
         raise DataError(
             f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing "
             f"(paths are relative to {str(base)!r}{advice}):\n{some_of(missing)}"
         )
-    return [Path(path) for path in paths]
+    return [Path(path) for path in paths if path is not None]

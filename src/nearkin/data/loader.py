@@ -16,15 +16,14 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, islice
-from typing import IO, Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -87,7 +86,6 @@ class TrainingLoader:
         seed: int,
         first_batch: int = 0,
         workers: int | None = None,
-        pin_memory: bool = False,
         device: torch.device | None = None,
     ) -> None:
         self.images = images
@@ -95,7 +93,7 @@ class TrainingLoader:
         self.transform = transform
         self.sampler = sampler
         self.seed = seed
-        self.pin_memory = pin_memory
+        self.device = device
         self.sampler_state: dict[str, Any] = sampler.state_dict()
         self._next_number = first_batch
         self._threads = threads_for(workers)
@@ -143,7 +141,8 @@ class TrainingLoader:
     def _cropped(self, images: Images, number: int, rows: NDArray[np.int64], positions: range) -> Callable[[], Tensor]:
         """Crops made by threads, in the host's memory."""
         size = self.transform.size
-        pixels = torch.empty(len(positions), size, size, 3, dtype=torch.uint8, pin_memory=self.pin_memory)
+        is_cuda = self.device is not None and self.device.type == "cuda"
+        pixels = torch.empty(len(positions), size, size, 3, dtype=torch.uint8, pin_memory=is_cuda)
         target = pixels.numpy()
 
         def prepare(part: range) -> None:
@@ -196,17 +195,8 @@ def evaluation_batches(
     rows: NDArray[np.int64] | None = None,
 ) -> Iterator[Tensor]:
     """The images of ``rows`` (default: all) in order, as evaluation crops ``[B, H, W, 3]`` (uint8)."""
-    order = np.arange(len(images), dtype=np.int64) if rows is None else rows
-    threads = threads_for(workers)
-
-    def prepare(part: NDArray[np.int64]) -> NDArray[np.uint8]:
-        return np.stack([transform.evaluate(images[int(row)]) for row in part])
-
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    parts = [[batch[part.start : part.stop] for part in _parts(len(batch), threads)] for batch in batches]
-    prepared = threaded_map(prepare, chain.from_iterable(parts), threads)
-    for batch in parts:
-        yield torch.from_numpy(np.concatenate(list(islice(prepared, len(batch)))))
+    order = range(len(images)) if rows is None else rows.tolist()
+    return _crop_batches(lambda row: transform.evaluate(images[row]), order, batch_size, workers)
 
 
 def training_batches(
@@ -223,12 +213,20 @@ def training_batches(
 
     ``rng`` gives the random numbers of a position, so that they do not depend on who makes its crop.
     """
-    threads = threads_for(workers)
-    crops = threaded_map(
-        lambda position: transform.train(images[int(rows[position])], rng(position)), positions, threads
+    return _crop_batches(
+        lambda position: transform.train(images[int(rows[position])], rng(position)), positions, batch_size, workers
     )
-    while batch := list(islice(crops, batch_size)):
-        yield torch.from_numpy(np.stack(batch))
+
+
+def _crop_batches(
+    crop: Callable[[int], NDArray[np.uint8]], items: Sequence[int], batch_size: int, workers: int | None
+) -> Iterator[Tensor]:
+    threads = threads_for(workers)
+    batches = [items[start : start + batch_size] for start in range(0, len(items), batch_size)]
+    parts = [[batch[part.start : part.stop] for part in _parts(len(batch), threads)] for batch in batches]
+    crops = threaded_map(lambda part: np.stack([crop(item) for item in part]), chain.from_iterable(parts), threads)
+    for batch_parts in parts:
+        yield torch.from_numpy(np.concatenate(list(islice(crops, len(batch_parts)))))
 
 
 def _parts(count: int, threads: int) -> list[range]:
@@ -280,10 +278,10 @@ _FOR_ALL_DEVICES = 1
 
 
 def are_shareable(images: Images) -> bool:
-    """Whether processes can read the images without a copy each, and be given a file of shared memory."""
+    """Whether processes can read the images without a copy each, and share memory: on Linux."""
     while isinstance(images, SelectedImages):
         images = images.images
-    return isinstance(images, PackedImages) and os.name == "posix"
+    return isinstance(images, PackedImages) and hasattr(os, "memfd_create")
 
 
 def default_processes() -> int:
@@ -327,7 +325,7 @@ class CropProcesses:
             if len(part):
                 begin = int(part[0])
                 selected = rows[[positions[index] for index in part]].tolist()
-                worker.ask(Job(number, positions[begin], selected, slot, begin))
+                worker.send(Job(number, positions[begin], selected, slot, begin))
                 busy.append(worker)
 
         def fetch() -> tuple[Tensor, torch.cuda.Event | None]:
@@ -363,12 +361,13 @@ class CropProcesses:
             self.close()
             images, transform, seed = self._setup
             shape = (self._slots, batch, transform.size, transform.size, 3)
-            with _memory_file() as file:
+            # Not in /dev/shm, which is often too small in containers.
+            with open(os.memfd_create("nearkin-crops"), "w+b") as file:
                 file.truncate(int(np.prod(shape)))
                 memory = np.ndarray(shape, dtype=np.uint8, buffer=mmap.mmap(file.fileno(), 0))
                 self._memory = torch.from_numpy(memory)
-                # Pickled twice, so that a setup that the worker cannot unpickle leaves the stream readable.
-                setup = pickle.dumps(pickle.dumps(Setup(images, transform, seed, file.fileno(), shape)))
+                # Sent as bytes, so that a setup that the worker cannot unpickle leaves the stream readable.
+                setup = pickle.dumps(Setup(images, transform, seed, file.fileno(), shape))
                 self._workers = [_Worker(setup, file.fileno()) for _ in range(self._count)]
             if self._stream is not None:
                 # Only copies from page-locked memory are asynchronous.
@@ -397,53 +396,40 @@ class _Worker:
             pass_fds=[file],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
         )
-        self._send(setup)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._jobs, self._answers = self._process.stdin, self._process.stdout
+        self.send(setup)
 
-    def ask(self, job: Job) -> None:
-        self._send(pickle.dumps(job))
+    def send(self, message: bytes | Job) -> None:
+        try:
+            self._jobs.write(pickle.dumps(message))
+            self._jobs.flush()
+        except BrokenPipeError as error:
+            raise self._ended() from error
 
     def wait(self) -> None:
         """Wait for the answer to the oldest job that has none yet."""
         try:
-            answer: Exception | None = pickle.load(_open(self._process.stdout))
-        except EOFError:
-            self._gone()
+            answer: Exception | None = pickle.load(self._answers)
+        except EOFError as error:
+            raise self._ended() from error
         if answer is not None:
             raise answer
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in (self._jobs, self._answers):
             with suppress(BrokenPipeError):
-                _open(stream).close()
+                stream.close()
 
-    def _send(self, content: bytes) -> None:
-        stream = _open(self._process.stdin)
-        try:
-            stream.write(content)
-            stream.flush()
-        except BrokenPipeError:
-            self._gone()
-
-    def _gone(self) -> NoReturn:
+    def _ended(self) -> DataError:
         code = self._process.wait()
-        raise DataError(
+        return DataError(
             f"a process that prepares batches ended (exit code {code}; -9 usually means out of memory): lower "
             f"data.workers and continue with --resume"
         )
-
-
-def _open(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None
-    return stream
-
-
-def _memory_file() -> IO[bytes]:
-    """A file in memory where the system has such; /dev/shm is often too small in containers."""
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("nearkin-crops"), "w+b")
-    return tempfile.TemporaryFile()
 
 
 def _cuda() -> Any:

