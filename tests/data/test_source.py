@@ -44,9 +44,13 @@ def test_which_folders_are_classes_is_handed_on(here):
     assert len(read_source("birds", class_folders="deepest").class_names) == 3
 
 
-@pytest.mark.parametrize(("source", "said"), [("brids", "birds"), ("glyfs", "did you mean 'glyphs'"), ("a/b", "a/b")])
-def test_what_is_nothing_gets_the_nearest_name(here, source, said):
-    with pytest.raises(DataError, match=said):
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [("brids", "birds"), ("glyfs", "did you mean 'glyphs'"), ("a/b", "a/b"), ("list.cvs", "did you mean 'list.csv'")],
+)
+def test_what_does_not_exist_gets_the_nearest_name(here, source, named):
+    (here / "list.csv").touch()
+    with pytest.raises(DataError, match=named):
         read_source(source)
 
 

@@ -13,14 +13,14 @@ from nearkin.data.device_images import BITS
 _BLOCK = 256
 
 
-def weighted_means(pixels: Tensor, start: Tensor, width: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """``[B, size, size, 3]``; of ``places`` and ``weights`` the first half is of the columns, the rest of the rows."""
+def weighted_means(pixels: Tensor, start: Tensor, width: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
+    """``[B, size, size, 3]``; ``positions`` and ``weights`` of the columns come first, then those of the rows."""
     batch = len(start)
-    _, size, most = places.shape
+    _, size, most = positions.shape
     crops = torch.empty(batch, size, size, 3, dtype=torch.uint8, device=pixels.device)
     grid = (triton.cdiv(size * size, _BLOCK), batch)
     with torch.cuda.device_of(pixels):  # Triton launches on whatever device is the present one
-        _kernel[grid](pixels, start, width, places, weights, crops, batch, size, most, BITS, _BLOCK)
+        _kernel[grid](pixels, start, width, positions, weights, crops, batch, size, most, BITS, _BLOCK)
     return crops
 
 
@@ -29,7 +29,7 @@ def _kernel(
     pixels,
     start,
     width,
-    places,
+    positions,
     weights,
     crops,
     batch,
@@ -49,12 +49,12 @@ def _kernel(
     green = tl.full([BLOCK], half, tl.int32)
     blue = tl.full([BLOCK], half, tl.int32)
     for down in range(MOST):
-        line = begin + tl.load(places + row + down, mask=inside, other=0) * wide
+        line = begin + tl.load(positions + row + down, mask=inside, other=0) * wide
         part_red = tl.full([BLOCK], half, tl.int32)
         part_green = tl.full([BLOCK], half, tl.int32)
         part_blue = tl.full([BLOCK], half, tl.int32)
         for across in range(MOST):
-            source = pixels + 3 * (line + tl.load(places + column + across, mask=inside, other=0))
+            source = pixels + 3 * (line + tl.load(positions + column + across, mask=inside, other=0))
             weight = tl.load(weights + column + across, mask=inside, other=0)
             part_red += tl.load(source, mask=inside, other=0).to(tl.int32) * weight
             part_green += tl.load(source + 1, mask=inside, other=0).to(tl.int32) * weight

@@ -57,7 +57,7 @@ def find_duplicates(images: Images, parts: NDArray[np.int64]) -> tuple[list[list
         apart = (part[block, None] != part[None, start:]) | (part[block, None] == _SEVERAL)
         one, other = np.nonzero(apart & (vectors[block] @ vectors[start:].T >= MIN_CORRELATION))
         pairs.append(start + np.stack([one, other])[:, one < other])
-        if sum(found.shape[1] for found in pairs) > MAX_PAIRS:
+        if sum(part.shape[1] for part in pairs) > MAX_PAIRS:
             break
     complete = not pairs or len(pairs) == -(-len(vectors) // _BLOCK)
     one, other = np.concatenate(pairs, axis=1) if pairs else np.empty((2, 0), dtype=np.int64)

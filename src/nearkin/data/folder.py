@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nearkin.data.images import ARCHIVE_ENDINGS, MANIFEST_ENDINGS, NOT_IMAGES, UNREADABLE_PHOTOS, image_extensions
+from nearkin.data.images import (
+    ARCHIVE_ENDINGS,
+    NOT_IMAGES,
+    SPREADSHEET_ENDINGS,
+    UNREADABLE_PHOTOS,
+    image_extensions,
+    is_image_file,
+)
 from nearkin.data.table import SPLITS, ImageTable, LeftOut
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
@@ -60,10 +67,13 @@ def read_folder(
     if class_folders is not None and class_folders not in get_args(ClassFolders):
         raise RecipeError(f"no class_folders {class_folders!r}: {did_you_mean(class_folders, get_args(ClassFolders))}")
     tree = _scan(existing_folder(root))
+    if not tree.images:
+        raise DataError(f"{str(root)!r} holds no images{tree.describe_other_files()}; {_expected_layout(tree.root)}")
     if not tree.tops:
-        others = tree.describe_others()
-        what = f"{len(tree.images[()]):,} images but no class folders" if tree.images else f"no images{others}"
-        raise DataError(f"{str(root)!r} holds {what}; {_expected_layout(tree.root)}")
+        raise DataError(
+            f"{str(root)!r} holds {len(tree.images[()]):,} images but no class folders; {_expected_layout(tree.root)} "
+            f"If {tree.name!r} is one class of several, give the folder around it."
+        )
 
     splits = _split_folders(tree)
     level = 1 if splits else 0
@@ -87,7 +97,7 @@ def read_folder(
     used = set(class_paths)
     if stray := [image for path in tree.images if path not in used for image, _ in tree.rows(path)]:
         left_out.append(LeftOut(len(stray), "images", "in no class folder", stray[0], is_photo=True))
-    left_out += tree.others
+    left_out += tree.other_files
     if warn and (lost := [str(files) for files in left_out if files.is_photo]):
         warnings.warn(f"left out of {str(root)!r}: {'; '.join(lost)}", stacklevel=2)
     return ImageTable.build(
@@ -115,17 +125,19 @@ def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None
     """
     tree = _scan(existing_folder(root))
     if not tree.images:
-        raise DataError(f"{str(root)!r} holds no images ({_FORMATS}){tree.describe_others()}")
+        raise DataError(f"{str(root)!r} holds no images ({_FORMATS}){tree.describe_other_files()}")
     try:
-        splits = _split_folders(tree)
+        tops = _split_folders(tree)
     except DataError:
-        splits = []
+        tops = []
     rows = []
     for path in tree.images:
-        label = _label(path[1:] if path[:1] and path[0] in splits else path, class_folders)
+        label = _label(path[1:] if path and path[0] in tops else path, class_folders)
         rows += [(label, *image) for image in tree.rows(path)]
     labels, ids, images = zip(*rows, strict=True)
-    return ImageTable.build(tree.name, images, labels, splits=["test"] * len(images), ids=ids, left_out=tree.others)
+    return ImageTable.build(
+        tree.name, images, labels, splits=["test"] * len(images), ids=ids, left_out=tree.other_files
+    )
 
 
 def existing_folder(root: str | Path) -> Path:
@@ -133,27 +145,42 @@ def existing_folder(root: str | Path) -> Path:
     root = Path(root).expanduser()
     if root.is_dir():
         return root
-    if root.exists():
-        advice = "a folder is needed"
-        if root.suffix.lower() in MANIFEST_ENDINGS:
-            advice = "read a list of images with nearkin.data.manifest.read_manifest"
-        elif root.suffix.lower() in ARCHIVE_ENDINGS:
-            advice = "unpack it, and give the folder that it unpacks to"
-        raise DataError(f"{str(root)!r} is a file; {advice}")
-    raise DataError(f"there is no folder {str(root)!r}{suggest_folder(root)}")
+    if not root.exists():
+        raise DataError(f"there is no folder {str(root)!r}{suggest_path(root)}")
+    check_is_list(root)
+    raise DataError(f"{str(root)!r} is a file: give a folder, or read a list of images with nearkin.read_manifest")
 
 
-def suggest_folder(missing: Path) -> str:
-    """A clause on the folder that was probably meant, next to the first part of the path that does not exist."""
+def check_is_list(path: Path) -> None:
+    """Refuse a file that can be no list of images, with what to give instead."""
+    ending = path.suffix.lower()
+    if ending in SPREADSHEET_ENDINGS:
+        raise DataError(f"{str(path)!r} is a spreadsheet: save it as 'CSV UTF-8', and give that file")
+    if ending in ARCHIVE_ENDINGS:
+        raise DataError(f"{str(path)!r} is an archive: unpack it, and give the folder that it unpacks to")
+    if is_image_file(path):
+        raise DataError(
+            f"{str(path)!r} is one image: give a folder with one folder per class, or a list of images with their "
+            "labels (CSV or JSON Lines)"
+        )
+
+
+def suggest_path(missing: Path) -> str:
+    """A clause on the path that was probably meant, by the first part of it that does not exist."""
+    below: list[str] = []
     while not missing.parent.exists():
+        below.insert(0, missing.name)
         missing = missing.parent
     try:
-        neighbours = [entry.name for entry in os.scandir(missing.parent) if entry.is_dir()]
+        names = {name.casefold(): name for name in sorted(os.listdir(missing.parent))}
     except OSError:
         return ""
-    by_key = {folder.casefold(): folder for folder in sorted(neighbours)}
-    near = difflib.get_close_matches(missing.name.casefold(), by_key, n=1)
-    return f"; did you mean {str(missing.parent / by_key[near[0]])!r}?" if near else ""
+    near = difflib.get_close_matches(missing.name.casefold(), names, n=1)
+    if not near:
+        return ""
+    meant = missing.parent / names[near[0]]
+    whole = meant.joinpath(*below)
+    return f"; did you mean {str(whole if whole.exists() else meant)!r}?"
 
 
 FolderPath = tuple[str, ...]
@@ -166,7 +193,7 @@ class _Tree:
 
     root: Path
     images: dict[FolderPath, list[str]]
-    others: tuple[LeftOut, ...]
+    other_files: tuple[LeftOut, ...]
 
     @property
     def name(self) -> str:
@@ -182,16 +209,16 @@ class _Tree:
         for image in self.images[path]:
             yield "/".join(map(printable, (*path, image))), self.root.joinpath(*path, image)
 
-    def describe_others(self) -> str:
+    def describe_other_files(self) -> str:
         """What a folder without images does hold."""
-        listed = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in self.others[:3])
+        listed = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in self.other_files[:3])
         return f" ({listed})" if listed else ""
 
 
 def _scan(root: Path) -> _Tree:
     """Hidden files and folders do not count."""
     images: dict[FolderPath, list[str]] = {}
-    others: dict[str, list[str]] = defaultdict(list)
+    other_files: dict[str, list[str]] = defaultdict(list)
     extensions = image_extensions()
 
     def scan(path: FolderPath, above: frozenset[tuple[int, int]]) -> None:
@@ -214,7 +241,7 @@ def _scan(root: Path) -> _Tree:
                         names.append(entry.name)
                     else:
                         what = "broken links" if ending in extensions else ending or "files without an ending"
-                        others[what].append("/".join(map(printable, (*path, entry.name))))
+                        other_files[what].append("/".join(map(printable, (*path, entry.name))))
         except OSError as error:
             raise DataError(f"cannot read the folder {str(folder)!r}: {error.strerror or error}") from error
         if names:
@@ -225,7 +252,7 @@ def _scan(root: Path) -> _Tree:
     scan((), frozenset())
     left_out = [
         LeftOut(len(names), ending, UNREADABLE_PHOTOS.get(ending, NOT_IMAGES), min(names), ending in UNREADABLE_PHOTOS)
-        for ending, names in others.items()
+        for ending, names in other_files.items()
     ]
     return _Tree(root, images, tuple(sorted(left_out, key=lambda files: (-files.count, files.what))))
 
@@ -259,7 +286,7 @@ def _check_flat(tree: _Tree, class_paths: list[FolderPath], level: int) -> None:
 def _split_folders(tree: _Tree) -> list[str]:
     """The top folders that are splits rather than classes; none when the top folders are the classes.
 
-    One folder called ``train`` among others is a class (there are photographs of trains).
+    One folder called ``train`` among other names is a class (there are photographs of trains).
     """
     named = [top for top in tree.tops if top.casefold() in SPLIT_FOLDERS]
     if len(named) < len(tree.tops) and len(named) < 2:
@@ -337,7 +364,7 @@ def some_of(names: Sequence[str], *, most: int = 10) -> str:
 
 
 def existing_images(
-    base: Path, names: Sequence[str], *, listed_in: str, lines: Sequence[int] | None = None, advice: str = ""
+    base: Path, names: Sequence[str], *, listed_in: str, lines: Sequence[int] | None = None
 ) -> list[Path]:
     """The images' paths below ``base``, or an error that says how many are missing and names the first ten.
 
@@ -380,7 +407,7 @@ def existing_images(
     missing = [name for name, path in zip(shown, paths, strict=True) if path is None]
     if missing:
         raise DataError(
-            f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing "
-            f"(paths are relative to {str(base)!r}{advice}):\n{some_of(missing)}"
+            f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing; their paths start from "
+            f"{str(base.absolute())!r}. Correct the paths, or bring the files:\n{some_of(missing)}"
         )
     return [Path(path) for path in paths if path is not None]

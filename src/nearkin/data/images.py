@@ -17,8 +17,8 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from nearkin.errors import DataError, MissingExtraError, require
 
-MANIFEST_ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json")
-ARCHIVE_ENDINGS = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".xlsx", ".ods")
+ARCHIVE_ENDINGS = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+SPREADSHEET_ENDINGS = (".xlsx", ".xls", ".ods", ".numbers")
 NOT_IMAGES = "not images"
 
 _RAW_ENDINGS = (

@@ -166,22 +166,18 @@ class TrainingLoader:
         """Crops made on the device that holds the images; a thread draws the random boxes."""
         local = rows[positions.start : positions.stop]
 
-        def draw() -> tuple[list[Box], list[bool], list[Hole | None]]:
+        def draw() -> list[tuple[Box, bool, Hole | None]]:
             random = ImageRandom(self.seed)
-            boxes, flips, holes = [], [], []
-            for position, (height, width) in zip(positions, images.shapes[local].tolist(), strict=True):
-                rng = random.at(number, position)
-                box, mirrored = self.transform.draw(height, width, rng)
-                boxes.append(box)
-                flips.append(mirrored)
-                holes.append(self.transform.draw_hole(rng))
-            return boxes, flips, holes
+            shapes = zip(positions, images.shapes[local].tolist(), strict=True)
+            return [self.transform.draw(*shape, random.at(number, position)) for position, shape in shapes]
 
         drawn = self._pool.submit(draw)
 
         def finish() -> Tensor:
-            boxes, flips, holes = drawn.result()
-            return erased(images.crops(local, boxes, flips, self.transform.size), holes, self.transform.fill)
+            crops = drawn.result()
+            boxes, flips = [box for box, _, _ in crops], [mirrored for _, mirrored, _ in crops]
+            cut = images.crops(local, boxes, flips, self.transform.size)
+            return erased(cut, [hole for _, _, hole in crops], self.transform.fill)
 
         return finish
 

@@ -8,8 +8,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from nearkin.data.folder import SPLIT_FOLDERS, class_name, existing_images, natural_key
-from nearkin.data.images import ARCHIVE_ENDINGS, is_image_file
+from nearkin.data.folder import (
+    SPLIT_FOLDERS,
+    check_is_list,
+    class_name,
+    existing_images,
+    natural_key,
+    suggest_path,
+)
 from nearkin.data.table import SPLITS, ImageTable
 from nearkin.errors import DataError, did_you_mean
 
@@ -28,8 +34,8 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labe
     """Read a list of images: one row each with its path and label, and if wanted its split and id.
 
     The columns are ``path`` (or ``image``, ``file``, ``filename``), ``label`` (or ``class``), ``split`` and ``id``;
-    all others are kept in the table's ``columns``. CSV fields are separated by commas, semicolons or tabs. Without a
-    split column every row is in ``train``; without an id column the path, as the list has it, is the id. Every value
+    other columns are kept in the table's ``columns``. CSV fields are separated by commas, semicolons or tabs. Without
+    a split column every row is in ``train``; without an id column the path, as the list has it, is the id. Every value
     is text: the label ``007`` is not ``7``.
 
     Args:
@@ -58,7 +64,10 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labe
         raise DataError(f"{str(path)!r} is one JSON array; write one object per line instead (JSON Lines)")
     rows = dict(_json_rows(path, text) if is_json else _csv_rows(path, text))
     if not rows:
-        raise DataError(f"{str(path)!r} lists no images")
+        raise DataError(
+            f"{str(path)!r} lists no images: it needs a line with the names of its columns, such as path,label, and "
+            "below it a line for each image"
+        )
     names = list(dict.fromkeys(column for row in rows.values() for column in row))
     by_key = {name.casefold(): name for name in reversed(names)}
     columns: dict[str, str] = {}
@@ -69,7 +78,7 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labe
     if lacking := [COLUMNS[meaning] for meaning in needed if meaning not in columns]:
         raise DataError(
             f"{str(path)!r} needs a column {' and '.join(' or '.join(map(repr, accepted)) for accepted in lacking)}; "
-            f"its columns are {', '.join(map(repr, names))}"
+            f"its columns are {', '.join(map(repr, names))}: add the column, or rename one of these"
         )
 
     def values(meaning: str) -> list[str]:
@@ -105,32 +114,26 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labe
                 "own nearest neighbour",
             )
         first[name] = line
-    others = [name for name in names if name not in columns.values()]
+    extra = [name for name in names if name not in columns.values()]
     return ImageTable.build(
         path.stem,
-        existing_images(base, files, listed_in=repr(str(path)), lines=[*rows], advice="; give root to change that"),
+        existing_images(base, files, listed_in=repr(str(path)), lines=[*rows]),
         labels,
         splits=splits,
         ids=ids,
         class_names=classes,
-        columns={column: [row.get(column, "") for row in rows.values()] for column in others},
+        columns={column: [row.get(column, "") for row in rows.values()] for column in extra},
     )
 
 
 def _read_text(path: Path) -> str:
-    wanted = "a folder with one folder per class, or a list of images with their labels (CSV or JSON Lines)"
     if path.is_dir():
-        raise DataError(f"{str(path)!r} is a folder: read it with nearkin.data.folder.read_folder, or give a list")
-    if is_image_file(path):
-        raise DataError(f"{str(path)!r} is one image; give {wanted}")
-    if path.suffix.lower() in ARCHIVE_ENDINGS:
-        raise DataError(
-            f"{str(path)!r} is an archive or a spreadsheet; unpack it or save it as 'CSV UTF-8', and give {wanted}"
-        )
+        raise DataError(f"{str(path)!r} is a folder: read it with nearkin.read_folder, or give a list of images")
+    check_is_list(path)
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}{suggest_path(path)}") from error
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearkin.data.benchmarks import benchmarks, read_benchmark
-from nearkin.data.folder import ClassFolders, folder_images, printable, read_folder, suggest_folder
+from nearkin.data.folder import ClassFolders, folder_images, printable, read_folder, suggest_path
 from nearkin.data.images import is_image_file
 from nearkin.data.manifest import read_manifest
 from nearkin.data.table import ImageTable
@@ -42,9 +42,11 @@ def read_source(
     path = Path(text).expanduser()
     if path.is_file():
         return read_manifest(path)
-    if path.exists() or any(mark in text for mark in "/\\. ~"):
+    if path.exists():
         return read_folder(path, class_folders=class_folders, warn=False)
-    near = suggest_folder(path) or f": {did_you_mean(text, benchmarks())}"
+    if any(mark in text for mark in "/\\. ~"):
+        raise DataError(f"there is no folder or manifest {str(path)!r}{suggest_path(path)}")
+    near = suggest_path(path) or f": {did_you_mean(text, benchmarks())}"
     raise DataError(f"{text!r} is neither a folder or manifest here nor a benchmark{near}")
 
 
@@ -80,5 +82,5 @@ def _unlabelled_table(source: Path, class_folders: ClassFolders | None) -> Image
     if source.is_file():
         return read_manifest(source, need_labels=False)
     if not source.exists():
-        raise DataError(f"there is no image, folder or manifest {str(source)!r}{suggest_folder(source)}")
+        raise DataError(f"there is no image, folder or manifest {str(source)!r}{suggest_path(source)}")
     return folder_images(source, class_folders=class_folders)

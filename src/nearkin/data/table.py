@@ -53,7 +53,7 @@ class ImageTable:
     ``images`` is either a sequence of paths or one uint8 array ``[N, H, W]`` or ``[N, H, W, 3]``. ``labels`` are
     positions in ``class_names``; a table keeps its class names when rows are taken out, so a label means the same
     class in every part of a data set. ``ids`` name the images, usually by their path relative to the data set. What a
-    folder holds beside its images is counted in ``left_out``.
+    folder holds apart from its images is counted in ``left_out``.
 
     >>> pixels = np.zeros((3, 8, 8), dtype=np.uint8)
     >>> table = ImageTable.build("toy", pixels, ["cat", "dog", "cat"], splits=["train", "train", "test"])
@@ -146,9 +146,6 @@ class ImageTable:
 
     def has_split(self, name: str) -> bool:
         return bool((self.splits == name).any())
-
-    def with_splits(self, splits: NDArray[np.str_]) -> ImageTable:
-        return replace(self, splits=np.asarray(splits, dtype=np.str_))
 
     def training_labels(self) -> NDArray[np.int64]:
         """Labels renumbered 0, 1, … over the classes that occur: what an objective with proxies is given."""

@@ -64,10 +64,10 @@ class Transform:
 
     def train(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
         """A training crop; everything random about it is drawn from ``rng``."""
-        box, mirrored = self.draw(*_check(image), rng)
+        box, mirrored, hole = self.draw(*_check(image), rng)
         pixels = self._resample(image, box)
         crop = np.array(pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else pixels)
-        if (hole := self.draw_hole(rng)) is not None:
+        if hole is not None:
             top, left, height, width = hole
             crop[top : top + height, left : left + width] = self.fill
         return crop
@@ -76,16 +76,13 @@ class Transform:
         """The evaluation crop."""
         return np.array(self._resample(image, self.centre_box(*_check(image))))
 
-    def draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[Box, bool]:
-        """What is cut out of the image for a training crop, and whether it is mirrored; then :meth:`draw_hole`."""
+    def draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[Box, bool, Hole | None]:
+        """What is random about a training crop: what is cut out, whether it is mirrored, and what is erased of it."""
         box = self._train_box(height, width, rng)
-        return box, bool(self.flip and rng.random() < self.flip)
-
-    def draw_hole(self, rng: np.random.Generator) -> Hole | None:
-        """What is erased of a training crop, if anything: the last that is random about it."""
+        mirrored = bool(self.flip and rng.random() < self.flip)
         if not self.erase or rng.random() >= self.erase:
-            return None
-        return random_box(self.size, self.size, rng, scale=_HOLE_AREA, ratio=_HOLE_SHAPE)
+            return box, mirrored, None
+        return box, mirrored, random_box(self.size, self.size, rng, scale=_HOLE_AREA, ratio=_HOLE_SHAPE)
 
     def centre_box(self, height: int, width: int) -> Box:
         """What the evaluation crop shows of an image."""

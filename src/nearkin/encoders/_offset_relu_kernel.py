@@ -1,6 +1,6 @@
 """The passes of :mod:`nearkin.encoders.backbone`, in Triton's language, for feature maps with channels last.
 
-Such a map is a matrix with a row for each place and a column for each channel. Sums over the places are taken in a
+Such a map is a matrix with a row for each position and a column for each channel. Sums over positions are taken in a
 fixed order, so that the same batch gives the same gradient to the last bit.
 """
 
@@ -27,16 +27,16 @@ def offset_relu_(x: Tensor, offset: Tensor, shortcut: Tensor | None) -> None:
 def gradients(gradient: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Of what went into ReLU, as ``gradient``; and of the offset, float32 ``[C]``. ``y`` is what came out."""
     channels = y.shape[1]
-    places = y.numel() // channels
+    positions = y.numel() // channels
     columns = min(128, triton.next_power_of_2(channels))
     across = triton.cdiv(channels, columns)
     # A power of two, since each number of steps is a kernel of its own.
-    steps = triton.next_power_of_2(triton.cdiv(places * across, _PROGRAMS * _ROWS))
-    down = triton.cdiv(places, steps * _ROWS)
+    steps = triton.next_power_of_2(triton.cdiv(positions * across, _PROGRAMS * _ROWS))
+    down = triton.cdiv(positions, steps * _ROWS)
     result = torch.empty_like(y)
     sums = torch.empty(down, channels, dtype=torch.float32, device=y.device)
     with torch.cuda.device_of(y):
-        _backward_kernel[(down, across)](gradient, y, result, sums, places, channels, steps, _ROWS, columns)
+        _backward_kernel[(down, across)](gradient, y, result, sums, positions, channels, steps, _ROWS, columns)
     return result, sums.sum(dim=0)
 
 
@@ -46,15 +46,15 @@ def _forward_kernel(
 ):
     first = tl.program_id(0).to(tl.int64) * BLOCK
     within = tl.arange(0, BLOCK)
-    place = first + within
-    inside = place < count
-    value = tl.load(x + place, mask=inside).to(tl.float32)
+    element = first + within
+    inside = element < count
+    value = tl.load(x + element, mask=inside).to(tl.float32)
     channel = ((first % CHANNELS).to(tl.int32) + within) % CHANNELS
     value += tl.load(offset + channel, mask=inside).to(tl.float32)
     if HAS_SHORTCUT:
-        value += tl.load(shortcut + place, mask=inside).to(tl.float32)
-    # As a comparison that NaN fails, so that it comes out as NaN and the run is told of it.
-    tl.store(x + place, tl.where(value <= 0, 0.0, value), mask=inside)
+        value += tl.load(shortcut + element, mask=inside).to(tl.float32)
+    # As a comparison that NaN fails, so that it comes out as NaN and stops the run.
+    tl.store(x + element, tl.where(value <= 0, 0.0, value), mask=inside)
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def _backward_kernel(
     y,
     result,
     sums,
-    places,
+    positions,
     CHANNELS: tl.constexpr,
     STEPS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -77,10 +77,10 @@ def _backward_kernel(
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for step in range(STEPS):
         row = step * ROWS + tl.arange(0, ROWS)
-        inside = (first + row < places)[:, None] & (column < CHANNELS)[None, :]
-        place = row[:, None] * CHANNELS + column[None, :]
-        value = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
-        value = tl.where(tl.load(y + place, mask=inside, other=0.0).to(tl.float32) <= 0, 0.0, value)
-        tl.store(result + place, value, mask=inside)
+        inside = (first + row < positions)[:, None] & (column < CHANNELS)[None, :]
+        element = row[:, None] * CHANNELS + column[None, :]
+        value = tl.load(gradient + element, mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(tl.load(y + element, mask=inside, other=0.0).to(tl.float32) <= 0, 0.0, value)
+        tl.store(result + element, value, mask=inside)
         total += value
     tl.store(sums + tl.program_id(0) * CHANNELS + column, tl.sum(total, axis=0), mask=column < CHANNELS)

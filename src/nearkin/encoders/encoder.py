@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -171,10 +171,6 @@ class Encoder(nn.Module):
         """How its embeddings are compared: on the sphere by angle, in the ball by distance, where length counts."""
         return "cosine" if self.normalisation == "l2" else "euclidean"
 
-    @property
-    def input_size(self) -> int:
-        return self.backbone.input_size
-
     def forward(self, images: Tensor) -> Tensor:
         x = self.preprocessing(images) if images.dtype == torch.uint8 else images
         if x.ndim != 4 or x.shape[1] != 3 or not x.is_floating_point():
@@ -248,46 +244,31 @@ def _projection(inputs: int, dim: int, init: str, bias: bool) -> nn.Linear:
 def build_encoder(
     backbone: str,
     *,
-    dim: int | None = 512,
     pooling: str = "avg",
-    normalisation: Normalisation = "l2",
     weights: str | Path | None = None,
-    freeze_batch_norm: bool = False,
-    freeze_batch_norm_affine: bool = False,
-    head_init: HeadInit = "default",
-    head_bias: bool = True,
-    channels_last: bool = False,
     last_stride: int | None = None,
     options: Mapping[str, object] | None = None,
+    **settings: Any,
 ) -> Encoder:
-    """An encoder from the names that a recipe holds; all other arguments are those of :class:`Encoder`.
+    """An encoder from the names that a recipe holds.
 
     Args:
         backbone: a name from :func:`nearkin.encoders.backbones`, or ``hf:<model>`` or ``timm:<model>``.
         pooling: ``avg``, ``max``, ``avg+max``, ``gem`` or ``gem3``.
         weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``imagenet`` for the weights that come
-            with an installed package; None to start from random numbers (from the model's own weights with ``hf:``
+            with an installed package; None to start from random numbers (from the weights of the model with ``hf:``
             and ``timm:``). What was loaded is in the encoder's ``weights_report``.
         last_stride: of the backbone's last stage; 1 for a feature map twice as fine. None leaves it as it is.
-        options: the backbone's own, and ``preprocessing``.
+        options: of the backbone, and ``preprocessing``.
+        settings: ``dim``, ``normalisation``, ``freeze_batch_norm`` and the other keywords of :class:`Encoder`.
 
     Example:
         >>> encoder = build_encoder("resnet18", dim=None, pooling="avg+max")
-        >>> encoder.dim, encoder.input_size
+        >>> encoder.dim, encoder.backbone.input_size
         (512, 224)
     """
     network = build_backbone(backbone, options, last_stride=last_stride)
-    encoder = Encoder(
-        network,
-        build_pooling(pooling),
-        dim=dim,
-        normalisation=normalisation,
-        freeze_batch_norm=freeze_batch_norm,
-        freeze_batch_norm_affine=freeze_batch_norm_affine,
-        head_init=head_init,
-        head_bias=head_bias,
-        channels_last=channels_last,
-    )
+    encoder = Encoder(network, build_pooling(pooling), **settings)
     if weights is not None:
         path = network.imagenet_weights() if str(weights) == "imagenet" else Path(weights)
         if path is None:

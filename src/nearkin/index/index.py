@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.folder import suggest_folder
+from nearkin.data.folder import suggest_path
 from nearkin.disk import make_folder, sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
 from nearkin.index.adding import Added, Labels, Progress, Source, Sources, hash_of_pixels, sources_of, write_all
@@ -135,7 +135,7 @@ class Index:
         """The index in ``folder``; without ``model`` its encoder is loaded from where it was, once it is needed."""
         path = Path(folder).expanduser()
         if not (path / NAME).is_file():
-            what = f"{path} is no index" if path.exists() else f"there is no index {str(path)!r}{suggest_folder(path)}"
+            what = f"{path} is no index" if path.exists() else f"there is no index {str(path)!r}{suggest_path(path)}"
             raise DataError(f"{what}: 'nearkin index RUN FOLDER -o INDEX' makes one")
         items = Items.open(path / NAME)
         if model is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.cache import Images, usable_cores
-from nearkin.data.folder import suggest_folder
+from nearkin.data.folder import suggest_path
 from nearkin.data.image_inputs import ImageInput, as_images, is_one_image
 from nearkin.data.transforms import Transform
 from nearkin.errors import DataError, RecipeError, did_you_mean, require, require_torch
@@ -219,7 +219,7 @@ def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[s
             )
         return _model_of_file(source)
     if not source.exists():
-        near = suggest_folder(source) or "; 'nearkin train --data FOLDER -o RUN' makes one"
+        near = suggest_path(source) or "; 'nearkin train --data FOLDER -o RUN' makes one"
         raise DataError(f"there is no run folder {str(source)!r}{near}")
     if source.is_file():
         raise DataError(

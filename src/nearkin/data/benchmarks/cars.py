@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ def _read(root: Path) -> ImageTable:
     # Class folders at the top, or below ``train`` and ``test``, which divide the images of each class. The published
     # numbering goes by make, and the alphabet puts the same 98 classes first: up to the Eagle, before the Ferraris.
     table = read_folder(root, name="cars", class_folders="top", warn=False)
-    return table.with_splits(np.where(table.labels < TRAINING_CLASSES, "train", "test"))
+    return replace(table, splits=np.where(table.labels < TRAINING_CLASSES, "train", "test"))
 
 
 def _read_annotations(root: Path) -> ImageTable:
