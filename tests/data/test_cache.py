@@ -420,6 +420,18 @@ def test_two_processes_without_locks(tmp_path, monkeypatch):
     check_pixels(open_images(table, cache_dir=tmp_path / "cache"))
 
 
+def test_without_locks_unfinished_files_of_other_machines_are_left_alone(tmp_path, monkeypatch):
+    def no_locks(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
+    unfinished = tmp_path / "cache" / ".files.json.12.999999999.tmp"
+    unfinished.parent.mkdir()
+    unfinished.touch()
+    open_images(table_of(make_images(tmp_path / "data", 2)), cache_dir=tmp_path / "cache")
+    assert unfinished.exists()
+
+
 def test_packs_survive_a_kill_while_decoding(tmp_path, monkeypatch):
     paths = make_images(tmp_path / "data", 30)
     process = start(tmp_path / "data", tmp_path / "cache", 0.03)

@@ -240,9 +240,10 @@ def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, 
     if not missing:
         return entries
     # Runs that start together decode each image once between them.
-    with writer_lock(cache_dir):
-        remove_leftovers(cache_dir)
-        remove_leftovers(folder)
+    with writer_lock(cache_dir) as is_locked:
+        if is_locked:  # otherwise another machine may be writing them
+            remove_leftovers(cache_dir)
+            remove_leftovers(folder)
         entries, missing = look_up()
         # Before reading, so that a change during it is noticed the next time.
         states = {path: file_state(path) for path in missing}
@@ -322,10 +323,10 @@ class FileDigests:
 
 
 @contextlib.contextmanager
-def writer_lock(cache_dir: Path, *, wait: bool = True) -> Iterator[None]:
+def writer_lock(cache_dir: Path, *, wait: bool = True) -> Iterator[bool]:
     """Held by the one process that writes to a cache folder or clears it; without ``wait`` it must be free.
 
-    Packs are safe without it, so a file system that has no locks does not stop a run.
+    Packs are safe without it, so a file system that has no locks does not stop a run: then the value is False.
     """
     lock = filelock.FileLock(cache_dir / "writer.lock", timeout=-1 if wait else 0)
     try:
@@ -338,7 +339,7 @@ def writer_lock(cache_dir: Path, *, wait: bool = True) -> Iterator[None]:
     except (OSError, NotImplementedError):
         pass
     try:
-        yield
+        yield lock.is_locked
     finally:
         lock.release()
 

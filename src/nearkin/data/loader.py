@@ -168,8 +168,10 @@ class TrainingLoader:
 
         def draw() -> list[tuple[Box, bool, Hole | None]]:
             random = ImageRandom(self.seed)
-            shapes = zip(positions, images.shapes[local].tolist(), strict=True)
-            return [self.transform.draw(*shape, random.at(number, position)) for position, shape in shapes]
+            return [
+                self.transform.draw(height, width, random.at(number, position))
+                for position, (height, width) in zip(positions, images.shapes[local].tolist(), strict=True)
+            ]
 
         drawn = self._pool.submit(draw)
 
