@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nearkin.encoders import backbone, build_encoder
-from nearkin.encoders.architectures import bn_inception, build_backbone, efficientnet_lite0, googlenet, resnet
+from nearkin.encoders.architectures import bn_inception, build_backbone, efficientnet_lite, googlenet, resnet
 from nearkin.encoders.backbone import conv_bn, fold_batch_norms
 from nearkin.errors import RecipeError
 
@@ -66,7 +66,7 @@ def test_a_batch_norm_without_statistics_takes_those_of_the_batch():
         ("resnet50_v1", resnet),
         ("bn_inception", bn_inception),
         ("googlenet", googlenet),
-        ("efficientnet_lite0", efficientnet_lite0),
+        ("efficientnet_lite0", efficientnet_lite),
     ],
 )
 def test_networks_with_frozen_batch_norm_compute_what_they_did_apart(name, module, monkeypatch):
