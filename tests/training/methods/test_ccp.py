@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+import signal
 
 import numpy as np
 import pytest
 import torch
 
 from nearkin.data.device_images import DeviceImages
-from nearkin.errors import RecipeError
+from nearkin.errors import InterruptedRunError, RecipeError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.runs.folder import RunFolder
 from nearkin.samplers.sampler import generator
@@ -200,18 +201,13 @@ def whole_and_resumed(tiny, overrides, tmp_path, *, stop_at):
     whole = tiny(*overrides)
     fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Observer())
 
-    class Stop(Exception):
-        pass
-
     class StopAt(Observer):
         def on_step(self, state, loss, images):
             if state.step == stop_at:
-                with checkpoint.BackgroundWriter() as writer:
-                    checkpoint.save_last(state, folder, writer)
-                raise Stop
+                signal.raise_signal(signal.SIGTERM)
 
     folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedRunError):
         fit(tiny(*overrides), folder, StopAt())
     resumed = tiny(*overrides)
     checkpoint.load_last(resumed, folder)

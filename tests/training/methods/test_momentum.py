@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 
-from nearkin.errors import RecipeError
+from nearkin.errors import InterruptedRunError, RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.loop import fit
@@ -55,18 +57,13 @@ def test_interrupted_with_a_half_filled_queue_it_goes_on_bit_for_bit(tiny, tmp_p
     whole = tiny(*MOCO, "training.max_steps=6")
     fit(whole, RunFolder(tmp_path / "whole").begin(whole.recipe), Observer())
 
-    class Stop(Exception):
-        pass
-
     class StopAt(Observer):
         def on_step(self, state, loss, images):
             if state.step == 2:
-                with checkpoint.BackgroundWriter() as writer:
-                    checkpoint.save_last(state, folder, writer)
-                raise Stop
+                signal.raise_signal(signal.SIGTERM)
 
     folder = RunFolder(tmp_path / "broken").begin(whole.recipe)
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedRunError):
         fit(tiny(*MOCO, "training.max_steps=6"), folder, StopAt())
     resumed = tiny(*MOCO, "training.max_steps=6")
     checkpoint.load_last(resumed, folder)
