@@ -105,12 +105,12 @@ EXCLUDED = -1e30
 
 
 def log1p_exp(x: Tensor) -> Tensor:
-    """``log(1 + exp x)`` to the last digit: ``F.softplus`` leaves the 1 out above 20, which float64 sees.
+    """``log(1 + exp x)`` to the last digit: above 40 float64 does not see the 1, and above 20, the default, it does.
 
     >>> log1p_exp(torch.tensor([0.0, 1000.0]))
     tensor([6.9315e-01, 1.0000e+03])
     """
-    return torch.logaddexp(x, torch.zeros_like(x))
+    return F.softplus(x, threshold=40.0)
 
 
 def log1p_sum_exp_by_label(x: Tensor, labels: Tensor, count: int) -> Tensor:

@@ -6,9 +6,10 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
-from nearkin.numerics import check_positive, log1p_exp, safe_sqrt
+from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.numerics import check_positive, safe_sqrt
 
 __all__ = ["ArcFace"]
 
@@ -45,10 +46,11 @@ class ArcFace(ProxyLoss):
         self.margin = margin
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        cosine, negatives = positives_and_negatives(similarities, labels, scale=self.scale, over="classes")
+        column = labels[:, None]
+        cosine = similarities.gather(1, column)
         # Rounding may leave a cosine just beyond 1: the clamp changes the value, and not the gradient.
         cosine = cosine + (cosine.clamp(-1.0, 1.0) - cosine).detach()
         turned = math.cos(self.margin) * cosine - math.sin(self.margin) * safe_sqrt(1.0 - cosine.square())
         beyond = cosine - self.margin * math.sin(self.margin)
         positive = torch.where(cosine >= -math.cos(self.margin), turned, beyond)
-        return log1p_exp(negatives - self.scale * positive).mean()
+        return F.cross_entropy(self.scale * similarities.scatter(1, column, positive), labels)

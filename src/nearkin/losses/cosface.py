@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
-from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
-from nearkin.numerics import check_positive, log1p_exp
+from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.numerics import check_positive
 
 __all__ = ["CosFace"]
 
@@ -37,5 +38,6 @@ class CosFace(ProxyLoss):
         self.margin = margin
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        positive, negatives = positives_and_negatives(similarities, labels, scale=self.scale, over="classes")
-        return log1p_exp(negatives - self.scale * (positive - self.margin)).mean()
+        column = labels[:, None]
+        positive = similarities.gather(1, column) - self.margin
+        return F.cross_entropy(self.scale * similarities.scatter(1, column, positive), labels)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
-from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
-from nearkin.numerics import check_positive, log1p_exp
+from nearkin.losses.proxy_loss import ProxyLoss
+from nearkin.numerics import check_positive
 
 __all__ = ["NormalizedSoftmax"]
 
@@ -36,6 +37,4 @@ class NormalizedSoftmax(ProxyLoss):
         self.temperature = temperature
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        scale = 1.0 / self.temperature
-        positive, negatives = positives_and_negatives(similarities, labels, scale=scale, over="classes")
-        return log1p_exp(negatives - scale * positive).mean()
+        return F.cross_entropy(similarities / self.temperature, labels)

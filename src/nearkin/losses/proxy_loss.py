@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -107,8 +108,7 @@ class ProxyLoss(nn.Module):
             return self._similarities_and_spread(embeddings, self.bank.vectors, spread=False)[0]
 
     def _similarities_and_spread(self, embeddings: Tensor, vectors: Tensor, *, spread: bool) -> tuple[Tensor, Tensor]:
-        embeddings, vectors = at_least_float32(embeddings), at_least_float32(vectors)
-        dtype = torch.promote_types(embeddings.dtype, vectors.dtype)  # neither is ever cast down
+        dtype = functools.reduce(torch.promote_types, (torch.float32, embeddings.dtype, vectors.dtype))
         how = Combination(self.class_similarity, self.gamma, with_spread=spread and vectors.shape[1] > 1)
         embeddings = ranks.with_summed_gradient(embeddings.to(dtype))
         similarities, of_proxies = class_similarities(embeddings, vectors.to(dtype), how)
