@@ -23,7 +23,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from nearkin.data.folder import list_images
 from nearkin.data.image_inputs import ImageInputs
 from nearkin.index.adding import thumbnail_of
-from nearkin.index.duplicates import LEAST_CORRELATION, MOST_BITS, are_alike, brightness, pairs_within, perceptual_hash
+from nearkin.index.fingerprint import LEAST_CORRELATION, MOST_BITS, are_alike, brightness, pairs_within, perceptual_hash
 
 
 def again(image, quality):

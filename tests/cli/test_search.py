@@ -180,6 +180,21 @@ def test_the_same_picture(nearkin, with_copies, photos, tmp_path):
     assert "again.jpg" in out
 
 
+def test_copies_are_one_hit_unless_all_are_asked_for(nearkin, with_copies, photos):
+    def hits(*options):
+        code, out, err = nearkin("search", with_copies, photos / "kiwi" / "once.png", "-k", 51, "--json", *options)
+        assert code == 0, err
+        return {hit["path"].rpartition("/")[2]: hit["copies"] for hit in json.loads(out)[0]["hits"]}
+
+    collapsed, all_copies = hits(), hits("--all-copies")
+    assert collapsed["once.png"] == 2
+    assert "again.jpg" not in collapsed
+    assert collapsed["mirrored.png"] == 1
+    assert set(all_copies.values()) == {1}
+    assert "again.jpg" in all_copies
+    assert "copies" in nearkin("search", with_copies, photos / "kiwi" / "once.png")[1]
+
+
 def test_near_is_said_to_be_another_question(nearkin, with_copies):
     code, out, err = nearkin("duplicates", with_copies, "--near", "--min-score", "-1.1")
     assert code == 0, err

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from nearkin.errors import RecipeError
-from nearkin.index import duplicates
-from nearkin.index.duplicates import are_alike, brightness, near, pairs_within, perceptual_hash, same_picture
+from nearkin.index import fingerprint
+from nearkin.index.duplicates import near, same_picture
+from nearkin.index.fingerprint import are_alike, brightness, pairs_within, perceptual_hash
 from nearkin.index.index import Index
 
 
@@ -59,15 +60,15 @@ def test_the_same_picture_is_near_and_alike_and_others_are_not():
     for seed in range(6):
         for name, change in SAME.items():
             changed = brightness(change(scene(seed)))
-            assert bits(hashes[seed], perceptual_hash(changed)) <= duplicates.MOST_BITS, (seed, name)
+            assert bits(hashes[seed], perceptual_hash(changed)) <= fingerprint.MOST_BITS, (seed, name)
             assert are_alike(pictures[seed], changed), (seed, name)
         for name, change in OTHER.items():
             assert bits(hashes[seed], perceptual_hash(brightness(change(scene(seed))))) > 16, (seed, name)
     pairs = [(a, b) for a in range(30) for b in range(a)]
-    assert min(bits(hashes[a], hashes[b]) for a, b in pairs) > duplicates.MOST_BITS
+    assert min(bits(hashes[a], hashes[b]) for a, b in pairs) > fingerprint.MOST_BITS
     for a, b in pairs[:200]:
         by_numpy = np.corrcoef(pictures[a].ravel(), pictures[b].ravel())[0, 1]
-        assert are_alike(pictures[a], pictures[b]) == (by_numpy >= duplicates.LEAST_CORRELATION)
+        assert are_alike(pictures[a], pictures[b]) == (by_numpy >= fingerprint.LEAST_CORRELATION)
 
 
 def test_a_hash_is_signs_of_the_cosine_transform_written_out():
@@ -85,7 +86,7 @@ def test_a_hash_is_signs_of_the_cosine_transform_written_out():
 
 @pytest.mark.parametrize(("most", "at_once"), [(0, 50), (3, 1024), (8, 50)])
 def test_every_pair_within_so_many_bits_is_found_and_no_other(most, at_once, monkeypatch):
-    monkeypatch.setattr(duplicates, "_HASHES_AT_ONCE", at_once)
+    monkeypatch.setattr(fingerprint, "_HASHES_AT_ONCE", at_once)
     rng = np.random.default_rng(0)
     centres = rng.integers(0, 1 << 63, 40, dtype=np.uint64)
     hashes = []
@@ -123,13 +124,12 @@ def names(index, ids):
 
 
 def test_same_picture(index, monkeypatch):
-    seen = []
-    found = same_picture(index, progress=lambda *both: seen.append(both))
+    found = same_picture(index)
     assert found.question == "same picture"
     assert [names(index, group) for group in found.groups] == [{"scene 0", *SAME}]
     assert names(index, found.blank) == {"black", "white"}
-    assert seen[-1] == (17, 17)
-    monkeypatch.setattr(duplicates, "perceptual_hash", lambda picture: 5)  # were all hashes the same
+    alike = dict.fromkeys(index.fingerprints(index.ids()), 5)
+    monkeypatch.setattr(index, "fingerprints", lambda ids: alike)  # were all hashes the same
     assert {"scene 0", *SAME} in [names(index, group) for group in same_picture(index).groups]
     assert not any(names(index, group) & {"scene 1", *OTHER} for group in same_picture(index).groups)
     monkeypatch.undo()
@@ -138,6 +138,26 @@ def test_same_picture(index, monkeypatch):
     assert same_picture(index).groups == ()
     with pytest.raises(RecipeError, match="0 to 16 of 64 bits"):
         same_picture(index, most_bits=17)
+
+
+def test_copies_of_one_photo_are_one_hit(index, tmp_path, model):
+    query = Image.open(tmp_path / "scenes" / "scene 0.png")
+    every = index.search(query, k=15)
+    assert {hit.copies for hit in every} == {1}
+    hits = index.search(query, k=9, collapse=True)
+    assert len(hits) == 9, "as many photos as were asked for"
+    assert hits[0].copies == len(SAME), "all but the grey one, as colours count too"
+    assert [hit.copies for hit in hits[1:]] == [1] * 8
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    pages = [index.search(query, k=3, offset=offset, collapse=True) for offset in (0, 3, 6)]
+    assert [hit.id for page in pages for hit in page] == [hit.id for hit in hits]
+    assert len(index.search(query, k=30, collapse=True)) == len(index) - len(SAME) + 1
+    assert len(index.search([query, 4], k=3, collapse=True)[1]) == 3
+    different = Index.create(tmp_path / "labelled", replace(model, shorter_side=256))
+    paths = [hit.path for hit in every if hit.id in same_picture(index).groups[0] and "grey" not in hit.path]
+    different.add(paths, [f"label {number % 2}" for number in range(len(paths))])
+    copies = {hit.label: hit.copies for hit in different.search(query, collapse=True)}
+    assert copies == {"label 0": 4, "label 1": 3}, "with different labels they stay apart"
 
 
 def test_near_is_another_question_every_pair_counts(tmp_path, images, model, write_images, monkeypatch):

@@ -98,6 +98,17 @@ def test_search_by_id_vector_and_examples(client, index):
     assert client.post("/search", json={"id": 3}).json()["label"] is None
 
 
+def test_copies_of_one_photo_are_one_hit_unless_all_are_asked_for(client, index, encode):
+    rough = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    image = Image.fromarray(rough).resize((120, 120), Image.Resampling.BICUBIC)
+    for size, format in ((120, "PNG"), (120, "JPEG"), (64, "PNG")):
+        assert client.post("/items", files={"image": encode(image.resize((size, size)), format)}).status_code == 201
+    for asked, copies in (({}, [3]), ({"collapse": False}, [1, 1, 1])):
+        body = {"vector": index.vectors([20])[0].tolist(), "k": 20, **asked}
+        answered = {hit["id"]: hit["copies"] for hit in client.post("/search", json=body).json()["hits"]}
+        assert [answered[id] for id in (20, 21, 22) if id in answered] == copies
+
+
 def test_paging_goes_through_everything_once(client):
     pages = [client.post("/search", json={"id": 0, "k": 8, "offset": offset}).json() for offset in (0, 8, 16)]
     assert [len(page["hits"]) for page in pages] == [8, 8, 3]

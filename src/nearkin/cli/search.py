@@ -52,6 +52,9 @@ def search(
     min_confidence: Annotated[
         float | None, typer.Option("--min-confidence", help="Only hits with at least this confidence.")
     ] = None,
+    all_copies: Annotated[
+        bool, typer.Option("--all-copies", help="Show every copy of a photo, not one with their number.")
+    ] = False,
     sheet: Sheet = None,
     rerank: Rerank = None,
     run: MovedRun = None,
@@ -86,6 +89,7 @@ def search(
         "min_confidence": min_confidence,
         "crop": box,
         "rerank": rerank,
+        "collapse": not all_copies,
     }
     if images:
         results = list(zip(images, opened.search(images, k, **options), strict=True))
@@ -164,9 +168,9 @@ def duplicates(
     The first compares perceptual hashes, in which a mirror image differs; the second compares embeddings.
     """
     from nearkin.index import Index
-    from nearkin.index.duplicates import MOST_BITS
     from nearkin.index.duplicates import near as nearly
     from nearkin.index.duplicates import same_picture as same
+    from nearkin.index.fingerprint import MOST_BITS
     from nearkin.index.where import parse_where
 
     if near and most_bits is not None:
@@ -182,7 +186,7 @@ def duplicates(
             )
         else:
             bits = MOST_BITS if most_bits is None else most_bits
-            result = same(opened, most_bits=bits, where=condition, progress=progress)
+            result = same(opened, most_bits=bits, where=condition)
     if sheet is not None:
         from nearkin.report.contact_sheet import draw_groups
 
@@ -202,7 +206,7 @@ def duplicates(
     if len(result.groups) > _SHOWN:
         say(f"… and {len(result.groups) - _SHOWN:,} more groups (--json has all)")
     if result.blank:
-        say(f"{len(result.blank):,} images of one colour throughout were not compared")
+        say(f"{len(result.blank):,} images of one colour throughout, or smaller than 32 pixels, were not compared")
     if sheet is not None:
         say(f"Contact sheet: {sheet}")
 
@@ -292,11 +296,15 @@ def _print_hits(query: str, hits: list[Hit]) -> None:
     if not hits:
         say(f"Nothing found{f' for {query}' if query else ''}.")
         return
-    cells = [
+    cells: list[tuple[str, ...]] = [
         (hit.label or NOTHING, hit.path or NOTHING, str(hit.id), f"{hit.score:.4f}", _percent(hit.confidence))
         for hit in hits
     ]
-    print_table(Table(query, (Part.of(("label", "path", "id", "score", "confidence"), cells, texts=2),)))
+    names: tuple[str, ...] = ("label", "path", "id", "score", "confidence")
+    if any(hit.copies > 1 for hit in hits):
+        names = (*names, "copies")
+        cells = [(*row, str(hit.copies)) for row, hit in zip(cells, hits, strict=True)]
+    print_table(Table(query, (Part.of(names, cells, texts=2),)))
 
 
 def _percent(confidence: float | None) -> str:

@@ -27,6 +27,7 @@ from nearkin.data.source import collect_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.engine import Engine
+from nearkin.index.fingerprint import fingerprint
 from nearkin.index.items import File, Item, Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
@@ -84,6 +85,7 @@ class _Loaded:
     hash: bytes = b""
     pixels: NDArray[np.uint8] | None = None
     thumbnail: bytes = b""
+    fingerprint: int | None = None
     reason: str | None = None
 
 
@@ -154,6 +156,10 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
         for source in sources.rows:
             yield source, None if source.name is None else items.file(source.name)
 
+    def decoded(source: Source, file: File | None, digest: bytes, pixels: NDArray[np.uint8]) -> _Loaded:
+        thumbnail = thumbnail_of(pixels)
+        return _Loaded(source, file, digest, pixels, thumbnail, fingerprint(pixels, thumbnail))
+
     def load(both: tuple[Source, File | None]) -> _Loaded:
         source, before = both
         file = None
@@ -161,7 +167,7 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
             if source.path is None or source.name is None:
                 assert sources.images is not None, "a source is a file or among the images given"
                 pixels = sources.images[source.number]
-                return _Loaded(source, None, hash_of_pixels(pixels), pixels, thumbnail_of(pixels))
+                return decoded(source, None, hash_of_pixels(pixels), pixels)
             file = File(source.name, 0, 0, None)
             with contextlib.suppress(OSError):
                 status = os.stat(source.path)
@@ -173,7 +179,7 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
             if items.ids_by_hash([digest]):
                 return _Loaded(source, file, digest)
             pixels = decode_bytes(content, path=source.path, shorter_side=shorter_side)
-            return _Loaded(source, file, digest, pixels, thumbnail_of(pixels))
+            return decoded(source, file, digest, pixels)
         except UnreadableImageError as error:
             return _Loaded(source, file, reason=error.reason)
 
@@ -197,7 +203,7 @@ def _write_batch(
         for loaded in new.values():
             source = loaded.source
             item = Item(ids[loaded.hash], source.name, source.label, source.columns)
-            items.insert(item, loaded.hash, loaded.thumbnail)
+            items.insert(item, loaded.hash, loaded.thumbnail, loaded.fingerprint)
         items.set_fact("rows", first + len(new))
         deleted = [id for loaded in batch if (id := _record(loaded, items, ids)) is not None]
     if deleted:

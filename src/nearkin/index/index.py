@@ -33,14 +33,13 @@ from nearkin.index.search import (
     check_rerank,
     classified,
     combined,
-    page,
     query_vectors,
 )
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.model import Model, reload
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -298,6 +297,10 @@ class Index:
         taken: NDArray[np.float32] = self._vectors.take(np.asarray(ids, dtype=np.int64))
         return taken
 
+    def fingerprints(self, ids: Sequence[int] | NDArray[np.int64]) -> dict[int, int]:
+        """The perceptual hashes of items by id, 64 bits each; items that show too little to compare have none."""
+        return self._items.fingerprints(ids)
+
     def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
         """The items that have a label, ascending, and their labels."""
         return self._items.labels()
@@ -343,6 +346,7 @@ class Index:
         offset: int = 0,
         crop: Sequence[float] | None = None,
         rerank: int | None = None,
+        collapse: bool = False,
     ) -> list[Hit] | list[list[Hit]]:
         """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
 
@@ -359,6 +363,7 @@ class Index:
             offset: how many hits to skip, for the next page.
             crop: search for this part of the image alone: x, y, width and height as shares of it.
             rerank: order the nearest 200 by their k-reciprocal neighbours, k₁ this number; the scores stay.
+            collapse: show copies of one photo once, by the nearest; :attr:`Hit.copies` counts them.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
@@ -378,10 +383,11 @@ class Index:
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
         allowed = self._allowed(where)
         context = SearchContext(self._vectors, self._engine, self._items, self.calibration, self.distance, allowed)
-        pages = [
-            page(hits, group_by, min_confidence, offset, k)
-            for hits in context.hits(vectors, excluded, offset + k, group_by, rerank)
-        ]
+        pages = []
+        for hits in context.hits(vectors, excluded, offset + k, group_by, rerank, collapse):
+            if min_confidence is not None:
+                hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
+            pages.append(hits[offset : offset + k])
         return pages if query is not None and are_several(query) else pages[0]
 
     @overload

@@ -26,7 +26,7 @@ NAME = "items.sqlite"
 _BUILT_IN = {"id": Field("id", True), "label": Field("label", False), "path": Field("path", False)}
 _SCHEMA = """
 CREATE TABLE facts(key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE items(id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, path TEXT, label TEXT);
+CREATE TABLE items(id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, path TEXT, label TEXT, fingerprint BLOB);
 CREATE INDEX items_by_label ON items(label);
 CREATE INDEX items_by_path ON items(path);
 CREATE TABLE thumbnails(id INTEGER PRIMARY KEY, image BLOB NOT NULL);
@@ -163,6 +163,14 @@ class Items:
         rows = self.rows("SELECT image FROM thumbnails WHERE id = ?", [int(id)])
         return rows[0][0] if rows else None
 
+    def fingerprints(self, ids: Iterable[int]) -> dict[int, int]:
+        """The perceptual hashes of items; those that show too little to compare have none."""
+        rows = self.rows(
+            "SELECT id, fingerprint FROM items WHERE fingerprint NOT NULL AND id IN (SELECT value FROM json_each(?))",
+            [json.dumps([int(id) for id in ids])],
+        )
+        return {id: int.from_bytes(fingerprint, "big") for id, fingerprint in rows}
+
     def ids_by_hash(self, hashes: Sequence[bytes]) -> dict[bytes, int]:
         """The items whose content has one of the hashes."""
         rows = [self.rows("SELECT hash, id FROM items WHERE hash = ?", [digest]) for digest in hashes]
@@ -199,10 +207,11 @@ class Items:
             elif fields[name].is_number and wrong is not None:
                 raise DataError(f"the column {name!r} holds numbers in this index, and {wrong!r} is none: rename it")
 
-    def insert(self, item: Item, hash: bytes, thumbnail: bytes) -> None:
+    def insert(self, item: Item, hash: bytes, thumbnail: bytes, fingerprint: int | None) -> None:
         """Write a new item, whose id is the row of its vector."""
-        values = [item.id, hash, item.path, item.label]
-        self.rows("INSERT INTO items(id, hash, path, label) VALUES (?, ?, ?, ?)", values)
+        stored = None if fingerprint is None else fingerprint.to_bytes(8, "big")
+        values = [item.id, hash, item.path, item.label, stored]
+        self.rows("INSERT INTO items(id, hash, path, label, fingerprint) VALUES (?, ?, ?, ?, ?)", values)
         self.rows("INSERT INTO thumbnails VALUES (?, ?)", [item.id, thumbnail])
         self.update(item.id, item.label, item.columns)
 

@@ -16,6 +16,7 @@ from nearkin.data.images import crop_shares
 from nearkin.errors import RecipeError, require_torch
 from nearkin.index.calibration import VOTERS, Calibration, lead
 from nearkin.index.engine import Engine, Ranked, nearest, unit_rows
+from nearkin.index.fingerprint import MOST_BITS, are_copies, differing_bits
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
@@ -29,6 +30,8 @@ OneQuery: TypeAlias = "int | np.integer[Any] | str | os.PathLike[str] | bytes | 
 Queries: TypeAlias = "list[Any] | tuple[Any, ...]"
 Arrays: TypeAlias = "NDArray[Any] | Tensor"
 """The shape tells whether it is one query or several."""
+COPIES = 16
+"""Hits beyond those wanted that are looked at for copies; and at most so many times those wanted."""
 UNLIKE_WEIGHT = 0.5
 """The weight of items that are not wanted, relative to those that are."""
 
@@ -44,6 +47,7 @@ class SearchOptions(TypedDict, total=False):
     offset: int
     crop: Sequence[float] | None
     rerank: int | None
+    collapse: bool
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Hit:
     label: str | None
     path: str | None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    copies: int = 1
+    """How many hits show this photo, where copies are collapsed into one hit."""
 
 
 @dataclass(frozen=True)
@@ -200,26 +206,28 @@ class SearchContext:
         queries: NDArray[np.float64],
         excluded: Sequence[set[int]],
         wanted: int,
-        group_by: str | None,
-        rerank: int | None,
+        group_by: str | None = None,
+        rerank: int | None = None,
+        collapse: bool = False,
     ) -> Iterator[list[Hit]]:
-        """For each query ``[Q, dim]`` as many hits as it takes to show ``wanted``, or all there are.
+        """For each query ``[Q, dim]`` at least ``wanted`` hits, or all there are.
 
-        A query's ``excluded`` items are not among its hits. With ``group_by`` it takes as many hits as have ``wanted``
-        different values of that field.
+        A query's ``excluded`` items are not among its hits. With ``group_by`` hits have different values of that
+        field. With ``collapse`` they are different photos; where nearly all are copies there may be fewer.
         """
         available = self.vectors.rows if self.allowed is None else len(self.allowed)
         if not available:
             yield from ([] for _ in queries)
             return
-        depth = wanted + max(map(len, excluded), default=0)
+        depth = wanted + max(map(len, excluded), default=0) + (COPIES if collapse else 0)
         ranked = self._ranked(queries, excluded, depth, rerank)
         for query, without, (rows, scores) in zip(queries, excluded, ranked, strict=True):
-            hits, deep = self._as_hits(rows, scores, without), depth
-            while group_by is not None and deep < available and len(first_of_each(hits, group_by)) < wanted:
+            hits, deep = self._as_hits(rows, scores, without, group_by, collapse), depth
+            deepest = available if group_by is not None else min(available, COPIES * wanted) if collapse else depth
+            while deep < deepest and len(hits) < wanted:
                 deep *= 4
                 ((rows, scores),) = self._ranked(query[None], [without], deep, rerank)
-                hits = self._as_hits(rows, scores, without)
+                hits = self._as_hits(rows, scores, without, group_by, collapse)
             yield hits
 
     def _ranked(
@@ -248,14 +256,48 @@ class SearchContext:
             ranked.append((rows, scores))
         return ranked
 
-    def _as_hits(self, rows: NDArray[np.int64], scores: NDArray[np.float64], excluded: set[int]) -> list[Hit]:
+    def _as_hits(
+        self,
+        rows: NDArray[np.int64],
+        scores: NDArray[np.float64],
+        excluded: set[int],
+        group_by: str | None,
+        collapse: bool,
+    ) -> list[Hit]:
         """Items by their rows, without excluded ones and those that have been removed meanwhile."""
         items, hits = self.items.get(rows.tolist()), []
         for id, score in zip(rows.tolist(), scores.tolist(), strict=True):
             if id in items and id not in excluded:
                 confidence = None if self.calibration is None else self.calibration.confidence(score)
                 hits.append(Hit(id, score, confidence, items[id].label, items[id].path, items[id].columns))
-        return hits
+        if collapse:
+            hits = self._without_copies(hits)
+        return hits if group_by is None else first_of_each(hits, group_by)
+
+    def _without_copies(self, hits: Sequence[Hit]) -> list[Hit]:
+        """The nearest hit of each photo, with the number of its copies.
+
+        Copies with different labels stay apart, as a person has to decide which label is right.
+        """
+        hash_of = self.items.fingerprints([hit.id for hit in hits])
+        kept: list[Hit] = []
+        hashes = np.zeros(len(hits), dtype=np.uint64)
+        for hit in hits:
+            count = len(kept)
+            similar = differing_bits(hashes[:count], hash_of.get(hit.id, 0)) <= MOST_BITS
+            for i in np.flatnonzero(similar).tolist():
+                both = (kept[i].id, hit.id)
+                if kept[i].label == hit.label and hash_of.keys() >= set(both) and self._are_copies(*both):
+                    kept[i] = replace(kept[i], copies=kept[i].copies + 1)
+                    break
+            else:
+                hashes[count] = hash_of.get(hit.id, 0)
+                kept.append(hit)
+        return kept
+
+    def _are_copies(self, one: int, other: int) -> bool:
+        images = [image for id in (one, other) if (image := self.items.thumbnail(id)) is not None]
+        return len(images) == 2 and are_copies(*images)
 
 
 def first_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
@@ -265,15 +307,6 @@ def first_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
         value = getattr(hit, group_by) if group_by in ("id", "label", "path") else hit.columns[group_by]
         first.setdefault(value, hit)
     return list(first.values())
-
-
-def page(hits: list[Hit], group_by: str | None, min_confidence: float | None, offset: int, k: int) -> list[Hit]:
-    """The ``k`` hits to show after the first ``offset``."""
-    if group_by is not None:
-        hits = first_of_each(hits, group_by)
-    if min_confidence is not None:
-        hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
-    return hits[offset : offset + k]
 
 
 def classified(hits: Sequence[Hit], min_confidence: float, calibration: Calibration | None) -> Classified:

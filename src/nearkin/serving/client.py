@@ -51,7 +51,7 @@ class Client:
 
         The query is a path of this machine, bytes, a Pillow image or a uint8 array; the id of an item; a vector.
         """
-        body: dict[str, Any] = {"k": k, **options}
+        body: dict[str, Any] = {"k": k, "collapse": False, **options}
         body["where"] = {name: _filter_json(value) for name, value in (options.get("where") or {}).items()}
         for name, number in (("like", int), ("unlike", int), ("crop", float)):
             if body.get(name) is not None:

@@ -60,6 +60,7 @@ class Options(Browse):
     unlike: list[Id] = Field(default_factory=list)
     group_by: str | None = None
     min_confidence: float | None = Field(default=None, ge=0, le=1)
+    collapse: bool = Field(default=True, description="show copies of one photo once, with their number in 'copies'")
     crop: Annotated[list[Share], Field(min_length=4, max_length=4)] | None = Field(
         default=None,
         description="x, y, width and height as shares from 0 to 1 of the upright picture; of an upload only",
@@ -84,6 +85,7 @@ class Item(BaseModel):
 class Hit(Item):
     score: float
     confidence: float | None
+    copies: int
 
 
 class LabelGuess(BaseModel):

@@ -203,13 +203,14 @@ class Service:
             group_by=options.group_by,
             min_confidence=options.min_confidence,
             offset=options.offset,
+            collapse=options.collapse,
         )
         guess = None
         if is_image and isinstance(query, np.ndarray) and self.contents().labelled:
             guess = self.index.classify(query, _NEIGHBOURS)
         return schemas.Hits(
             hits=[
-                schemas.Hit(**self._fields(hit), score=hit.score, confidence=hit.confidence)
+                schemas.Hit(**self._fields(hit), score=hit.score, confidence=hit.confidence, copies=hit.copies)
                 for hit in hits[: options.k]
             ],
             offset=options.offset,

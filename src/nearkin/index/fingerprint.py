@@ -1,0 +1,103 @@
+"""Whether two pictures are one photo, stored again: encoded again, made smaller, a little brighter.
+
+A perceptual hash proposes pairs, and the brightness of both, point by point, decides. The encoder plays no part.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import numpy as np
+import scipy.fft
+from numpy.typing import NDArray
+from PIL import Image
+
+MOST_BITS = 10
+"""A pair is compared more closely where at most so many of the 64 bits of its perceptual hashes differ."""
+LEAST_CORRELATION = 0.8
+"""Of the brightness of the same picture at 32 × 32 points; both chosen on photos, docs/search.md has the figures."""
+COPY_CORRELATION = 0.95
+MOST_COLOUR = 10.0
+"""Of copies that a search shows as one: the least correlation of their brightness, and the mean difference of their
+colours, of 255. A copy that is not recognised does less harm than a photo that is not shown."""
+_SIDE = 32
+_LEAST_CONTRAST = 2.0
+_HASHES_AT_ONCE = 256
+# The 64 lowest frequencies but for the mean, by u + v.
+_LOWEST = np.array(sorted(((u, v) for u in range(12) for v in range(12) if u + v), key=lambda at: (sum(at), at))[:64]).T
+
+
+def brightness(image: bytes) -> NDArray[np.float32]:
+    """The brightness of an image file at 32 × 32 points, less its mean."""
+    with Image.open(io.BytesIO(image)) as opened:
+        opened.draft("L", (2 * _SIDE, 2 * _SIDE))
+        small = opened.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+    grey = np.array(small, dtype=np.float32)
+    grey -= grey.mean()
+    return grey
+
+
+def fingerprint(pixels: NDArray[np.uint8], thumbnail: bytes) -> int | None:
+    """The perceptual hash of an image ``[H, W, 3]`` with that thumbnail; None where it shows too little to compare.
+
+    So it is with an image of one colour throughout, and with one that has fewer pixels than are compared.
+    """
+    return None if min(pixels.shape[:2]) < _SIDE else perceptual_hash(brightness(thumbnail))
+
+
+def perceptual_hash(grey: NDArray[np.float32]) -> int | None:
+    """64 bits of an image's coarse appearance, or None where it is of one colour throughout.
+
+    Each bit is the sign of one of the 64 lowest frequencies of its brightness (Zauner 2010). They hardly change when a
+    picture is encoded again, made smaller or brighter; half of them change their sign in a mirror image.
+    """
+    if grey.std() < _LEAST_CONTRAST:
+        return None
+    frequencies = scipy.fft.dctn(grey.astype(np.float64))
+    return int.from_bytes(np.packbits(frequencies[_LOWEST[0], _LOWEST[1]] > 0).tobytes(), "big")
+
+
+def are_alike(
+    one: NDArray[np.float32], other: NDArray[np.float32], least_correlation: float = LEAST_CORRELATION
+) -> bool:
+    """Whether the brightness of two images is correlated as that of the same picture is."""
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return lengths > 0 and float(np.vdot(one, other)) >= least_correlation * lengths
+
+
+def are_copies(one: bytes, other: bytes) -> bool:
+    """Whether two image files show one photo: their brightness is correlated, and their colours differ little."""
+    if not are_alike(brightness(one), brightness(other), COPY_CORRELATION):
+        return False
+    colours = []
+    for image in (one, other):
+        with Image.open(io.BytesIO(image)) as opened:
+            small = opened.convert("YCbCr").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+        colours.append(np.array(small, dtype=np.float32)[:, :, 1:])
+    return float(np.abs(colours[0] - colours[1]).mean()) <= MOST_COLOUR
+
+
+def differing_bits(hashes: NDArray[np.uint64], hash: int) -> NDArray[np.int64]:
+    """In how many bits hashes ``[N]`` differ from another.
+
+    >>> differing_bits(np.array([0b1, 0b111], dtype=np.uint64), 0b101).tolist()
+    [1, 1]
+    """
+    differing = np.bitwise_xor(hashes, np.uint64(hash)).view(np.uint8).reshape(-1, 8)
+    bits: NDArray[np.int64] = np.unpackbits(differing, axis=1).sum(axis=1, dtype=np.int64)
+    return bits
+
+
+def pairs_within(hashes: NDArray[np.uint64], most: int) -> Iterator[NDArray[np.int64]]:
+    """Every pair ``[P, 2]`` of hashes that differ in at most ``most`` bits, in parts.
+
+    >>> np.concatenate(list(pairs_within(np.array([0b1, 0b111, 1 << 40], dtype=np.uint64), 2))).tolist()
+    [[0, 1], [0, 2]]
+    """
+    # With bits as −1 and 1, the product of two hashes is 64 less twice the number of bits that differ.
+    signs = np.unpackbits(hashes.view(np.uint8).reshape(-1, 8), axis=1).astype(np.float32) * 2 - 1
+    for start in range(0, len(hashes), _HASHES_AT_ONCE):
+        products = signs[start : start + _HASHES_AT_ONCE] @ signs[start:].T
+        pairs = np.argwhere(np.triu(products >= 64 - 2 * most, k=1))
+        yield pairs + start
