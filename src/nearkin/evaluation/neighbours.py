@@ -218,6 +218,7 @@ class _Search:
             for _ in each(prepare, range(len(coded))):
                 pass
         self.coded = Coded.joined(coded)
+        self.tiles = list(_tiles(self.coded))
         self.squares = None
         if distance == "euclidean":
             self.squares = np.concatenate([np.einsum("nd,nd->n", some, some) for some in _tiles(self.rows)])
@@ -265,8 +266,7 @@ class _Search:
         else:
             query = self.rows[names] if self.together else self._scaled(self.queries, rows)
             coded = self.coded[names] if self.together else Coded.of(query)
-            tiles = list(_tiles(self.coded))
-            proposed, settled = propose(coded, tiles, self.sample if guess else None, places, self.distance)
+            proposed, settled = propose(coded, self.tiles, self.sample if guess else None, places, self.distance)
             if not settled.all():
                 return self._in_two_parts(names, rows, places, settled)
             ids, gaps = self._nearest_on_cpu(query, proposed, places)
@@ -588,13 +588,18 @@ class Coded:
     def __getitem__(self, which: slice | Ints | NDArray[np.bool_]) -> Coded:
         return Coded(self.codes[which], self.figures[which], None if self.vectors is None else self.vectors[which])
 
+    @functools.cached_property
+    def _largest(self) -> tuple[np.float32, np.float32]:
+        """The longest length, and the most that rounding took off."""
+        return self.figures[:, 1].max(), self.figures[:, 2].max()
+
     def products(self, others: Coded, distance: Distance) -> tuple[Singles, Singles]:
         """What orders others x for each q, ``[N, M]`` in float32, and how far each row may be off ``[N, 1]``.
 
         It is q·x for the cosine of vectors of length 1, and q·x − ‖x‖²/2 for Euclidean distances.
         """
         scale, length, lost = (column[:, None] for column in self.figures.T)
-        longest, most_lost = others.figures[:, 1:].max(axis=0)
+        longest, most_lost = others._largest
         if others.vectors is None:
             found = torch._int_mm(torch.from_numpy(self.codes), torch.from_numpy(others.codes).T).float()
             found = found.mul_(torch.from_numpy(others.figures[:, 0])).mul_(torch.from_numpy(scale)).numpy()
