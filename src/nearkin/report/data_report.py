@@ -30,12 +30,13 @@ def data_report_text(report: DataReport, *, overview: bool = True) -> Text:
 
 def left_out_text(left_out: Sequence[LeftOut], unreadable: Sequence[str] = ()) -> Text:
     """Files that were not read, by type; empty where all were."""
-    lines = [str(each) for each in sorted(left_out, key=lambda each: not each.is_photo) if each.reason != NOT_IMAGES]
-    if others := [each for each in left_out if each.reason == NOT_IMAGES]:
-        listed = ", ".join(f"{each.count:,} {each.what}" for each in others[:_MOST_LINES])
-        more = f", {len(others) - _MOST_LINES} more file types" if len(others) > _MOST_LINES else ""
+    photos_first = sorted(left_out, key=lambda files: not files.is_photo)
+    lines = [str(files) for files in photos_first if files.reason != NOT_IMAGES]
+    if not_images := [files for files in left_out if files.reason == NOT_IMAGES]:
+        listed = ", ".join(f"{files.count:,} {files.what}" for files in not_images[:_MOST_LINES])
+        more = f", {len(not_images) - _MOST_LINES} more file types" if len(not_images) > _MOST_LINES else ""
         lines.append(f"{listed}{more}: {NOT_IMAGES}")
-    broken = [f"cannot be read: {each}" for each in unreadable]
+    broken = [f"cannot be read: {file}" for file in unreadable]
     if len(broken) > _MOST_LINES:
         broken[_MOST_LINES:] = [f"… and {len(broken) - _MOST_LINES:,} more that cannot be read"]
     lines += broken
@@ -48,8 +49,8 @@ def left_out_text(left_out: Sequence[LeftOut], unreadable: Sequence[str] = ()) -
 
 def _overview(text: Text, report: DataReport) -> None:
     (small, fewest), (large, most) = report.smallest, report.largest
-    each = f"{most:,} each" if fewest == most else f"from {fewest:,} ({small}) to {most:,} ({large}) each"
-    text.append(f"{report.name}: {counted(report.images, 'image')} of {counted(report.classes, 'class')}, {each}\n")
+    sizes = f"{most:,} each" if fewest == most else f"from {fewest:,} ({small}) to {most:,} ({large}) each"
+    text.append(f"{report.name}: {counted(report.images, 'image')} of {counted(report.classes, 'class')}, {sizes}\n")
     if report.single and report.classes > 1:
         text.append(f"  {counted(report.single, 'class')} with a single image, which has no other to find\n")
     trains = any(part.name == TRAINING for part in report.parts)

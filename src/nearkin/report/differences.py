@@ -70,19 +70,19 @@ def seeds_text(difference: Difference) -> str:
 
 def how_to_read(rows: Sequence[Comparison]) -> str:
     """The meaning of the marks and numbers of :func:`differences_part`; empty where no row has an interval."""
-    known = [each for row in rows for each in row.differences.values() if each.interval is not None]
+    known = [difference for row in rows for difference in row.differences.values() if difference.interval is not None]
     if not known:
         return ""
     tests = {True: "paired by seed", False: "Welch's test"}
     test = tests[known[0].paired]
-    if len({each.paired for each in known}) > 1:
+    if len({difference.paired for difference in known}) > 1:
         test = "paired by seed, or Welch's test where the seeds differ"
     parts = [f"▲ above, ▼ below, ≈ undecided: the 95 % interval of the difference (Student's t, {test}) contains 0."]
-    if any(each.more_seeds for each in known):
+    if any(difference.more_seeds for difference in known):
         parts.append(
             "More seeds: so many for both rows would decide it four times out of five, if the difference is real."
         )
-    fewest = min(min(each.runs) for each in known)
+    fewest = min(min(difference.runs) for difference in known)
     if fewest < FEW_SEEDS:
         parts.append(f"With {fewest} seeds the spread itself is a rough estimate.")
     return " ".join(parts)

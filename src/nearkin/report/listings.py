@@ -182,7 +182,7 @@ def values_of(hint: Any) -> str:
     plain = {str: "text", int: "whole number", float: "number", bool: "true, false", type(None): "null"}
     if hint in plain:
         return plain[hint]
-    inner = [each for each in typing.get_args(hint) if each is not Ellipsis]
+    inner = [part for part in typing.get_args(hint) if part is not Ellipsis]
     match typing.get_origin(hint):
         case typing.Literal:
             return ", ".join(inner)
@@ -244,5 +244,5 @@ def _described(part: Callable[..., Any]) -> dict[str, Any]:
 def _cell(value: Any, *, code: bool = False) -> str:
     quote = "`" if code else ""
     if isinstance(value, Mapping):
-        return ", ".join(f"{quote}{key}={each}{quote}" for key, each in value.items()) or NOTHING
+        return ", ".join(f"{quote}{key}={option}{quote}" for key, option in value.items()) or NOTHING
     return NOTHING if value is None else f"{quote}{value}{quote}"

@@ -159,11 +159,10 @@ class _Page:
                 continue
             body += f"<h3>{escape(run.title)}</h3>" if run is not None and len(runs) > 1 else ""
             file_format = "png" if any(axis.images for axis in figure.axes) else "svg"
-            uri = _data_uri(
-                {"png": "image/png", "svg": "image/svg+xml"}[file_format], figure_bytes(figure, file_format, dpi=110)
-            )
+            mime = {"png": "image/png", "svg": "image/svg+xml"}[file_format]
+            content = base64.b64encode(figure_bytes(figure, file_format, dpi=110)).decode()
             alt = " ".join(figure.get_suptitle().split())
-            body += f'<figure class="plot"><img src="{uri}" alt="{escape(alt)}"></figure>'
+            body += f'<figure class="plot"><img src="data:{mime};base64,{content}" alt="{escape(alt)}"></figure>'
         summary = summary_of(importlib.import_module(f"nearkin.report.figures.{name.replace('-', '_')}"))
         return f"<p class=note>{escape(summary)}</p>{body}" if body else ""
 
@@ -238,7 +237,9 @@ def classes_table(results: dict[str, QueryResults]) -> str:
     lines = []
     for label in shown:
         last, above = class_names[label]
-        pairs = [(each[label].recall, each[label].precision) if label in each else (None, None) for each in by_group]
+        pairs = [
+            (scored[label].recall, scored[label].precision) if label in scored else (None, None) for scored in by_group
+        ]
         values = [value for pair in pairs for value in pair]
         texts = (NOTHING if value is None else score_named("R@1").text(value) for value in values)
         cells = (last, *[above] * nested, str(scores[label].queries), *texts)
@@ -342,10 +343,6 @@ def _number(value: Statistic | None, digits: int) -> str:
     if value is None:
         return NOTHING
     return (value if value.spread else Statistic(value.mean)).text(digits)
-
-
-def _data_uri(mime: str, content: bytes) -> str:
-    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
 def _asset(name: str) -> str:

@@ -167,7 +167,7 @@ def _titles(runs: Sequence[OpenedRun], given: Sequence[str | None]) -> list[str]
 
 def _differing(recipe: Recipe, others: Sequence[Recipe]) -> list[str]:
     """``key=value`` of the keys in which recipes differ."""
-    mine, *all_keys = (deciding(each, besides=_free_keys(each)) for each in (recipe, *others))
+    mine, *all_keys = (deciding(member, besides=_free_keys(member)) for member in (recipe, *others))
     keys = dict.fromkeys(key for values in all_keys for key, value in values.items() if value != {})
     differing = [key for key in keys if len({str(values.get(key)) for values in all_keys}) > 1]
     return [f"{key.split('.', 1)[1]}={mine.get(key, 'default')}" for key in differing]

@@ -52,7 +52,7 @@ def metric_table(title: str, columns: Mapping[str, Mapping[str, Any] | None], *c
     names = dict.fromkeys(name for scores in present.values() for name in scores if is_score(name))
     shown = [score_named(name) for name in names if score_named(name).in_percent]
     cells = [
-        [score.heading, *(score.text(each[score.name]) if score.name in each else NOTHING for each in present.values())]
+        [score.heading, *(score.text(of[score.name]) if score.name in of else NOTHING for of in present.values())]
         for score in shown
     ]
     return Table(title, (Part.of(["score (%)", *present], cells),), conditions)
@@ -164,7 +164,7 @@ def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[s
     seeds = shared.get("seeds", "")
     parts = [
         shared.get("data", ""),
-        _same([entry.test_classes for entry in entries]),
+        " or ".join(sorted({entry.test_classes for entry in entries})),
         shared.get("encoder", ""),
         f"{shared['protocol']} protocol" if "protocol" in shared else "",
         shared.get("selection", ""),
@@ -185,48 +185,51 @@ def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[s
 
 def _entries(group: RunGroup, index: int, *, untrained: bool) -> list[Entry]:
     """The reported scores of a group and, where the test classes selected the epoch, those of the last epoch."""
-    final = [each.final_of.run for each in group.scores if each.final_of]
+    final = [run.final_of.run for run in group.scores if run.final_of]
     # A final model has no test classes; it is shown with the scores of the run that selected its epoch, and says so.
-    reported = [each.final_of.scores if each.final_of else each for each in group.scores]
-    scores = [each for each in reported if each.test]
+    reported = [run.final_of.scores if run.final_of else run for run in group.scores]
+    scores = [run for run in reported if run.test]
     if not scores:
         return []
-    held = [each.conditions for each in scores]
-    protocol, selection = _same([each.protocol for each in held]), _same([each.selection for each in held])
+
+    def values(name: str) -> list[str]:
+        return sorted({str(value) for run in scores if (value := getattr(run.conditions, name))})
+
+    protocol, selection = " or ".join(values("protocol")), " or ".join(values("selection"))
     if protocol == "mlrc":
         rule = f"best {select_by(group.recipe.protocol)} on each model's held-out fold"
         selection = as_tested(rule, group.recipe.protocol)
     encoder = group.recipe.encoder
     conditions = {
-        "data": ", ".join([group.data, *sorted({each.training_conditions or "" for each in held} - {""})]),
+        "data": ", ".join([group.data, *values("training_conditions")]),
         "encoder": ", ".join(
             [encoder.backbone]
             + ([] if encoder.dim is None else [f"{encoder.dim}-d"])
             + ([] if encoder.last_stride is None else [f"last stride {encoder.last_stride}"])
-            + sorted({each.weights for each in held if each.weights})
+            + values("weights")
         ),
         "protocol": protocol,
         "selection": selection,
-        "seeds": ", ".join(map(str, sorted({each.seed for each in held}))),
-        "hardware": _same([each.hardware for each in held]),
+        "seeds": ", ".join(map(str, sorted({run.conditions.seed for run in scores}))),
+        "hardware": " or ".join(values("hardware")),
     }
     on_test = scores[0].chosen_on_test
     entry = Entry(
         title=f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.title,
         what="best evaluation" if on_test else "last epoch" if selection.startswith("last epoch") else "selected epoch",
-        scores=statistics_of([each.test for each in scores]),
+        scores=statistics_of([run.test for run in scores]),
         runs=len(scores),
         conditions=conditions,
         group=index,
-        recipes=tuple(each.recipe for each in held),
-        test_classes=_same([each.test_classes for each in held]),
+        recipes=tuple(run.conditions.recipe for run in scores),
+        test_classes=" or ".join(values("test_classes")),
     )
     if protocol == "mlrc":
         models = replace(entry, what=f"mean of {len(scores)} models")
         return [models] if group.ensemble is None else _ensemble_entries(models, group.ensemble)
     entries = [entry]
     if untrained:
-        before = statistics_of([each.untrained for each in scores])
+        before = statistics_of([run.untrained for run in scores])
         entries = [replace(entry, what="untrained", scores=before), entry]
     if not on_test:
         return [entry for entry in entries if entry.scores]
@@ -264,7 +267,3 @@ def _record(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
         record[name] = None if value is None else value.mean
         record[f"{name} spread"] = None if value is None else value.spread
     return record | dict(entry.conditions) | {"recipes": " ".join(entry.recipes)}
-
-
-def _same(values: Sequence[str]) -> str:
-    return " or ".join(sorted(set(values)))

@@ -22,7 +22,7 @@ from nearkin.evaluation.protocol import Protocol, as_tested
 from nearkin.evaluation.retrieval import concatenate_embeddings, retrieval_scores
 from nearkin.evaluation.statistics import Statistic, combination_interval, fold_combinations, mean_interval
 from nearkin.recipe import Recipe, fingerprint
-from nearkin.report.table import NOTHING, Part, Table, counted, markdown
+from nearkin.report.table import Part, Table, counted, markdown
 from nearkin.runs.data import RunData, split_as_stored
 from nearkin.runs.folder import Outcome, default_folder
 from nearkin.runs.scores import ENSEMBLE_FILE, Combinations, Conditions, EnsembleScores, FoldModel
@@ -116,7 +116,7 @@ class RealityCheck(Study):
 
     def write(self) -> list[Path]:
         """Write ``mlrc.md`` next to ``mlrc.json``."""
-        page = markdown(mlrc_table(self.result, models=True))
+        page = markdown(mlrc_table(self.result))
         return [*write_texts(self.folder, {"mlrc.md": page}), self.folder / ENSEMBLE_FILE]
 
 
@@ -246,8 +246,8 @@ def _scores(embeddings: Tensor, protocol: Protocol, recipe: Recipe) -> dict[str,
     return {name: scores[name] for name in METRICS}
 
 
-def mlrc_table(result: EnsembleScores, *, models: bool = False) -> Table:
-    """Scores in per cent, mean ± half of the interval where there is one; with ``models`` every single one below."""
+def mlrc_table(result: EnsembleScores) -> Table:
+    """Scores in per cent, mean ± half of the interval where there is one."""
     conditions = result.conditions
     method = "" if conditions.method == "plain" else f" with {conditions.method}"
     parts_scored = (
@@ -255,17 +255,14 @@ def mlrc_table(result: EnsembleScores, *, models: bool = False) -> Table:
         ("concatenated", result.concatenated_dim, result.concatenated),
     )
     cells = [[what, str(dim), *(interval_text(scores[name]) for name in METRICS)] for what, dim, scores in parts_scored]
-    parts = [Part.of(["score (%)", "dimensions", *METRICS], cells)]
-    if models:
-        headings = ["repeat", "fold", "seed", "epoch", f"{result.select_by} on its fold", *METRICS]
-        parts.append(Part.of(headings, [_model_cells(model) for model in result.models], title="Models", texts=0))
+    part = Part.of(["score (%)", "dimensions", *METRICS], cells)
     title = f"MLRC on {conditions.data}: {conditions.objective}{method}, {conditions.test_classes}"
     records = tuple(
         {"what": what, "dim": dim, "metric": name, **scores[name].as_record()}
         for what, dim, scores in parts_scored
         for name in METRICS
     )
-    return Table(title, tuple(parts), tuple(mlrc_conditions(result)), records=records)
+    return Table(title, (part,), tuple(mlrc_conditions(result)), records=records)
 
 
 def interval_text(value: Statistic) -> str:
@@ -298,10 +295,3 @@ def mlrc_conditions(result: EnsembleScores) -> list[str]:
         f"the mean: Student's t over repeats, and for combinations over the models in them."
     )
     return ["; ".join(parts) + ".", reading]
-
-
-def _model_cells(model: FoldModel) -> list[str]:
-    epoch = NOTHING if model.epoch is None else f"{model.epoch:g}"
-    scores = [model.chosen_by, *(model.scores[name] for name in METRICS)]
-    cells = [NOTHING if score is None else f"{100 * score:.2f}" for score in scores]
-    return [str(model.repeat), str(model.fold), str(model.seed), epoch, *cells]

@@ -37,7 +37,7 @@ def study_table(title: str, results: Results, columns: Columns | None = None, re
     parts: list[Part] = []
     for data, rows in by_data(results).items():
         shown = columns[data] if columns else usual_columns(rows)
-        parts += [_scores(rows, shown, data), _chosen(rows), _differences(rows)]
+        parts += [_scores(rows, shown, data), _chosen(rows), differences_part(_compared(rows))]
     return Table(
         title,
         tuple(part for part in parts if part.lines),
@@ -293,10 +293,6 @@ def _compared(results: Results) -> list[Comparison]:
     if any(result.row.published for result in results):
         known = [row for row in known if any(apart.interval for apart in row.differences.values())]
     return known
-
-
-def _differences(results: Results) -> Part:
-    return differences_part(_compared(results))
 
 
 def _doubts_about_validation(results: Results) -> list[str]:

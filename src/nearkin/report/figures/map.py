@@ -37,7 +37,9 @@ def draw_run(run: OpenedRun) -> Any:
     """Images as points and proxies as stars: training classes at the left, test classes at the right."""
     at_proxies = run.at_proxies
     training = training_map(at_proxies)
-    shown = [(at_proxies, training, training_words(training))]
+    per_class = training.proxies.shape[1]
+    proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
+    shown = [(at_proxies, training, f"Training classes{proxies}")]
     if run.protocol.test is not None:
         test = map_of(run, run.test_sample)
         shown.append((run, test, f"Test: {run.protocol.test_classes}"))
@@ -112,13 +114,6 @@ def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
         return x.numpy(), "the embedding itself"
     tsne = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init="pca", random_state=seed)
     return np.asarray(tsne.fit_transform(x.float().numpy()), dtype=np.float64), "by t-SNE"
-
-
-def training_words(projected: Map) -> str:
-    """What a map of training classes shows."""
-    per_class = projected.proxies.shape[1]
-    proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
-    return f"Training classes{proxies}"
 
 
 def map_words(projected: Map) -> str:
