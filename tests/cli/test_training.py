@@ -185,7 +185,7 @@ def test_embed_takes_files_folders_and_lists_together(nearkin, trained, photos, 
         (["embed", "runs/none", ".", "-o", "x.npz"], 3, "no run at"),
         (["embed", "runs/none", ".", "-o", "x.xls"], 2, "must end in .npz or .csv"),
         (["embed", "runs/none", ".", "-o", "no/x.npz"], 2, "the folder 'no' does not exist"),
-        (["train", "--data", "photo.jpg", *QUICK], 3, "is one image; give a folder with one folder per class"),
+        (["train", "--data", "photo.jpg", *QUICK], 3, "is one image: give a folder with one folder per class"),
         (["nonsense"], 2, "nonsense"),
     ],
 )

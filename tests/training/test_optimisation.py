@@ -420,7 +420,7 @@ def test_the_average_is_what_is_scored_and_saved(recipe_for, tmp_path):
     assert all(torch.equal(exported[name], value) for name, value in best.items())
     assert same(load_run(folder.path).encoder, best)
     assert same(load_run(folder.path, which="last").encoder, seen[scores.steps])
-    plain = checkpoint._read(folder.last_checkpoint)["encoder"]
+    plain = checkpoint.read_checkpoint(folder.last_checkpoint)["encoder"]
     assert not all(torch.equal(plain[name], value) for name, value in seen[scores.steps].items())
     assert "weights averaged over the steps (0.8)" in " ".join(run_table(scores).conditions)
     plain = run(recipe_for("training.epochs=1"), tmp_path / "plain")
@@ -431,7 +431,7 @@ def test_the_last_epoch_is_reported_with_the_average_too(recipe_for, tmp_path):
     recipe = recipe_for("training.ema_decay=0.8", "training.epochs=1", "protocol.name=in-distribution")
     folder = RunFolder(tmp_path / "run")
     scores = run(recipe, folder)
-    average = checkpoint._read(folder.last_checkpoint)["ema"]
+    average = checkpoint.read_checkpoint(folder.last_checkpoint)["ema"]
     assert scores.conditions.selection == "last epoch"
     assert same(load_run(folder.path).encoder, average["encoder"])
     assert average["updates"] == scores.steps
