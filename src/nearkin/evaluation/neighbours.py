@@ -56,8 +56,8 @@ _SAFETY = (4.5, 1.0)
 """How far guesses of that err on the safe side, in standard deviations: the boldest that proves right counts."""
 _DENSE = 0.33
 """Share of queries from which it is cheaper to compare a reference with all of them."""
-_PAIRS = 1 << 19
-"""Numbers of pairs of vectors that are laid next to each other at a time."""
+_PAIRS = 1 << 16
+"""Numbers of pairs of vectors that are compared at a time, within the processor's cache."""
 _BEYOND = 32
 """Places beyond the k-th that are kept, among which there is usually one that is clearly farther."""
 _MOST_WORKERS = 16
@@ -364,7 +364,7 @@ class _Search:
         begins = ~after.ravel()[touched]  # a run begins where nothing before is close
         run = np.cumsum(begins)
         column = ids.ravel()[touched]
-        code = self._codes(rows[touched // ids.shape[1]], column)
+        code = self._codes(rows, query, touched // ids.shape[1], column)
         order = np.lexsort((self.copies.kept[column], code, run))
         ids.ravel()[touched] = column[order]
         equal = np.zeros(len(touched), dtype=bool)
@@ -377,14 +377,17 @@ class _Search:
         tied.ravel()[touched] = equal
         return tied
 
-    def _codes(self, rows: Ints, ids: Ints) -> Ints:
-        """The definition: int64 ``[P]``, less is nearer, for queries ``rows`` and different references ``ids``."""
+    def _codes(self, rows: Ints, query: Any, which: Ints, ids: Ints) -> Ints:
+        """The definition: int64 ``[P]``, less is nearer, for queries ``which`` and different references ``ids``."""
+        references = self.rows
+        if self.queries.is_cuda:  # the definition is that of the CPU
+            used, ids = np.unique(ids, return_inverse=True)
+            query, references = self._scaled(self.queries, rows), self._scaled(self.references, self.copies.kept[used])
         step = max(1, _PAIRS // self.references.dim)
         parts = []
-        for start in range(0, len(rows), step):
+        for start in range(0, len(ids), step):
             part = slice(start, start + step)
-            x = self._scaled(self.queries, rows[part])
-            y = self._scaled(self.references, self.copies.kept[ids[part]])
+            x, y = query[which[part]], references[ids[part]]
             if self.distance == "cosine":
                 parts.append(np.round(tree_sum(x * y) * -float(1 << _TRUSTED_BITS)).astype(np.int64))
             else:
