@@ -147,6 +147,8 @@ def test_copies_of_one_photo_are_one_hit(index, tmp_path, model):
     hits = index.search(query, k=9, collapse=True)
     assert len(hits) == 9, "as many photos as were asked for"
     assert hits[0].copies == len(SAME), "all but the grey one, as colours count too"
+    assert len(hits[0].copy_ids) == len(SAME) - 1
+    assert names(index, [hits[0].id, *hits[0].copy_ids]) < {"scene 0", *SAME}
     assert [hit.copies for hit in hits[1:]] == [1] * 8
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     pages = [index.search(query, k=3, offset=offset, collapse=True) for offset in (0, 3, 6)]

@@ -105,8 +105,10 @@ def test_copies_of_one_photo_are_one_hit_unless_all_are_asked_for(client, index,
         assert client.post("/items", files={"image": encode(image.resize((size, size)), format)}).status_code == 201
     for asked, copies in (({}, [3]), ({"collapse": False}, [1, 1, 1])):
         body = {"vector": index.vectors([20])[0].tolist(), "k": 20, **asked}
-        answered = {hit["id"]: hit["copies"] for hit in client.post("/search", json=body).json()["hits"]}
-        assert [answered[id] for id in (20, 21, 22) if id in answered] == copies
+        answered = {hit["id"]: hit for hit in client.post("/search", json=body).json()["hits"]}
+        shown = [answered[id] for id in (20, 21, 22) if id in answered]
+        assert [hit["copies"] for hit in shown] == copies
+        assert sorted(id for hit in shown for id in (hit["id"], *hit["copy_ids"])) == [20, 21, 22]
 
 
 def test_paging_goes_through_everything_once(client):

@@ -391,6 +391,37 @@ def test_the_last_part_of_a_label_is_enough_to_correct_with(visit, nested):
 
 
 @browsers
+def test_copies_of_one_photo_are_one_tile_that_opens(visit, nested):
+    index, address = nested
+    photo = shape("red", 30, size=160)
+    pixels = [photo, photo.resize((96, 96)), Image.open(io.BytesIO(saved(photo, "JPEG")))]
+    ids = [index.add_pixels(np.asarray(image), "Vegetables/Pepper/Bell", {}).id for image in pixels]
+    try:
+        page = visit(address)
+        page.wait_for_selector(".samples img")
+        searched(page, lambda: upload(page, photo))
+        before = ids_shown(page)
+        assert len({*before} & {*ids}) == 1
+        badge = page.locator(".tile .copies")
+        assert badge.all_inner_texts() == ["3 copies"]
+        badge.click()
+        page.wait_for_function("n => document.querySelectorAll('.tile').length === n", arg=len(before) + 2)
+        opened = ids_shown(page)
+        at = opened.index(({*before} & {*ids}).pop())
+        assert sorted(opened[at : at + 3]) == sorted(ids)
+        assert page.evaluate("document.activeElement.className") == "copies"
+        page.locator(".tile .photo").nth(at).click()  # and all of them can be opened
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#detail dt:text-is('Item') + dd").inner_text() == str(opened[at + 1])
+        page.keyboard.press("Escape")
+        badge.click()
+        page.wait_for_function("n => document.querySelectorAll('.tile').length === n", arg=len(before))
+        assert ids_shown(page) == before
+    finally:
+        index.remove(ids)
+
+
+@browsers
 def test_a_search_never_claims_more_of_a_label_than_the_index_has(visit, url, index):
     page = visit(url)
     page.wait_for_selector(".samples img")

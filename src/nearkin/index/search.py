@@ -64,6 +64,8 @@ class Hit:
     columns: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
     """How many hits show this photo, where copies are collapsed into one hit."""
+    copy_ids: tuple[int, ...] = ()
+    """The items that are left out of the hits as copies of this one."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ class SearchContext:
             for i in np.flatnonzero(similar).tolist():
                 both = (kept[i].id, hit.id)
                 if kept[i].label == hit.label and hash_of.keys() >= set(both) and self._are_copies(*both):
-                    kept[i] = replace(kept[i], copies=kept[i].copies + 1)
+                    kept[i] = replace(kept[i], copies=kept[i].copies + 1, copy_ids=(*kept[i].copy_ids, hit.id))
                     break
             else:
                 hashes[count] = hash_of.get(hit.id, 0)

@@ -61,7 +61,8 @@ class Client:
             answer = self._json("POST", "/search", body | by)
         else:
             answer = self._upload("/search", query, {"options": json.dumps(body)})
-        return [Hit(**{name: hit[name] for name in Hit.__dataclass_fields__}) for hit in answer["hits"]]
+        hits = [{name: hit[name] for name in Hit.__dataclass_fields__} for hit in answer["hits"]]
+        return [Hit(**hit | {"copy_ids": tuple(hit["copy_ids"])}) for hit in hits]
 
     def add(self, image: Any, label: str | None = None, columns: Mapping[str, Any] | None = None) -> Stored:
         """Add one image; returns its id, and whether it is new."""

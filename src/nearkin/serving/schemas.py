@@ -86,6 +86,7 @@ class Hit(Item):
     score: float
     confidence: float | None
     copies: int
+    copy_ids: list[int]
 
 
 class LabelGuess(BaseModel):

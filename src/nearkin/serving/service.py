@@ -210,7 +210,13 @@ class Service:
             guess = self.index.classify(query, _NEIGHBOURS)
         return schemas.Hits(
             hits=[
-                schemas.Hit(**self._fields(hit), score=hit.score, confidence=hit.confidence, copies=hit.copies)
+                schemas.Hit(
+                    **self._fields(hit),
+                    score=hit.score,
+                    confidence=hit.confidence,
+                    copies=hit.copies,
+                    copy_ids=list(hit.copy_ids),
+                )
                 for hit in hits[: options.k]
             ],
             offset=options.offset,

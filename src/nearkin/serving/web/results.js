@@ -39,7 +39,7 @@ function tile(hit, at) {
         figure ? h("span", { class: `percent ${hit.confidence === null ? "" : level(hit.confidence)}` }, figure) : null),
       above(labelOf(hit).label, "p"),
       meter(hit),
-      hit.copies?.length ? h("button", { type: "button", class: "copies", "aria-expanded": Boolean(hit.opened), title: hit.opened ? "Show them as one photo" : "Show them all", onclick: () => openCopies(hit) }, `${hit.copies.length + 1} copies`) : null,
+      hit.copies > 1 ? h("button", { type: "button", class: "copies", "aria-expanded": Boolean(hit.opened), title: hit.opened ? "Show them as one photo" : "Show them all", onclick: () => openCopies(hit) }, `${hit.copies} copies`) : null,
       hit.path ? h("p", { class: "path", title: hit.path }, shortPath(hit.path)) : null));
 }
 
@@ -75,7 +75,7 @@ function walk(event) {
 /** Show the copies of a photo after it, or hide them again. */
 async function openCopies(hit) {
   try {
-    hit.opened = hit.opened ? null : (await lookup(hit.copies)).map((copy) => ({ ...copy, score: null, confidence: null }));
+    hit.opened = hit.opened ? null : (await lookup(hit.copy_ids)).map((copy) => ({ ...copy, score: null, confidence: null }));
   } catch (error) {
     toast(error.message);
     return;
