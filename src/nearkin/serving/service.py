@@ -209,16 +209,7 @@ class Service:
         if is_image and isinstance(query, np.ndarray) and self.contents().labelled:
             guess = self.index.classify(query, _NEIGHBOURS)
         return schemas.Hits(
-            hits=[
-                schemas.Hit(
-                    **self._fields(hit),
-                    score=hit.score,
-                    confidence=hit.confidence,
-                    copies=hit.copies,
-                    copy_ids=list(hit.copy_ids),
-                )
-                for hit in hits[: options.k]
-            ],
+            hits=[schemas.Hit(**self._fields(hit)) for hit in hits[: options.k]],
             offset=options.offset,
             k=options.k,
             more=len(hits) > options.k,
@@ -230,8 +221,7 @@ class Service:
         return schemas.Item(**self._fields(item))
 
     def _fields(self, item: Item | Hit) -> dict[str, Any]:
-        path, thumbnail = self.visible_path(item.path), f"/items/{item.id}/thumbnail"
-        return {"id": item.id, "path": path, "label": item.label, "columns": item.columns, "thumbnail": thumbnail}
+        return vars(item) | {"path": self.visible_path(item.path), "thumbnail": f"/items/{item.id}/thumbnail"}
 
     def visible_path(self, path: str | None) -> str | None:
         return None if self.settings.hide_paths else path
