@@ -1,68 +1,151 @@
-"""How sure hits are said to be, and how often they are right, among few kinds and many.
+"""Whether what an index says of its own answers holds: on new photos of its classes, and on classes it never had.
 
-    python benchmarks/confidence.py runs/demo
-    python benchmarks/confidence.py runs/demo --kinds 40 150 521 --json benchmarks/results/…-confidence.json
+    python benchmarks/confidence.py photos.index --known NEW --unknown UNKNOWN
+    python benchmarks/confidence.py photos.index --known NEW --unknown UNKNOWN --json confidence.json
 
-The curve is fitted to the validation classes of a run and asked about draws of its test classes: as it is, and moved to
-the number of kinds in the draw, as an index moves it. A Brier score above that of saying the same of every hit is worth
-nothing.
+NEW holds photos of the index's classes, one folder per class with the same names; UNKNOWN holds photos of other
+classes. None of them may have been trained on or be in the index. Printed are
+
+* labels: how many known photos got the right label, a wrong one or none, and how many unknown ones were refused;
+* the confidence of labels and of the ten nearest hits: expected calibration error (ten bins of equally many answers),
+  Brier score, and the Brier score of a constant, the share that is right. A label is right only for a known photo;
+* how many unknown photos a threshold refuses that refuses a tenth of the known ones, by confidence and by the cosine;
+* what other ways to label make of the same embeddings: the nearest photo, ten neighbours, the nearest class mean.
+
+Known and unknown photos count as they are; --balanced weighs them alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from losses import setting
-from nearkin.index.calibration import Calibration, fit_on_others
-from nearkin.report.opened_run import open_runs
-from nearkin.runs.model import HeldOut
+from nearkin.data.folder import list_images
+from nearkin.evaluation.neighbours import nearest
+from nearkin.index import Index
+
+VOTERS, BINS = 10, 10
+SURE = 0.9
+
+
+def embed(index: Index, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of the folder's photos, and the name of the class folder of each, as the index names its labels."""
+    files = list_images(folder)
+    labels = [file.parent.relative_to(folder).as_posix() for file in files]
+    return index.model.encode([str(file) for file in files]), np.array(labels)
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray, weights: np.ndarray) -> float:
+    """Mean distance between confidence and the share that is right, over bins of equally many answers."""
+    parts = np.array_split(np.argsort(confidence, kind="stable"), BINS)
+    gaps = [abs(np.average(confidence[p] - right[p], weights=weights[p])) * weights[p].sum() for p in parts if len(p)]
+    return float(sum(gaps) / weights.sum())
+
+
+def reliability(confidence: np.ndarray, right: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+    share = np.average(right, weights=weights)
+    return {
+        "ece": calibration_error(confidence, right, weights),
+        "brier": float(np.average((confidence - right) ** 2, weights=weights)),
+        "brier_of_constant": float(share * (1 - share)),
+        "answers": len(right),
+    }
+
+
+def refused_unknown(known: np.ndarray, unknown: np.ndarray) -> float:
+    """The share of unknown photos below the threshold that a tenth of the known ones are below."""
+    return float((unknown < np.quantile(known, 0.1)).mean())
+
+
+def other_labels(index: Index, queries: np.ndarray) -> dict[str, np.ndarray]:
+    """What the same embeddings are labelled by the nearest photo, by ten neighbours, and by the nearest class mean."""
+    ids, labels = index.labels()
+    gallery = index.vectors(ids)
+    classes, numbers = np.unique(labels, return_inverse=True)
+    rows, _ = nearest(queries, gallery, k=min(VOTERS, len(gallery)), distance=index.model.distance)
+    # Of labels with equally many votes the one that is nearest wins.
+    voted = [max(dict.fromkeys(labels[row]), key=list(labels[row]).count) for row in rows]
+    means = np.stack([gallery[numbers == i].mean(axis=0) for i in range(len(classes))])
+    by_mean, _ = nearest(queries, means, k=1, distance=index.model.distance)
+    return {
+        "nearest photo": labels[rows[:, 0]],
+        f"{VOTERS} neighbours": np.array(voted),
+        "class mean": classes[by_mean[:, 0]],
+    }
+
+
+def measure(index: Index, known: Path, unknown: Path, balanced: bool) -> dict[str, object]:
+    vectors, labels = embed(index, known)
+    strangers, _ = embed(index, unknown)
+    missing = sorted(set(labels) - set(index.labels()[1]))
+    if missing:
+        raise SystemExit(f"{known} has classes that the index has not: {', '.join(missing[:5])}")
+    queries = np.concatenate([vectors, strangers]).astype(np.float64)
+    is_known = np.arange(len(queries)) < len(vectors)
+    truth = np.concatenate([labels, np.full(len(strangers), "")])
+    weights = np.where(is_known, 1 / is_known.sum(), 1 / (~is_known).sum()) if balanced else np.ones(len(queries))
+    answers = index.classify(queries)
+    surest = index.classify(queries, min_confidence=0.0)
+    hits = index.search(queries, VOTERS)
+    given = np.array([answer.label or "" for answer in answers])
+    result: dict[str, object] = {
+        "known photos": len(vectors),
+        "unknown photos": len(strangers),
+        "right": float((given == truth)[is_known].mean()),
+        "wrong": float(((given != truth) & (given != ""))[is_known].mean()),
+        "none": float((given == "")[is_known].mean()),
+        "unknown refused": float((given == "")[~is_known].mean()),
+        "accuracy without refusing": float(np.mean([a.label for a in surest[: len(vectors)]] == labels)),
+        **{
+            f"accuracy of {name}": float((found == labels).mean())
+            for name, found in other_labels(index, vectors.astype(np.float64)).items()
+        },
+    }
+    cosines = np.array([found[0].score for found in hits])
+    result["unknown refused, cosine"] = refused_unknown(cosines[is_known], cosines[~is_known])
+    if surest[0].confidence is None:
+        result["confidence"] = "none"
+        return result
+    confidence = np.array([answer.confidence for answer in surest])
+    right = np.array([answer.label for answer in surest]) == truth
+    result |= {
+        f"unknown, at least {SURE:.0%} sure": float((confidence[~is_known] >= SURE).mean()),
+        "unknown refused, confidence": refused_unknown(confidence[is_known], confidence[~is_known]),
+        "labels": reliability(confidence, right.astype(float), weights),
+        "hits": reliability(
+            np.array([hit.confidence for found in hits for hit in found]),
+            np.array([hit.label == true for found, true in zip(hits, truth, strict=True) for hit in found], float),
+            np.repeat(weights, [len(found) for found in hits]),
+        ),
+    }
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run folder whose protocol has validation classes")
-    parser.add_argument(
-        "--kinds", type=int, nargs="+", default=[20, 40, 78, 150, 300, 521], help="test classes to draw"
-    )
+    parser.add_argument("index", type=Path)
+    parser.add_argument("--known", type=Path, required=True, help="new photos of the index's classes, by class folder")
+    parser.add_argument("--unknown", type=Path, required=True, help="photos of classes that the index does not have")
+    parser.add_argument("--balanced", action="store_true", help="known and unknown photos together weigh the same")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures there")
     arguments = parser.parse_args()
-    (run,) = open_runs([arguments.run])
-    labels, distance = run.data.table.labels, run.trained.encoder.distance
-    known, asked = (part.query for part in (run.protocol.validation, run.protocol.test))
-    fitted, test = (HeldOut(run.embed(rows).cpu().numpy(), labels[rows]) for rows in (known, asked))
-    classes = np.random.default_rng(1).permutation(np.unique(test.labels))
-    lines = []
-    print(f"{len(fitted.labels):,} images of {len(np.unique(fitted.labels))} validation classes")
-    print("kinds  images  right   as fitted: said  Brier   moved: said  Brier   the same for all")
-    for count in arguments.kinds:
-        mine = np.isin(test.labels, classes[:count])
-        drawn = HeldOut(test.vectors[mine], test.labels[mine])
-        moved = fit_on_others(fitted, drawn, distance, "")
-        still = fit_on_others(fitted, drawn, distance, "", moves=False)
-        assert moved is not None
-        assert still is not None
-        line = {"kinds": min(count, len(classes)), "images": int(mine.sum()), "right": share_right(moved)}
-        line |= {"said": said(still), "brier": still.brier, "said moved": said(moved), "brier moved": moved.brier}
-        lines.append(line | {"brier of share": moved.brier_of_share, "growth": moved.growth})
-        print(
-            f"{line['kinds']:5}  {line['images']:6}  {line['right']:5.1%}  {said(still):15.1%}  {still.brier:.3f}"
-            f"  {said(moved):11.1%}  {moved.brier:.3f}  {moved.brier_of_share:.3f}"
-        )
-    if arguments.json is not None:
-        told = {"setting": setting("cpu"), "run": str(arguments.run.name), "lines": lines}
-        arguments.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
-
-
-def said(curve: Calibration) -> float:
-    return sum(each.hits * each.confidence for each in curve.reliability) / curve.hits
-
-
-def share_right(curve: Calibration) -> float:
-    return sum(each.hits * each.right for each in curve.reliability) / curve.hits
+    result = measure(Index.open(arguments.index), arguments.known, arguments.unknown, arguments.balanced)
+    for name, value in result.items():
+        if isinstance(value, dict):
+            shown = (
+                f"ECE {value['ece']:.3f}, Brier {value['brier']:.3f}, of a constant {value['brier_of_constant']:.3f}"
+            )
+            print(f"{name + ', confidence':34} {shown}, {value['answers']:,} answers")
+        else:
+            print(f"{name:34} {f'{value:.1%}' if isinstance(value, float) else value}")
+    if arguments.json:
+        setting = {"command": " ".join(sys.argv), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        arguments.json.write_text(json.dumps(setting | result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

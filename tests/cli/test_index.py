@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 
 import numpy as np
 import pytest
@@ -47,11 +46,10 @@ def test_from_photos_to_an_index_and_its_status(nearkin, trained, photos, tmp_pa
     assert code == 0
     assert "Files: 49 found, 48 embedded, 1 failed" in out
     assert "not trained on" in out
-    told = json.loads(nearkin("index", "status", index, "--json")[1])["calibration"]
-    assert told["brier"] < 1
-    here = 1 / (1 + math.exp(-told["shift"]))
-    assert told["shift"] != 0
-    assert f"50% in the table below is {here:.0%} here" in " ".join(out.split())
+    learned = json.loads(nearkin("index", "status", index, "--json")[1])["confidence"]
+    assert learned["images"] == 16, "of two test classes"
+    assert f"{learned['accuracy']:.0%} right" in out
+    assert f"{learned['label']['brier']:.3f}" in out
 
 
 def test_status_draws_how_far_confidences_can_be_believed(nearkin, index, tmp_path):

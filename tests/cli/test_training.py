@@ -54,6 +54,7 @@ def test_json_output_is_json_alone(nearkin, photos, tmp_path):
         "--json",
         *QUICK,
         "training.max_steps=1",
+        "protocol.holdout_share=0",
     ]
     code, out, err = nearkin(*command)
     assert code == 0

@@ -41,7 +41,7 @@ def used(folder):
     where = {"label": ["kind 1", "kind 2"]}
     said["more"] = told(index.search(7, k=4, like=[8], unlike=[1], group_by="label", where=where))
     status = index.status()
-    said["brier"], said["engine"] = status.calibration.brier, status.engine["rows"]
+    said["brier"], said["engine"] = status.confidence.hit.brier, status.engine["rows"]
     with TestClient(create_app(index, Settings()), base_url="http://127.0.0.1:8000") as client:
         with open("query.png", "rb") as image:
             answer = client.post("/search", files={"image": image}, data={"options": json.dumps({"k": 3})})
@@ -104,7 +104,8 @@ def write_tiny_onnx(path):
         [numpy_helper.from_array(np.array(127.3, dtype=np.float32), "middle")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    settings = Settings(identity="colours", dim=6, normalisation="l2", size=16, resize=16, squash=True, shorter_side=16)
+    size = {"size": 16, "resize": 16, "squash": True, "shorter_side": 16}
+    settings = Settings(identity="colours", dim=6, normalisation="l2", trained="", **size)
     helper.set_model_props(model, {METADATA_KEY: settings.to_json()})
     save(model, path)
 

@@ -136,3 +136,23 @@ def test_in_distribution_a_share_of_every_class_is_tested_and_two_images_at_leas
     tested = Protocol(ProtocolSection(name="in-distribution", test_share=0.3), table).test.query
     # A class of two only trains; 30 % of three and four are one, which could not find another.
     assert counts(table, tested) == {"k1": 2, "k2": 2, "k3": 3, "k4": 12}
+
+
+def test_a_tenth_of_each_large_class_is_held_out(data):
+    protocol = Protocol(ProtocolSection(holdout_share=0.1), data)
+    # 10 % of 59 is 5.9; classes of 3 images and of 1 are below the eight that it takes.
+    expected = {59: 6, 30: 3, 41: 4, 60: 6, 58: 6, 12: 1}
+    assert counts(data, protocol.holdout) == {f"k{k}": expected[n] for k, n in enumerate(SIZES) if n in expected}
+    assert not np.intersect1d(protocol.holdout, protocol.train_rows).size
+    whole = Protocol(ProtocolSection(), data)
+    assert np.union1d(protocol.holdout, protocol.train_rows).tolist() == whole.train_rows.tolist()
+    assert protocol.test.query.tolist() == whole.test.query.tolist()
+    assert not len(whole.holdout)
+
+
+def test_a_final_model_holds_the_same_images_out_and_can_be_told_not_to(data):
+    scored = Protocol(ProtocolSection(holdout_share=0.1), data)
+    final = Protocol(ProtocolSection(name="everything"), data)
+    assert set(scored.holdout.tolist()) <= set(final.holdout.tolist())
+    assert len(final.train_rows) + len(final.holdout) == len(data)
+    assert not len(Protocol(ProtocolSection(name="everything", holdout_share=0.0), data).holdout)

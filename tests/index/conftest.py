@@ -21,7 +21,8 @@ def colours_of(images, batch_size):
 
 
 def make_stand_in(identity="stand-in", path="nowhere", **changes):
-    return Model(Path(path), identity, DIM, "cosine", 32, colours_of, **changes)
+    """An encoder that was trained on nothing, unless ``was_trained_on`` says otherwise."""
+    return Model(Path(path), identity, DIM, "cosine", 32, colours_of, **{"was_trained_on": lambda _: False} | changes)
 
 
 def draw_images(root, kinds=4, per_kind=5, seed=0):

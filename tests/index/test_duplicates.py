@@ -181,8 +181,9 @@ def test_near_is_another_question_every_pair_counts(tmp_path, images, model, wri
     assert set(found.groups) == expected
     assert max(map(len, found.groups)) > 16, "more than a search asks for at first"
     assert [len(group) for group in found.groups] == sorted(map(len, found.groups), reverse=True)
-    sure = index.status().calibration.confidence(least)
-    assert near(index, min_confidence=sure).groups == found.groups
+    sure = near(index, min_confidence=0.9).groups
+    pairs = {(id, hit.id) for id in ids.tolist() for hit in index.search(id, k=200) if (hit.confidence or 0) >= 0.9}
+    assert {id for pair in pairs for id in pair} == {id for group in sure for id in group}
     some = near(index, min_score=least, where={"label": "kind 1"}).groups
     assert {index.get(id).label for group in some for id in group} == {"kind 1"}
 

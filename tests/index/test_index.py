@@ -9,7 +9,8 @@ import re
 import sys
 import threading
 import types
-from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,13 +20,12 @@ import nearkin
 from nearkin.data.table import ImageTable
 from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, DataError, RecipeError
+from nearkin.evaluation.confidence import confidence_among
 from nearkin.index import Index, calibration, engine
-from nearkin.index.calibration import Calibration, LabelCurve
 from nearkin.index.faiss_engine import FaissEngine
 from nearkin.index.index import Stored
-from nearkin.index.search import Classified, Hit, classified
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.model import HeldOut, load
+from nearkin.runs.model import load
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import Observer
@@ -236,10 +236,11 @@ def test_confidence_and_classification(index, images):
     assert [each.label for each in index.classify([query, images / "kind 2" / "0.png"])] == ["kind 1", "kind 2"]
     assert index.classify([]) == []
     assert {hit.label for hit in index.classify(query, where={"label": ["kind 3"]}).hits} == {"kind 3"}
-    calibration = index.status().calibration
-    assert calibration.source.startswith("20 labelled images of the index")
-    assert 0 <= calibration.brier <= 1
-    assert sum(each.hits for each in calibration.reliability) == calibration.hits == 200
+    learned = index.status().confidence
+    assert (learned.images, learned.classes) == (20, 4)
+    assert 0 <= learned.hit.brier <= 1
+    assert sum(bin.answers for bin in learned.label.bins) == 40, "each image twice"
+    assert len(index.classify(query).hits) == 10
 
 
 def test_without_labels_there_is_no_confidence(tmp_path, images, model):
@@ -247,7 +248,7 @@ def test_without_labels_there_is_no_confidence(tmp_path, images, model):
     index.add(images, labels=None)
     assert index.search(0)[0].confidence is None
     assert index.search(0)[0].label is None
-    with pytest.raises(RecipeError, match="min_confidence needs labels"):
+    with pytest.raises(RecipeError, match="no image has a label"):
         index.search(0, min_confidence=0.5)
     with pytest.raises(RecipeError, match=r"no item of .* has a label"):
         index.classify(0)
@@ -255,22 +256,63 @@ def test_without_labels_there_is_no_confidence(tmp_path, images, model):
     assert index.status().labelled == 20, "labels that are given later count"
 
 
-def test_confidence_is_learned_from_classes_never_trained_on(tmp_path, images, stand_in):
-    rng = np.random.default_rng(0)
-    centres, labels = rng.normal(size=(30, 6)), np.repeat(np.arange(30), 10)
-    vectors = centres[labels] + 0.4 * rng.normal(size=(300, 6))
-    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    index = Index.create(tmp_path / "index", stand_in(held_out=lambda: HeldOut(vectors, labels)))
+def test_confidence_is_learned_only_from_images_that_did_not_train(tmp_path, write_images, stand_in):
+    images = write_images(tmp_path / "images", kinds=5, per_kind=12)
+    files = sorted(images.rglob("*.png"))
+    trained = {blake2b(file.read_bytes(), digest_size=16).hexdigest() for file in files if file.stem not in "0123"}
+    index = Index.create(tmp_path / "index", stand_in(was_trained_on=trained.__contains__))
     index.add(images)
-    told = index.status().calibration
-    assert told.source == "300 images of 30 classes not trained on"
-    assert told.shift == pytest.approx(told.growth * np.log((20 * 19 / 80) / told.classes)), "four kinds of five images"
-    assert told.shift > 0, "among four kinds a hit of the same score is more often right than among thirty"
-    index.add([np.zeros((8, 8, 3), np.uint8)])
-    assert index.status().calibration == told, "an image without a label is no further class"
-    unlabelled = Index.create(tmp_path / "unlabelled", index.model)
-    unlabelled.add(images, labels=None)
-    assert unlabelled.status().calibration.shift == pytest.approx(told.growth * np.log(20 / 300))
+    learned = index.status().confidence
+    ids, names = index.labels()
+    stems = [Path(item.path).stem for item in index.items(ids)]
+    unseen = np.flatnonzero([stem in "0123" for stem in stems])
+    vectors, labels = index.vectors(ids).astype(np.float64), np.unique(names, return_inverse=True)[1]
+    expected = confidence_among(vectors, labels, unseen, "cosine")
+    assert (learned.images, learned.classes) == (20, 5)
+    assert learned.accuracy == expected.accuracy
+    assert learned.hit.slopes == pytest.approx(expected.hit.slopes)
+    scores = vectors @ vectors[0]
+    order = [row for row in np.argsort(-scores, kind="stable") if row != 0][:50]
+    sure = expected.of_hits(scores[order], labels[order], scores[order])
+    assert [hit.confidence for hit in index.search(0, k=50)] == pytest.approx(sure.tolist())
+
+    all_trained = Index.create(tmp_path / "trained", stand_in(was_trained_on=lambda _: True))
+    all_trained.add(images)
+    assert all_trained.status().confidence is None
+    assert "protocol.holdout_share" in all_trained.status().no_confidence
+    assert all_trained.classify(files[0]).label == "kind 0", "a label needs no confidence"
+    assert all_trained.classify(files[0]).confidence is None
+    assert all_trained.search(0)[0].confidence is None
+    not_known = Index.create(tmp_path / "not known", stand_in(was_trained_on=None))
+    not_known.add(images)
+    assert "does not tell which images" in not_known.status().no_confidence
+    all_trained.add([np.full((8, 8, 3), 9 * i, np.uint8) for i in range(3)], labels=["new"] * 3)
+    assert all_trained.status().confidence is None
+
+
+def test_a_class_is_labelled_by_its_nearest_image_and_its_mean(index, images):
+    """Against the classes one by one, in float64."""
+    ids, labels = index.labels()
+    vectors = index.vectors(ids).astype(np.float64)
+    rng = np.random.default_rng(0)
+    for query in rng.normal(size=(20, vectors.shape[1])):
+        query /= np.linalg.norm(query)
+        best = {}
+        for label in set(labels.tolist()):
+            members = vectors[labels == label]
+            mean = members.mean(axis=0)
+            best[label] = (members @ query).max() + mean @ query / np.linalg.norm(mean)
+        assert index.classify(query, min_confidence=0).label == max(best, key=best.get)
+
+
+def test_means_follow_what_is_added_and_removed(tmp_path, write_images, model):
+    index = Index.create(tmp_path / "index", model)
+    index.add(write_images(tmp_path / "images", kinds=3, per_kind=8))
+    query = index.vectors([0])[0].astype(np.float64)
+    first = index.classify(query, min_confidence=0)
+    assert first.label == "kind 0"
+    index.remove([id for id in index.ids().tolist() if index.get(id).label == "kind 0"])
+    assert index.classify(query, min_confidence=0).label != "kind 0"
 
 
 def test_status_says_what_is_missing_and_why(tmp_path, images, model):
@@ -478,23 +520,6 @@ def test_the_public_name():
     assert nearkin.Index is Index
 
 
-def test_a_label_by_votes_unless_one_hit_is_surer_than_all_of_them():
-    curve = Calibration(10.0, -5.0, "", 100, 0.1, 0.2, (), LabelCurve(2.0, -1.0, 0.1, 0.2))
-    hit = lambda label, sure: Hit(0, (np.log(sure / (1 - sure)) + 5) / 10 if sure else 0.5, sure, label, None)  # noqa: E731
-    agreed = [hit("tit", 0.4)] * 7 + [hit("wren", 0.45)] * 3
-    found = classified(agreed, 0.5, curve)
-    assert found.label == "tit"
-    assert found.confidence == pytest.approx(1 / (1 + np.exp(-(2 * (7 * 0.4 - 3 * 0.45) - 1))))
-    copy = [hit("wren", 0.99), *[hit("tit", 0.4)] * 5, *[hit("wren", 0.2)] * 4]
-    assert (classified(copy, 0.5, curve).label, classified(copy, 0.5, curve).confidence) == ("wren", 0.99)
-    mixed = [hit(f"kind {k}", 0.3) for k in range(10)]
-    assert classified(mixed, 0.5, curve).label is None
-    assert classified(agreed[:5], 0.3, curve).confidence == 0.4, "the curve is of ten votes"
-    among_more = replace(curve, shift=-2.0)  # what hits are said to be; votes count as they were fitted
-    assert classified(agreed, 0.5, among_more).confidence == pytest.approx(found.confidence)
-    assert classified([hit("tit", None)] * 3, 0.5, None) == Classified("tit", None, tuple([hit("tit", None)] * 3))
-
-
 def test_an_image_is_stored_once_with_what_is_said_of_it(model, images, tmp_path):
     index = Index.create(tmp_path / "birds.index", model)
     index.add(images)
@@ -516,8 +541,8 @@ def test_an_image_is_stored_once_with_what_is_said_of_it(model, images, tmp_path
 def test_a_few_more_labels_make_no_other_curve_and_many_do(model, images, write_images, tmp_path, monkeypatch):
     index = Index.create(tmp_path / "birds.index", model)
     index.add(write_images(tmp_path / "many", per_kind=30))
-    fits, fit = [], calibration.fit
-    monkeypatch.setattr(calibration, "fit", lambda *args: fits.append(len(args[1])) or fit(*args))
+    fits, learn = [], calibration.learn_confidence
+    monkeypatch.setattr(calibration, "learn_confidence", lambda *args: fits.append(len(args[1])) or learn(*args))
     rng = np.random.default_rng(0)
     for _ in range(13):
         index.add_pixels(rng.integers(0, 255, (4, 4, 3), dtype=np.uint8), "kind 1", {})

@@ -26,7 +26,9 @@ def left_and_right(images, batch_size):
 
 
 def other(identity="other", **changes):
-    return Model(Path("elsewhere"), identity, 4, "euclidean", 32, left_and_right, **changes)
+    return Model(
+        Path("elsewhere"), identity, 4, "euclidean", 32, left_and_right, **{"was_trained_on": lambda _: False} | changes
+    )
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def test_everything_but_the_vectors_stays(index, images):
     paths = [item.path for item in new.items(new.ids())]
     np.testing.assert_array_equal(new.vectors(new.ids()), other().encode(paths))
     assert [hit.path for hit in new.search(images / "kind 1" / "2.png", k=1)] == [str(images / "kind 1" / "2.png")]
-    assert new.status().calibration is not None
+    assert new.status().confidence is not None
     assert sorted(each.name for each in index.path.iterdir() if each.is_dir()) == [new._vectors.folder.parent.name]
     added = new.add(images)  # and the new one can be added to, by files that are known and by new ones
     assert (added.added, added.known) == (1, 19), "what was removed is new again"

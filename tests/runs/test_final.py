@@ -9,8 +9,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nearkin.errors import DataError, InterruptedRunError, RecipeError
+from nearkin.evaluation.confidence import confidence_among
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import final_recipe, run, train_final
 from nearkin.runs.scores import Scores
@@ -64,16 +66,17 @@ def test_every_class_trains_to_the_chosen_epoch_from_the_same_start_at_the_same_
     assert watcher.rates == before.rates[:3], "a cosine over four epochs that ends after three"
     assert all(torch.equal(value, watcher.start[name]) for name, value in before.start.items())
     data = folder.environment().data
-    assert (scores.epochs, data.training_images, data.training_classes) == (3.0, 48, 6)
+    # One of the eight images of each class is held out.
+    assert (scores.epochs, data.training_images, data.training_classes) == (3.0, 42, 6)
     assert folder.scores() == scores
     assert (scores.test, scores.untrained, scores.conditions.test_classes) == (None, None, "no test classes")
     assert scores.final_of.run == str(tmp_path / "run")
     assert scores.final_of.scores == RunFolder(tmp_path / "run").scores()
-    assert "no score of its own" in scores.final_of.note
+    assert "no score on unseen classes of its own" in scores.final_of.note
     assert "chosen on the test classes" in scores.final_of.note
     assert load_run(folder.path).embed(np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 8)
     card = folder.card_file.read_text()
-    assert "48 images of 6 classes" in card
+    assert "42 images of 6 classes" in card
     assert f"| R@1 | {100 * scores.final_of.scores.untrained['R@1']:.1f} |" in card
     run(RunFolder(tmp_path / "run").recipe(), folder, overwrite=True)
     assert not folder.card_file.exists(), "of the model that was there before"
@@ -95,13 +98,13 @@ def test_a_rate_that_waited_for_scores_falls_where_it_fell(photos, tmp_path, mon
 
 
 def test_a_run_that_counted_in_steps_is_trained_to_the_same_epoch_without_noise(photos, tmp_path):
-    """32 of 48 images train: four steps to an epoch, then six."""
+    """32 of 48 images train: four steps to an epoch, then with 42 of them five."""
     steps = ("training.max_steps=6", "training.evaluate_every_steps=2")
     train(photos, tmp_path / "run", *steps, "protocol.label_noise=0.2")
     choose_epoch(tmp_path / "run", 1.5)
     scores = train_final(tmp_path / "run", Observer())
     data = RunFolder(tmp_path / "run-final").environment().data
-    assert (scores.steps, data.training_images, data.replaced_labels) == (9, 48, 0)
+    assert (scores.steps, data.training_images, data.replaced_labels) == (8, 42, 0)
     assert scores.conditions.training_conditions is None
 
 
@@ -115,7 +118,7 @@ def test_data_with_a_split_of_their_own_train_whole(photos, tmp_path):
     train(photos / "all.csv", tmp_path / "run", "protocol.name=validation", "training.epochs=1")
     train_final(tmp_path / "run", Observer())
     data = RunFolder(tmp_path / "run-final").environment().data
-    assert (data.training_images, data.training_classes) == (48, 6)
+    assert (data.training_images, data.training_classes) == (42, 6)
 
 
 def test_interrupted_it_is_resumed_to_the_bit(photos, tmp_path):
@@ -165,7 +168,7 @@ def test_commands_take_it_and_do_not_pretend_to_a_score(photos, tmp_path, nearki
     folder.write_scores({**scores, **better})
     code, out, err = nearkin("train", "--final", folder.path)
     assert code == 0, err
-    for part in ("no score of its own", "MODEL_CARD.md", "Training did not help: R@1 100.0 → 90.0"):
+    for part in ("no score on unseen classes of its own", "MODEL_CARD.md", "Training did not help: R@1 100.0 → 90.0"):
         assert part in " ".join(out.split())
     code, _, err = nearkin("evaluate", final)
     assert code == 3
@@ -176,10 +179,46 @@ def test_commands_take_it_and_do_not_pretend_to_a_score(photos, tmp_path, nearki
         code, out, err = nearkin("evaluate", final, "--data", data, "--json")
         assert code == 0, err
         assert json.loads(out)["classes"] == classes
-        assert "these very images" in json.loads(out)["note"], "wherever they are"
+        trained = (42, 48) if classes == 6 else (14, 16)
+        assert "trained on {} of these {} images".format(*trained) in json.loads(out)["note"], "wherever they are"
     code, out, err = nearkin("table", final)
     assert code == 0, err
     assert f"final model: scores of {folder.path}" in out
     for argument in ("glyphs/demo", "training.epochs=3"):
         code, _, err = nearkin("train", "--final", folder.path, argument)
         assert (code, "--final" in err) == (2, True)
+
+
+def test_new_images_of_known_classes_are_scored_and_the_card_says_so(tmp_path):
+    """Squares of a colour each: 24 of a class, of which two do not train."""
+    rng = np.random.default_rng(0)
+    for number, colour in enumerate(rng.integers(40, 215, (12, 3))):
+        (tmp_path / "squares" / f"class {number}").mkdir(parents=True)
+        for i in range(24):
+            pixels = np.clip(colour + rng.normal(0, 8, 3) + rng.normal(0, 40, (20, 20, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "squares" / f"class {number}" / f"{i}.png")
+    train(
+        tmp_path / "squares",
+        tmp_path / "run",
+        "protocol.holdout_share=0.1",
+        "training.epochs=2",
+        "protocol.test_share=0.5",
+    )
+    folder = RunFolder(tmp_path / "run")
+    classes = len(folder.split.trained_classes)
+    assert folder.scores().new_images is None, "too few to learn from"
+    assert (folder.split.splits == "holdout").sum() == 2 * classes < 15
+    scores = train_final(tmp_path / "run", Observer())
+    new, split = scores.new_images, RunFolder(tmp_path / "run-final").split
+    assert (new.images, new.classes) == (24, 12) == ((split.splits == "holdout").sum(), 12)
+    assert split.trained.isdisjoint(np.array(split.digests)[split.splits == "holdout"].tolist())
+    assert 1 / 12 < new.accuracy <= 1
+    assert 0 <= new.refused <= 1
+    assert 0 <= new.unknown_refused <= 1
+    card = (tmp_path / "run-final" / "MODEL_CARD.md").read_text()
+    assert f"{100 * new.accuracy:.1f} % get the right label" in " ".join(card.split())
+    assert Scores.from_record(json.loads(json.dumps(dict(scores)))).new_images == new
+    run_again = load_run(tmp_path / "run-final")
+    vectors = run_again.embed([str(tmp_path / "squares" / name) for name in split.ids]).numpy()
+    expected = confidence_among(vectors, split.labels, np.flatnonzero(split.splits == "holdout"), "cosine")
+    assert new.accuracy == pytest.approx(expected.accuracy)

@@ -127,13 +127,19 @@ def test_the_identity_is_that_of_the_vectors(trained, tmp_path):
     assert len({identity, *others}) == 4
 
 
-def test_held_out_images_are_those_of_classes_never_trained_on(trained, photos, kinds):
-    held_out = nearkin.load(trained, device="cpu").held_out()
-    assert len(held_out.labels) == len(held_out.vectors) == 8 * len(kinds(trained, "test"))
+def test_a_model_knows_the_images_that_it_was_trained_on_by_their_content(trained, photos, tmp_path, train_like):
     stored = RunFolder(trained).split
-    assert set(held_out.labels.tolist()) == set(stored.labels[stored.splits == "test"].tolist())
-    shutil.rmtree(photos)
-    assert nearkin.load(trained, device="cpu").held_out() is None
+    for number, suffix in enumerate((None, ".onnx", ".safetensors")):
+        path = trained
+        if suffix is not None:
+            path = tmp_path / f"{number}{suffix}"
+            nearkin.export(trained, suffix[1:], path)
+        was_trained_on = nearkin.load(path, device="cpu").was_trained_on
+        for content_hash, split in zip(stored.digests, stored.splits, strict=True):
+            assert was_trained_on(content_hash) == (split == "train")
+        assert not was_trained_on("0" * 32)
+    untrained = train_like("untrained", {"training.epochs": 0, "training.max_steps": None})
+    assert not nearkin.load(untrained, device="cpu").was_trained_on(stored.digests[0])
 
 
 def test_several_models_are_one_whose_cosine_is_the_mean_of_theirs(trained, photos, train_like):
@@ -151,9 +157,12 @@ def test_several_models_are_one_whose_cosine_is_the_mean_of_theirs(trained, phot
     again = reload(both.path, both.options, device="cpu")
     assert (again.identity, again.options) == (both.identity, {"flip": True, "also": [str(other)]})
     np.testing.assert_array_equal(again.encode(images), vectors)
-    assert both.held_out().vectors.shape == (16, 16)
     another_split = train_like("another split", {"protocol.split_seed": 3})
-    assert nearkin.load([trained, another_split], device="cpu").held_out() is None
+    folders = [RunFolder(path).split for path in (trained, another_split)]
+    together = nearkin.load([trained, another_split], device="cpu").was_trained_on
+    assert folders[0].trained != folders[1].trained
+    for content_hash in folders[0].digests:
+        assert together(content_hash) == any(content_hash in split.trained for split in folders)
 
 
 def test_models_that_do_not_go_together_are_refused(trained, train_like):

@@ -33,7 +33,7 @@ def test_it_says_what_it_was_trained_on_with_what_and_how_to_use_it(card, tmp_pa
     text = card(dim=64)
     assert text.startswith("# birds: vcpa, trained on every class\n")
     assert "64 numbers per image, to be compared by cosine similarity. Written by nearkin 0.9 on 2026-01-02." in text
-    assert "`birds`: 1,200 images of 30 classes, all of which trained.\n" in text
+    assert "`birds`: 1,200 images of 30 classes trained, every class.\n" in text
     assert "2.5 epochs of a schedule of 20, seed 3, abacus" in text
     assert f"nearkin embed {tmp_path / 'final'} FOLDER" in text
     parts = [line for line in text.splitlines() if line.startswith("## ")]
@@ -57,7 +57,7 @@ def test_distance_and_unreadable_images_are_named(card):
     data = dataclasses.replace(DATA, unreadable=["a.jpg: empty file"])
     text = card(environment=dataclasses.replace(ENVIRONMENT, data=data), normalisation="ball", dim=None)
     assert "all the backbone's numbers per image, to be compared by Euclidean distance" in text
-    assert "all of which trained. 1 image could not be read." in text
+    assert "trained, every class. 1 image could not be read." in text
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def test_health_and_index_say_what_is_served(client, index):
     assert (about["dim"], about["distance"], about["encoder"]) == (6, "cosine", "stand-in")
     assert about["engine"]["name"] == "exact"
     assert about["limits"] == {"bytes": 32 << 20, "pixels": 64_000_000, "k": 1000}
-    assert (about["calibration"] is None) == (index.status().calibration is None)
+    assert about["confidence"]["accuracy"] == index.status().confidence.accuracy
+    assert about["no_confidence"] is None
 
 
 def test_an_upload_finds_what_the_index_finds(client, index, drawn):

@@ -70,7 +70,8 @@ def index_of_shapes(root, labels, count):
             rows.append([f"{colour}-{number}.png", label, str(2000 + number)])
     with open(root / "shapes.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
-    made = Index.create(root / "shapes.index", Model(Path("nowhere"), "shapes", 6, "cosine", 64, embed))
+    model = Model(Path("nowhere"), "shapes", 6, "cosine", 64, embed, was_trained_on=lambda _: False)
+    made = Index.create(root / "shapes.index", model)
     made.add(root / "shapes.csv")
     return made
 

@@ -94,7 +94,7 @@ def test_a_client_has_the_answers_of_the_index(server, index, drawn, make_image)
     assert client.thumbnail(6) == index.thumbnail(6)
     status = client.status()
     assert (status["items"], [column["name"] for column in status["columns"]]) == (20, ["year", "place"])
-    assert status["calibration"]["slope"] == index.status().calibration.slope
+    assert status["confidence"]["hit"]["intercept"] == index.status().confidence.hit.intercept
     half = client.search(pixels, k=1, crop=(0, 0, 1, 0.5))
     assert half[0].score == pytest.approx(index.search(pixels[:4], k=1)[0].score, abs=1e-6)
 

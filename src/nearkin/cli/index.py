@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -150,11 +149,11 @@ def show_status(
     check_figure_file(figure, "--figure")
     status = Index.open(folder).status()
     if figure is not None:
-        if status.calibration is None:
-            raise RecipeError(f"{folder} has too few labels to fit confidences to: there is nothing to draw")
+        if status.confidence is None:
+            raise RecipeError(f"{folder} has no confidences to draw: {status.no_confidence}")
         from nearkin.report.figures.reliability import draw_reliability
 
-        draw_reliability(figure, status.calibration)
+        draw_reliability(figure, status.confidence)
     _print_status(status, as_json=as_json)
 
 
@@ -248,6 +247,7 @@ def remove(
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:
+    from nearkin.evaluation.confidence import DEFAULT_THRESHOLD
     from nearkin.report.table import Part, Table
 
     if as_json:
@@ -265,25 +265,23 @@ def _print_status(status: Status, *, as_json: bool) -> None:
     asked = "".join(f", {key} {value}" for key, value in status.model_options.items())
     say(f"Encoder: {status.model}{asked}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
     say(f"Engine: {', '.join(f'{key} {value}' for key, value in status.engine.items())}")
-    if (curve := status.calibration) is None:
-        say("Confidence: none, as there are too few labels to fit it to")
+    if (learned := status.confidence) is None:
+        say(f"Confidence: none; {status.no_confidence}")
         return
     say(
-        f"Confidence: fitted to {curve.source}; Brier score {curve.brier:.3f} on classes not fitted to "
-        f"({curve.brier_of_share:.3f} for a constant confidence)"
+        f"Confidence: learned from {learned.images:,} images of {learned.classes:,} classes that the encoder was not "
+        f"trained on, each searched among the others, and again with its class taken out"
     )
-    if curve.shift:
-        here = 1 / (1 + math.exp(-curve.shift))
-        say(
-            f"Shifted to the number of classes in this index: a confidence of 50% in the table below is {here:.0%} here"
-        )
-    if curve.label is not None:
-        say(
-            f"Labels by classify: Brier score {curve.label.brier:.3f} ({curve.label.brier_of_share:.3f} for a constant "
-            f"confidence), with one query in five of a class that the index lacks"
-        )
-    cells = [(f"{point.confidence:.0%}", f"{point.right:.0%}", f"{point.hits:,}") for point in curve.reliability]
-    print_table(Table("", (Part.of(("confidence", "right", "hits"), cells, texts=0),)))
+    cells = [
+        (name, f"{curve.calibration_error:.3f}", f"{curve.brier:.3f}", f"{curve.brier_of_constant:.3f}")
+        for name, curve in (("hit is of the query's class", learned.hit), ("label is right", learned.label))
+    ]
+    headings = ("confidence that a", "calibration error", "Brier score", "of a constant")
+    print_table(Table("", (Part.of(headings, cells, texts=1),)))
+    say(
+        f"Labels: {learned.accuracy:.0%} right; below a confidence of {DEFAULT_THRESHOLD:.0%} are "
+        f"{learned.refused:.0%} of the images, and {learned.unknown_refused:.0%} of those whose class was taken out"
+    )
 
 
 def _print_failed(failed: tuple[tuple[str, str], ...]) -> None:

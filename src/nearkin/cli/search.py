@@ -111,8 +111,7 @@ def search(
 @app.command(rich_help_panel=SEARCH)
 def classify(
     folder: IndexFolder,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images to name.")],
-    k: Annotated[int, typer.Option("-k", help="How many of the nearest vote.")] = 10,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images to label.")],
     min_confidence: Annotated[
         float, typer.Option("--min-confidence", help="Below this confidence the answer is 'none of these'.")
     ] = 0.5,
@@ -121,15 +120,18 @@ def classify(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Label images by the labels of their nearest neighbours, or as none of these.
+    """Label images by the nearest class of an index, or as none of these.
 
     [bold]nearkin classify birds.index query.jpg other.jpg[/bold]
+
+    Confidences are learned from images of the index that the encoder was not trained on: nearkin index status INDEX
+    shows how reliable they are.
     """
     from nearkin.index.where import parse_where
     from nearkin.report.table import Part, Table
 
     condition = parse_where(where or []) or None
-    answers = open_index(folder, run, device).classify(images, k, min_confidence=min_confidence, where=condition)
+    answers = open_index(folder, run, device).classify(images, min_confidence=min_confidence, where=condition)
     results = list(zip(images, answers, strict=True))
     if as_json:
         print(json.dumps([{"query": query, **asdict(answer)} for query, answer in results]))

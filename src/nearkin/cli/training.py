@@ -148,7 +148,9 @@ def train(
         print(json.dumps({"run": str(folder.path), **scores}))
         return
     if scores.test is None and scores.final_of is None:
-        say("No classes were kept for testing, so there is no score.")
+        say("No classes were kept for testing, so there is no score on unseen classes.")
+        if scores.new_images is not None:
+            say(str(scores.new_images))
     else:
         print_table(run_table(scores))
     advice = verdict(scores if scores.final_of is None else scores.final_of.scores, recipe)

@@ -16,7 +16,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.reranking import Rerank, measure_reranked
 from nearkin.evaluation.retrieval import measure
 from nearkin.evaluation.scores import score_named
-from nearkin.evaluation.splits import drawn_splits, with_wrong_labels
+from nearkin.evaluation.splits import HOLDOUT, drawn_splits, with_wrong_labels
 from nearkin.recipe import ProtocolSection
 
 Embed = Callable[[NDArray[np.int64]], Tensor]
@@ -89,12 +89,13 @@ class Protocol:
       held out and chooses the epoch, the others train. :mod:`nearkin.studies.mlrc` trains one model per fold.
     * ``in-distribution``: the test images are of classes that train, as in MNIST; the last epoch is reported. Data
       without a test split get one by image.
-    * ``everything``: every image trains and none is scored, for the encoder that is put to use once another run has
-      given the honest score (:mod:`nearkin.runs.run`).
+    * ``everything``: every class trains and none is scored, for the encoder that is put to use once another run has
+      given the score on unseen classes (:mod:`nearkin.runs.run`).
 
-    ``train_share`` leaves so much of the training images of every class, ``label_noise`` replaces so many of their
-    labels. Neither touches what is validated or tested. A table that a protocol cannot be trained on is refused by
-    :meth:`check_trainable`; scoring a trained encoder on other data needs no such split.
+    ``holdout_share`` keeps some images of the training classes out of training. ``train_share`` leaves so much of the
+    training images of every class, ``label_noise`` replaces so many of their labels. None of them touches what is
+    validated or tested. A table that a protocol cannot be trained on is refused by :meth:`check_trainable`; scoring a
+    trained encoder on other data needs no such split.
 
     Args:
         section: of the recipe.
@@ -114,10 +115,12 @@ class Protocol:
         self.section = section
         self.table = table
         self.splits = drawn_splits(section, table) if splits is None else splits
-        """Of each row, whether it is in ``train``, ``validation``, ``test``, ``query``, ``gallery``, or ``unused``."""
+        """Of each row its part; see :func:`~nearkin.evaluation.splits.drawn_splits`."""
         held_out = np.flatnonzero(self.splits == "validation")
         self.train_rows = np.flatnonzero(self.splits == "train")
         self.validation = EvaluationSet(held_out) if len(held_out) else None
+        self.holdout = np.flatnonzero(self.splits == HOLDOUT)
+        """Images of training classes that do not train."""
         query, gallery, test = (np.flatnonzero(self.splits == name) for name in ("query", "gallery", "test"))
         self._test_images = EvaluationSet(test) if len(test) else None
         if len(query) and len(gallery):

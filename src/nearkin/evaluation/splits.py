@@ -25,17 +25,24 @@ from nearkin.recipe import ProtocolSection
 
 Rows = NDArray[np.int64]
 
+HOLDOUT = "holdout"
+"""The split of an image of a training class that is kept out of training (``protocol.holdout_share``)."""
+HOLDOUT_SHARE = 0.1
+"""Of a final model, which has no other images to learn confidences from."""
+FEWEST_TO_HOLD_OUT = 8
+"""Classes with fewer images need all of them to train."""
 UNUSED = "unused"
 """The split of an image that neither trains nor is scored, as where ``protocol.train_share`` leaves it out."""
 
 COLUMNS = ("image", "label", "class", "split", "content")
 _TESTED = ("test", "query", "gallery")
-_SMALL_DATA, _LABEL_NOISE, _TEST_IMAGES = 101, 102, 103
+_STORED = (*SPLITS, HOLDOUT, UNUSED)
+_SMALL_DATA, _LABEL_NOISE, _TEST_IMAGES, _HOLDOUT = 101, 102, 103, 104
 """Apart from each other, so that no choice follows from another with the same seed."""
 
 
 def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_]:
-    """What a protocol makes of each row: ``train``, ``validation``, ``test``, ``query``, ``gallery`` or ``unused``.
+    """What a protocol makes of each row: one of :data:`~nearkin.data.table.SPLITS`, ``holdout`` or ``unused``.
 
     >>> from nearkin.recipe import ProtocolSection
     >>> pixels = np.zeros((8, 4, 4), dtype=np.uint8)
@@ -63,6 +70,10 @@ def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_
     splits[np.isin(splits, ("train", "validation"))] = UNUSED
     splits[train] = "train"
     splits[held_out] = "validation"
+    share = section.holdout_share
+    if share is None:
+        share = HOLDOUT_SHARE if section.name == "everything" else 0.0
+    splits[_holdout_images(table, train, share, section.split_seed)] = HOLDOUT
     if {"query", "gallery"} <= set(splits.tolist()):
         splits[splits == "test"] = UNUSED
     return splits
@@ -90,6 +101,15 @@ def _test_images(table: ImageTable, share: float, seed: int) -> Rows:
         count = min(max(2, round(share * len(rows))), len(rows) - 1)
         if count >= 2:
             chosen.append(_generator(seed, _TEST_IMAGES, label).permutation(rows)[:count])
+    return np.concatenate(chosen)
+
+
+def _holdout_images(table: ImageTable, rows: Rows, share: float, seed: int) -> Rows:
+    """A share of the images of every class of :data:`FEWEST_TO_HOLD_OUT` or more, at least one."""
+    chosen = [np.empty(0, dtype=np.int64)]
+    for label, members in _rows_by_class(table, rows) if share and len(rows) else ():
+        if len(members) >= FEWEST_TO_HOLD_OUT:
+            chosen.append(_generator(seed, _HOLDOUT, label).permutation(members)[: max(1, round(share * len(members)))])
     return np.concatenate(chosen)
 
 
@@ -217,7 +237,7 @@ class StoredSplit:
             raise ValueError(f"line 1: the columns should be {', '.join(COLUMNS)}")
         rows = []
         for row in reader:
-            if len(row) != len(COLUMNS) or row[3] not in (*SPLITS, UNUSED) or not row[1].isdecimal():
+            if len(row) != len(COLUMNS) or row[3] not in _STORED or not row[1].isdecimal():
                 raise ValueError(f"line {reader.line_num}: {','.join(row)[:80]!r} is not an image of a split")
             rows.append(row)
         if not rows or not content.endswith(b"\n"):
@@ -308,10 +328,10 @@ class StoredSplit:
         return Changes(
             lost={
                 split: tuple(self.ids[number] for number in lost if self.splits[number] == split)
-                for split in (*SPLITS, UNUSED)
+                for split in _STORED
                 if (self.splits == split).any()
             },
-            counts={split: int((self.splits == split).sum()) for split in (*SPLITS, UNUSED)},
+            counts={split: int((self.splits == split).sum()) for split in _STORED},
             changed=frozenset(changed),
             new=tuple(now.table.ids[row] for row in new),
             new_classes=tuple(dict.fromkeys(name for row in new if (name := classes[row]) not in old_names)),

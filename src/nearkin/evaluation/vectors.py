@@ -82,7 +82,8 @@ def as_vectors(x: ArrayLike, name: str, device: device | str | None = None) -> V
 
 def as_gallery(gallery: ArrayLike, queries: Vectors) -> Vectors:
     """``gallery`` as vectors of the same dimension and on the same device as ``queries``."""
-    vectors = as_vectors(gallery, "gallery", queries.source.device if queries.is_cuda else "cpu")
+    device = queries.source.device if queries.is_cuda else "cpu" if is_tensor(gallery) else None
+    vectors = as_vectors(gallery, "gallery", device)
     if vectors.dim != queries.dim:
         raise ValueError(f"gallery must have {queries.dim} columns like the queries, got {vectors.dim}")
     return vectors

@@ -75,10 +75,8 @@ def near(
     """
     if min_confidence is not None and min_score is not None:
         raise RecipeError("give a least confidence or a least score, not both")
-    if min_score is None and index.status().calibration is None:
-        raise RecipeError(
-            f"{index.path} has no confidences, as it has too few labels: give a least score (--min-score)"
-        )
+    if min_score is None and (reason := index.status().no_confidence):
+        raise RecipeError(f"{index.path} has no confidences ({reason}): give a least score (--min-score)")
     ids = index.ids(where)
     number_of = {id: i for i, id in enumerate(ids.tolist())}
     least = MIN_CONFIDENCE if min_confidence is None else min_confidence

@@ -17,8 +17,9 @@ from PIL import Image
 from nearkin.data.folder import suggest_path
 from nearkin.disk import make_folder, sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
+from nearkin.evaluation.confidence import DEFAULT_THRESHOLD, MOST_MEMBERS, VOTERS, ClassProfile, Confidence
 from nearkin.index.adding import Added, Labels, Progress, Source, Sources, hash_of_pixels, sources_of, write_all
-from nearkin.index.calibration import Calibration, calibrate, read_calibration
+from nearkin.index.calibration import calibrate, read_confidence
 from nearkin.index.engine import Distance, Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items, vectors_folder
 from nearkin.index.search import (
@@ -67,7 +68,9 @@ class Status:
     model_options: Mapping[str, Any]
     """The options that its encoder was loaded with: mirror images, further runs."""
     engine: Mapping[str, Any]
-    calibration: Calibration | None
+    confidence: Confidence | None
+    no_confidence: str | None
+    """Why there is none, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ class Index:
         self._engine = self._open_engine(facts["engine"])
         self._seen: tuple[int, int] | None = None
         self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self.calibration: Calibration | None = None  # as of the last search
+        self.confidence: Confidence | None = None  # as of the last search
+        self._no_confidence: str | None = None
+        self._profiles: dict[str, ClassProfile] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -375,14 +380,12 @@ class Index:
         positives, negatives = (self.vectors(ids) if len(ids) else None for ids in (like, unlike))
         vectors = combined(vectors, positives, negatives, self.distance)
         excluded = [{*ids, *like, *unlike} for ids in query_ids]
-        if min_confidence is not None and self.calibration is None:
-            raise RecipeError(
-                f"min_confidence needs labels to learn from, and {self.path} has too few: add labelled images"
-            )
+        if min_confidence is not None and self.confidence is None:
+            raise RecipeError(f"{self.path} has no confidences: {self._no_confidence}")
         if group_by is not None and group_by not in self._items.fields():
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
         allowed = self._allowed(where)
-        context = SearchContext(self._vectors, self._engine, self._items, self.calibration, self.distance, allowed)
+        context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
         pages = []
         for hits in context.hits(vectors, excluded, offset + k, group_by, rerank, collapse):
             if min_confidence is not None:
@@ -392,38 +395,52 @@ class Index:
 
     @overload
     def classify(
-        self, query: OneQuery, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None
+        self, query: OneQuery, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
     ) -> Classified: ...
 
     @overload
     def classify(
-        self, query: Queries, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None
+        self, query: Queries, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
     ) -> list[Classified]: ...
 
     @overload
     def classify(
-        self, query: Arrays, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None
+        self, query: Arrays, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
     ) -> Any: ...
 
     def classify(
-        self, query: Any, k: int = 10, *, min_confidence: float = 0.5, where: Where | None = None
+        self, query: Any, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
     ) -> Classified | list[Classified]:
-        """The label of an image by its ``k`` nearest labelled items, or "none of these": a :class:`Classified`.
+        """The label of an image by its nearest labelled items, or "none of these": a :class:`Classified`.
 
-        Each neighbour votes with its confidence, and a label is the more certain the further it leads. If one neighbour
-        alone is more certain than the vote, or there are not ten votes, its label is returned. Without a calibration
-        neighbours count alike, and there is always a label. Several queries give a list.
+        It is the label of the nearest class, by its nearest item and its mean
+        (:func:`nearkin.evaluation.confidence.vote`). Where no confidence could be learned, there is always a label.
+        Several queries give a list.
         """
+        self._refresh()
         labelled, items = self._items.rows("SELECT count(label), count(*) FROM items")[0]
         if not labelled:
             raise RecipeError(f"no item of {self.path} has a label: add images with labels to classify by")
         if labelled < items:
             ids = self._items.labels()[0]
             where = {"id": (ids if where is None else np.intersect1d(ids, self._items.ids(where))).tolist()}
-        result = self.search(query, k, where=where)
-        if are_several(query):
-            return [classified(hits, min_confidence, self.calibration) for hits in result]
-        return classified(result, min_confidence, self.calibration)
+        vectors, excluded = query_vectors(query, self.dim, lambda: self.model, self.vectors)
+        vectors = combined(vectors, None, None, self.distance)
+        confidence, profiles, allowed = self.confidence, self._profiles, self._allowed(where)
+        context = SearchContext(self._vectors, self._engine, self._items, confidence, self.distance, allowed)
+        answers = []
+        for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS, None, None), strict=True):
+            self._add_profiles(profiles, [str(hit.label) for hit in hits])
+            answers.append(classified(vector, hits, min_confidence, confidence, profiles, self.distance))
+        return answers if are_several(query) else answers[0]
+
+    def _add_profiles(self, profiles: dict[str, ClassProfile], labels: Iterable[str]) -> None:
+        """Add the mean and the spread of these classes where they are not known yet."""
+        for label in {*labels} - profiles.keys():
+            some = self._items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
+            ids = np.array(some, dtype=np.int64).reshape(-1)
+            if len(ids := ids[ids < self._vectors.rows]):  # another process may have removed or added some
+                profiles[label] = ClassProfile.of(self._vectors.take(ids), self.distance)
 
     def status(self) -> Status:
         """What the index holds, what it does not and why, and how reliable its confidences are."""
@@ -447,7 +464,8 @@ class Index:
             model=self._items.fact("model"),
             model_options=self._items.fact("model_options") or {},
             engine={"name": self._engine_name, **self._engine.status()},
-            calibration=self.calibration,
+            confidence=self.confidence,
+            no_confidence=self._no_confidence,
         )
 
     def _refresh(self) -> None:
@@ -464,7 +482,8 @@ class Index:
             self._live = live[live < rows]
             self._vectors.show(rows)
             self._engine.show(rows, self._live)
-            self.calibration = read_calibration(self._items)
+            self.confidence, self._no_confidence = read_confidence(self._items)
+            self._profiles = {}
             self._seen = version
 
     def _open_engine(self, engine: str) -> Engine:

@@ -14,14 +14,16 @@ from PIL import Image
 from nearkin.data.image_inputs import ImageInputs, Tensor
 from nearkin.data.images import crop_shares
 from nearkin.errors import RecipeError, require_torch
-from nearkin.index.calibration import VOTERS, Calibration, lead
-from nearkin.index.engine import Engine, Ranked, nearest, unit_rows
+from nearkin.evaluation.confidence import VOTERS, ClassProfile, Confidence, vote
+from nearkin.index.engine import Distance, Engine, Ranked, nearest, unit_rows
 from nearkin.index.fingerprint import MOST_BITS, are_copies, differing_bits
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.index.where import Where
 from nearkin.runs.model import Model
 
+SHOWN = 10
+"""Hits that are given with a label."""
 RERANKED = 200
 """The nearest so many are re-ranked, whatever k is; those behind keep their order."""
 
@@ -58,7 +60,7 @@ class Hit:
     score: float
     """The cosine, or minus the distance where the encoder's vectors are compared by distance."""
     confidence: float | None
-    """The probability that it is of the query's class; None where there were no labels to learn it from."""
+    """The probability that it is of the query's class; None where it could not be learned."""
     label: str | None
     path: str | None
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -70,10 +72,11 @@ class Hit:
 
 @dataclass(frozen=True)
 class Classified:
-    """The label that a query's neighbours agree on, or None for "none of these"."""
+    """The label of a query, or None for "none of these", and its nearest hits."""
 
     label: str | None
     confidence: float | None
+    """The probability that the surest label is right; None where it could not be learned."""
     hits: tuple[Hit, ...]
 
 
@@ -198,8 +201,8 @@ class SearchContext:
     vectors: Segments
     engine: Engine
     items: Items
-    calibration: Calibration | None
-    distance: str
+    confidence: Confidence | None
+    distance: Distance
     allowed: NDArray[np.int64] | None
     """The rows to search among, ascending; None for all."""
 
@@ -221,7 +224,8 @@ class SearchContext:
         if not available:
             yield from ([] for _ in queries)
             return
-        depth = wanted + max(map(len, excluded), default=0) + (COPIES if collapse else 0)
+        shown = wanted + (COPIES if collapse else 0)
+        depth = max(shown, 1 if self.confidence is None else VOTERS) + max(map(len, excluded), default=0)
         ranked = self._ranked(queries, excluded, depth, rerank)
         for query, without, (rows, scores) in zip(queries, excluded, ranked, strict=True):
             hits, deep = self._as_hits(rows, scores, without, group_by, collapse), depth
@@ -267,11 +271,19 @@ class SearchContext:
         collapse: bool,
     ) -> list[Hit]:
         """Items by their rows, without excluded ones and those that have been removed meanwhile."""
-        items, hits = self.items.get(rows.tolist()), []
-        for id, score in zip(rows.tolist(), scores.tolist(), strict=True):
-            if id in items and id not in excluded:
-                confidence = None if self.calibration is None else self.calibration.confidence(score)
-                hits.append(Hit(id, score, confidence, items[id].label, items[id].path, items[id].columns))
+        items = self.items.get(rows.tolist())
+        found = [(items[id], score) for id, score in zip(rows.tolist(), scores.tolist(), strict=True) if id in items]
+        found = [(item, score) for item, score in found if item.id not in excluded]
+        confidences: list[float | None] = [None] * len(found)
+        labelled = [(item.label, score) for item, score in found if item.label is not None][:VOTERS]
+        if self.confidence is not None and labelled:
+            labels, label_scores = (np.array(column) for column in zip(*labelled, strict=True))
+            scores = np.array([score for _, score in found])
+            confidences = self.confidence.of_hits(scores, labels, label_scores).tolist()
+        hits = [
+            Hit(item.id, score, confidence, item.label, item.path, item.columns)
+            for (item, score), confidence in zip(found, confidences, strict=True)
+        ]
         if collapse:
             hits = self._without_copies(hits)
         return hits if group_by is None else first_of_each(hits, group_by)
@@ -311,26 +323,22 @@ def first_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
     return list(first.values())
 
 
-def classified(hits: Sequence[Hit], min_confidence: float, calibration: Calibration | None) -> Classified:
-    """The label with most confidence among hits, or "none of these" where it is below ``min_confidence``.
-
-    If one neighbour alone is more certain than the vote, its label is returned.
-    """
+def classified(
+    query: NDArray[np.float64],
+    hits: Sequence[Hit],
+    min_confidence: float,
+    confidence: Confidence | None,
+    profiles: Mapping[str, ClassProfile],
+    distance: Distance,
+) -> Classified:
+    """The label of a query by its hits, or "none of these" where its confidence is below ``min_confidence``."""
     if not hits:
         return Classified(None, None, ())
-    # The curve of labels was fitted to votes without the shift for more classes, which lowers the lead anyway.
-    curve = None if calibration is None else replace(calibration, shift=0.0)
-    votes: dict[str, float] = {}
-    for hit in hits:
-        votes[str(hit.label)] = votes.get(str(hit.label), 0.0) + (1.0 if curve is None else curve.confidence(hit.score))
-    label, margin = lead(votes)
-    if calibration is None:
-        return Classified(label, None, tuple(hits))
-    surest = max(hits, key=lambda hit: hit.confidence or 0.0)
-    confidence = surest.confidence or 0.0
-    # The curve of labels holds for exactly so many votes.
-    if calibration.label is not None and len(hits) == VOTERS and calibration.label.confidence(margin) >= confidence:
-        confidence = calibration.label.confidence(margin)
-    else:
-        label = str(surest.label)
-    return Classified(label if confidence >= min_confidence else None, confidence, tuple(hits))
+    labels, scores = np.array([hit.label for hit in hits]), np.array([hit.score for hit in hits])
+    typical_spread = 0.0 if confidence is None else confidence.typical_spread
+    winner = vote(query, labels, scores, profiles, distance, typical_spread)
+    shown = tuple(hits[:SHOWN])
+    if confidence is None:
+        return Classified(winner.label, None, shown)
+    sure = confidence.of_label(winner)
+    return Classified(winner.label if sure >= min_confidence else None, sure, shown)

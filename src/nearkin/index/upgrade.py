@@ -78,9 +78,7 @@ def upgrade(
         check_room(path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
         missing = _embed(path, items, vectors, model, rows, drop_missing, batch_size, progress)
         vectors.show(rows)
-        labelled, labels = items.labels()
-        stays = np.isin(labelled, list(missing), invert=True)
-        calibration = calibration_facts(labelled[stays], labels[stays], vectors, model)
+        calibration = calibration_facts(items, vectors, model, without=missing)
         with items.writing():
             items.delete(list(missing))
             # A server keeps rows under the index's identity: a new one keeps old vectors from being taken for new.

@@ -269,9 +269,9 @@ def check_values(recipe: Recipe) -> None:
         value = min(given, default=None) if isinstance(given, tuple) else given
         if value is not None and value < low:
             raise RecipeError(f"{key} must be at least {low}, got {value}")
-    for name in ("test_share", "validation_share", "label_noise"):
+    for name in ("test_share", "validation_share", "holdout_share", "label_noise"):
         share = getattr(protocol, name)
-        if not 0 <= share < 1:
+        if share is not None and not 0 <= share < 1:
             raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
     if training.ema_decay is not None and not 0 <= training.ema_decay < 1:
         raise RecipeError(f"training.ema_decay must be at least 0 and below 1, got {training.ema_decay}")

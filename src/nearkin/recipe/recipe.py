@@ -291,6 +291,10 @@ class ProtocolSection:
     """The one of them, counted from 0, that is held out to choose the epoch."""
     train_share: float = 1.0
     """Share of the training images of each class that is used, at least one of each: small data."""
+    holdout_share: float | None = None
+    """Share of the images of each training class, where it has eight or more, that is kept out of training: new images
+    of known classes, which are scored and which confidences are learned from. Default: 0.1 with ``everything``, else
+    none."""
     label_noise: float = 0.0
     """Share of the training labels that is replaced by another training class."""
     split_seed: int = 0

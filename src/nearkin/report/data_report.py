@@ -9,11 +9,15 @@ from rich.text import Text
 from nearkin.data.images import NOT_IMAGES
 from nearkin.data.table import LeftOut
 from nearkin.report.table import counted
-from nearkin.runs.data import TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
+from nearkin.runs.data import NEW_IMAGES, TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
 
 _MOST_LINES = 8
 _SCORED = ("test", "queries", "gallery")
-_ROLES = {"validation": "chooses the epoch", UNUSED: "by the protocol of this run"}
+_ROLES = {
+    NEW_IMAGES: "of classes that train; scored, and confidences are learned from them",
+    "validation": "chooses the epoch",
+    UNUSED: "by the protocol of this run",
+}
 
 
 def data_report_text(report: DataReport, *, overview: bool = True) -> Text:

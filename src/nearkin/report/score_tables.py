@@ -32,7 +32,8 @@ def run_table(scores: Scores) -> Table:
     if scores.final_of is not None:
         selected = scores.final_of.scores
         table = run_table(selected) if selected.test else Table("", ())
-        return Table(table.title, table.parts, (scores.final_of.note, *table.conditions))
+        new_images = [f"This encoder. {scores.new_images}"] if scores.new_images else []
+        return Table(table.title, table.parts, (scores.final_of.note, *table.conditions, *new_images))
     held = scores.conditions
     parts = [f"{held.protocol} protocol, {held.selection}", held.training_conditions, held.weights, f"seed {held.seed}"]
     epochs = "1 epoch" if scores.epochs == 1 else f"{scores.epochs:g} epochs"
@@ -40,6 +41,8 @@ def run_table(scores: Scores) -> Table:
     conditions = ["; ".join(part for part in parts if part) + "."]
     if scores.untrained:
         conditions.append(f"Untrained: {UNTRAINED}. {LEGEND}.")
+    if scores.new_images:
+        conditions.append(str(scores.new_images))
     columns = {"untrained": scores.untrained, "trained": scores.test}
     if scores.chosen_on_test:
         columns["last epoch"] = scores.last

@@ -16,7 +16,7 @@ from nearkin.data.source import is_benchmark, read_source
 from nearkin.data.table import ImageTable, LeftOut
 from nearkin.errors import DataError, notice
 from nearkin.evaluation.protocol import Protocol
-from nearkin.evaluation.splits import Changes
+from nearkin.evaluation.splits import HOLDOUT, Changes
 from nearkin.recipe import DataSection, Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import data_of
@@ -24,8 +24,8 @@ from nearkin.training.build import data_of
 Progress = Callable[[int, int], None]
 """Called with the number of images done and their total."""
 
-SCORED = ("validation", "test", "query", "gallery")
-TRAINING, UNUSED = "training", "not used"
+SCORED = ("validation", "test", "query", "gallery", HOLDOUT)
+TRAINING, NEW_IMAGES, UNUSED = "training", "new images", "not used"
 _EXAMPLES = 3
 
 
@@ -230,6 +230,8 @@ def describe_data(
 def _parts(protocol: Protocol) -> dict[str, NDArray[np.int64]]:
     """The rows of a protocol's parts, by what they are used for."""
     parts = {TRAINING: protocol.train_rows}
+    if len(protocol.holdout):
+        parts[NEW_IMAGES] = protocol.holdout
     if protocol.validation is not None:
         parts["validation"] = protocol.validation.query
     if protocol.test is not None and protocol.test.gallery is None:

@@ -30,10 +30,10 @@ from nearkin.errors import DataError, RecipeError, did_you_mean, require
 from nearkin.numerics import normalise
 from nearkin.recipe import EncoderSection
 from nearkin.runs.data import with_root_found
-from nearkin.runs.model import METADATA_KEY, ExportedModel, Settings, load_exported
+from nearkin.runs.model import METADATA_KEY, PREFIX, ExportedModel, Settings, load_exported
 from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, Scores
-from nearkin.runs.trained_run import TrainedRun, identity_of, load_run
+from nearkin.runs.trained_run import TrainedRun, identity_of, images_trained_on, load_run
 from nearkin.training.build import data_of, encoder_from
 from nearkin.training.recipes import load_recipe
 
@@ -48,6 +48,8 @@ Pillow rounds twice, by half a level each; a quarter is left for single precisio
 """
 
 _CHECKED_IMAGES = 6
+MOST_TRAINED = 250_000
+"""A file names the images that trained it up to this number."""
 _ENCODER_KEY, _FLIP_KEY = "nearkin.encoder", "nearkin.flip"
 
 
@@ -113,6 +115,7 @@ def export(
         resize=graph.resize,
         squash=graph.squash,
         shorter_side=data_of(trained.recipe).shorter_side,
+        trained=_prefixes(images_trained_on(trained)),
     )
     photos, origin = _photos(trained, images, data_root)
     temporary = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
@@ -262,6 +265,13 @@ def _without_exporter_remarks() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def _prefixes(trained: frozenset[str] | None) -> str | None:
+    """What a file tells of the images that trained it; nothing where it would take megabytes."""
+    if trained is None or len(trained) > MOST_TRAINED:
+        return None
+    return "".join(sorted(content_hash[:PREFIX] for content_hash in trained))
 
 
 def _target(run: str | Path, output: str | Path | None, suffix: str) -> Path:

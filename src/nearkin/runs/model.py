@@ -25,6 +25,8 @@ from nearkin.data.transforms import Transform
 from nearkin.errors import DataError, RecipeError, did_you_mean, require, require_torch
 
 SUFFIXES = (".onnx", ".safetensors")
+PREFIX = 16
+"""Hexadecimal digits of a content hash that tell images apart in a file's metadata."""
 METADATA_KEY = "nearkin"
 """The key under which a file's metadata holds its :class:`Settings`."""
 
@@ -42,6 +44,8 @@ class Settings:
     squash: bool
     shorter_side: int
     """Larger images are shrunk to this when they are decoded, as in the run."""
+    trained: str | None = None
+    """The first :data:`PREFIX` digits of the content hash of each image that it was trained on, one after another."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -127,16 +131,6 @@ Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Images of classes that an encoder was not trained on: vectors ``[N, dim]`` and a class each."""
-
-    vectors: Vectors
-    labels: NDArray[np.int64]
-    digests: tuple[str, ...] = ()
-    """Hashes of their content."""
-
-
-@dataclass(frozen=True)
 class Model:
     """An encoder with everything between an image file and its vector.
 
@@ -154,8 +148,8 @@ class Model:
     """Decoded images are shrunk to this before anything else, as in training."""
     embed: Callable[[Images, int | None], Vectors]
     """Vectors of decoded images in their order; the second argument is the batch size."""
-    held_out: Callable[[], HeldOut | None] = lambda: None
-    """Embeds what can be found of the classes that it was tested on; None where there are none."""
+    was_trained_on: Callable[[str], bool] | None = None
+    """Whether an image, given by its content hash, was trained on; None where that is not known."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of :func:`load` next to the path that change vectors; JSON can hold them."""
 
@@ -243,7 +237,13 @@ def _model_of_file(path: Path) -> Model:
         distance="cosine" if settings.normalisation == "l2" else "euclidean",
         shorter_side=settings.shorter_side,
         embed=exported.embed,
+        was_trained_on=None if settings.trained is None else _has_prefix_in(settings.trained),
     )
+
+
+def _has_prefix_in(trained: str) -> Callable[[str], bool]:
+    prefixes = {trained[start : start + PREFIX] for start in range(0, len(trained), PREFIX)}
+    return lambda content_hash: content_hash[:PREFIX] in prefixes
 
 
 def concatenated(models: Sequence[Model]) -> Model:
@@ -255,13 +255,7 @@ def concatenated(models: Sequence[Model]) -> Model:
     first, identities = models[0], " ".join(model.identity for model in models)
     check_compatible([model.distance for model in models], [model.shorter_side for model in models])
 
-    def held_out() -> HeldOut | None:
-        # Only images that none of the models was trained on.
-        parts = [part for model in models if (part := model.held_out()) is not None and part.digests]
-        if len(parts) < len(models) or len({part.digests for part in parts}) > 1:
-            return None
-        return HeldOut(concatenate_vectors([part.vectors for part in parts]), parts[0].labels, parts[0].digests)
-
+    trained = [model.was_trained_on for model in models if model.was_trained_on is not None]
     return Model(
         path=first.path,
         identity=hashlib.sha256(f"concatenated {identities}".encode()).hexdigest()[:32],
@@ -269,7 +263,7 @@ def concatenated(models: Sequence[Model]) -> Model:
         distance=first.distance,
         shorter_side=first.shorter_side,
         embed=lambda images, batch_size: concatenate_vectors([model.embed(images, batch_size) for model in models]),
-        held_out=held_out,
+        was_trained_on=(lambda image: any(was(image) for was in trained)) if len(trained) == len(models) else None,
         options={**first.options, "also": [str(model.path) for model in models[1:]]},
     )
 

@@ -37,12 +37,13 @@ def model_card(
         "## Data",
         "",
         f"`{conditions.data}`: {data.training_images:,} images of {data.training_classes:,} classes"
-        + (", all of which trained." if final else f" trained; {data.test_images:,} images were kept for testing.")
+        + (" trained, every class." if final else f" trained; {data.test_images:,} images were kept for testing.")
         + (f" {lost} image{'s' * (lost > 1)} could not be read." if lost else ""),
         "",
         "## Score",
         "",
         *_score(scores.final_of or FinalOf(str(folder.path), _note(scores), scores)),
+        *(["", f"This encoder. {scores.new_images}"] if scores.new_images else []),
         "",
         "## Recipe",
         "",

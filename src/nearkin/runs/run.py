@@ -10,12 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearkin import ranks
 from nearkin.disk import check_room, remove_leftovers, sole_writer_of, write_atomically
 from nearkin.errors import RecipeError, catching_out_of_memory, notice
+from nearkin.evaluation.confidence import confidence_among
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.recipe import LENGTH, LOCATIONS, Recipe, fingerprint
 from nearkin.runs.data import (
@@ -29,7 +31,7 @@ from nearkin.runs.data import (
 )
 from nearkin.runs.folder import Environment, RunFolder, weights_hash
 from nearkin.runs.model_card import model_card
-from nearkin.runs.scores import Conditions, Cost, FinalOf, Scores
+from nearkin.runs.scores import Conditions, Cost, FinalOf, NewImages, Scores
 from nearkin.training import checkpoint
 from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
@@ -229,6 +231,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         checkpoint.load_best(state, folder)
     checkpoint.save_encoder(state, folder)
     test = None if protocol.test is None else state.score(protocol.test, final=True)
+    new_images = _score_new_images(state)
     steps_s = max(state.time.by["steps"], 1e-9)
     on_gpu = state.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(state.device) if on_gpu else peak_process_memory()
@@ -257,10 +260,33 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         ),
         untrained=state.untrained,
         test=test,
+        new_images=new_images,
         best=state.best if protocol.selects_on != "last" else last,
         last=last,
         lost_images=lost,
     )
+
+
+def _score_new_images(state: TrainingState) -> NewImages | None:
+    """Labels of the held-out images among all images of the training classes, as an index of these would give them."""
+    protocol = state.protocol
+    if not len(protocol.holdout):
+        return None
+    rows = np.union1d(protocol.train_rows, protocol.holdout)
+    with state.time.on("evaluations"):
+        what = "scoring new images of the training classes"
+        embeddings = state.embed(
+            rows,
+            encoder=state.eval_encoder,
+            as_scored=True,
+            progress=lambda done: state.on_scoring(what, done, len(rows)),
+        )
+        vectors, held_out = embeddings.float().cpu().numpy(), np.flatnonzero(np.isin(rows, protocol.holdout))
+        learned = confidence_among(vectors, state.table.labels[rows], held_out, state.encoder.distance)
+    if learned is None:
+        return None
+    counts = len(protocol.holdout), len(np.unique(state.table.labels[protocol.holdout]))
+    return NewImages(*counts, learned.accuracy, learned.refused, learned.unknown_refused)
 
 
 def train_final(
@@ -347,7 +373,7 @@ def _note(path: str, scores: Scores) -> str:
         return f"{path} kept no classes for testing, so nothing is known of how well this encoder does on new ones."
     note = (
         f"These scores are of {path}: the same recipe on fewer images, scored on {scores.conditions.test_classes}. "
-        f"This encoder was trained on those images too, so it has no score of its own."
+        f"This encoder was trained on those classes too, so it has no score on unseen classes of its own."
     )
     if scores.chosen_on_test:
         note += " The epoch was chosen on the test classes, which flatters the scores."

@@ -69,6 +69,35 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class NewImages:
+    """How images of the training classes that did not train are labelled, as shares from 0 to 1."""
+
+    images: int
+    classes: int
+    accuracy: float
+    """Given the right label, whatever its confidence."""
+    refused: float
+    """Given no label, as the confidence is below the default threshold."""
+    unknown_refused: float
+    """The same with the image's own class taken out."""
+
+    def __str__(self) -> str:
+        """
+        >>> print(NewImages(98, 60, 0.912, 0.08, 0.75))
+        New images of known classes: 91.2 % get the right label. At the default threshold 8.0 % get none, and 75.0 %
+        do so where their own class is taken out (98 images of 60 classes that did not train).
+        """
+        right, refused, unknown = (
+            f"{100 * share:.1f} %" for share in (self.accuracy, self.refused, self.unknown_refused)
+        )
+        return (
+            f"New images of known classes: {right} get the right label. At the default threshold {refused} get none, "
+            f"and {unknown} do so where their own class is taken out ({self.images:,} images of {self.classes:,} "
+            f"classes that did not train)."
+        )
+
+
+@dataclass(frozen=True)
 class FinalOf:
     """The run whose recipe and epoch a final model took, with that run's scores."""
 
@@ -96,6 +125,8 @@ class Scores(Record):
     """Of the backbone before training, without the head."""
     test: Mapping[str, float] | None = None
     """Of the reported weights; None without test classes."""
+    new_images: NewImages | None = None
+    """Of the reported weights; None where ``protocol.holdout_share`` kept too few images out."""
     best: Evaluation | None = None
     """The evaluation that was chosen."""
     last: Evaluation = field(default_factory=dict)
@@ -108,6 +139,8 @@ class Scores(Record):
         given = known_fields(cls, record)
         given["conditions"] = Conditions(**known_fields(Conditions, record))
         given["cost"] = Cost(**known_fields(Cost, record.get("cost") or {}))
+        if new_images := record.get("new_images"):
+            given["new_images"] = NewImages(**new_images)
         if final_of := record.get("final_of"):
             given["final_of"] = FinalOf(final_of["run"], final_of["note"], cls.from_record(final_of["scores"]))
         return cls(**given)
@@ -116,12 +149,13 @@ class Scores(Record):
         record = self.conditions.as_record()
         record |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
         record["cost"] = dataclasses.asdict(self.cost)
+        record["new_images"] = self.new_images and dataclasses.asdict(self.new_images)
         record["final_of"] = self.final_of and {
             "run": self.final_of.run,
             "note": self.final_of.note,
             "scores": self.final_of.scores.as_record(),
         }
-        optional = ("lost_images", "final_of")
+        optional = ("new_images", "lost_images", "final_of")
         return {key: value for key, value in record.items() if value or key not in optional}
 
     @property

@@ -26,21 +26,18 @@ from nearkin.data.table import ImageTable, LeftOut
 from nearkin.data.transforms import Transform
 from nearkin.disk import check_room, check_writable, write_atomically
 from nearkin.encoders import Encoder
-from nearkin.errors import DataError, RecipeError, notice, notices_to
+from nearkin.errors import DataError, RecipeError, notice
 from nearkin.numerics import normalise
 from nearkin.recipe import Recipe
-from nearkin.runs.data import Progress, open_data, open_own_data, split_as_stored
+from nearkin.runs.data import Progress, open_data
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.model import HeldOut, Model
+from nearkin.runs.model import Model
 from nearkin.training import checkpoint
 from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.checkpoint import read_checkpoint
 from nearkin.training.device import autocast_dtype, float32_products, pick_device
 from nearkin.training.embedding import embed_images, embedded_by_all
 from nearkin.training.recipes import load_recipe
-
-HELD_OUT_LIMIT = 2_000
-"""At most this many images of held-out classes are embedded: a curve of two parameters needs no more."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def model_of_run(run: TrainedRun) -> Model:
         distance=run.encoder.distance,
         shorter_side=data_of(run.recipe).shorter_side,
         embed=lambda images, batch_size: run.embed(images, batch_size=batch_size).cpu().numpy(),
-        held_out=lambda: _held_out(run),
+        was_trained_on=None if (trained := images_trained_on(run)) is None else trained.__contains__,
     )
 
 
@@ -166,23 +163,14 @@ def identity_of(run: TrainedRun) -> str:
     return digest.hexdigest()[:32]
 
 
-def _held_out(run: TrainedRun) -> HeldOut | None:
-    """The run's test images, or some of them; None where it has none or they cannot be found any more."""
-    section = replace(data_of(run.recipe), unreadable_tolerance=1.0)
+def images_trained_on(run: TrainedRun) -> frozenset[str] | None:
+    """Content hashes of the images that trained the run's encoder; None where its split cannot be read."""
+    if not run.recipe.training.epochs or run.recipe.training.max_steps == 0:
+        return frozenset()
     try:
-        with notices_to(lambda _: None):  # what became of the run's images does not concern a search
-            data = split_as_stored(run.folder, run.recipe, open_own_data(run.folder, section), scored=("test",))
+        return run.folder.split.trained
     except DataError:
         return None
-    if data.protocol.test is None:
-        return None
-    rows, table = np.unique(data.protocol.test.rows), data.images.table
-    # Whole classes in random order, since a pair of the same class takes two images of it.
-    classes = np.unique(table.labels[rows])
-    rank = np.argsort(np.random.default_rng(0).permutation(classes))[np.searchsorted(classes, table.labels[rows])]
-    rows = rows[np.argsort(rank, kind="stable")][:HELD_OUT_LIMIT]
-    digests = tuple(data.images.digests[row] for row in rows)
-    return HeldOut(run.embed(data.images.images, rows).cpu().numpy(), table.labels[rows], digests)
 
 
 @dataclass(frozen=True)

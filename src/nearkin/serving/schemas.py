@@ -168,7 +168,8 @@ class About(Contents):
     dim: int
     encoder: str
     engine: dict[str, Any]
-    calibration: dict[str, Any] | None
+    confidence: dict[str, Any] | None
+    no_confidence: str | None
     limits: Limits
     read_only: bool
     failed: int

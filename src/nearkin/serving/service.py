@@ -30,7 +30,6 @@ Vector = NDArray[np.float32]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Job = tuple[Pixels, "Future[Vector]"]
-_NEIGHBOURS = 10
 _THREADS = 8
 _ROUNDING = 1e-3
 _MOST_LABELS = 2000
@@ -207,7 +206,7 @@ class Service:
         )
         guess = None
         if is_image and isinstance(query, np.ndarray) and self.contents().labelled:
-            guess = self.index.classify(query, _NEIGHBOURS)
+            guess = self.index.classify(query)
         return schemas.Hits(
             hits=[schemas.Hit(**self._fields(hit)) for hit in hits[: options.k]],
             offset=options.offset,

@@ -78,7 +78,7 @@ function columnFilters() {
 export function drawFilters(state) {
   const asked = isAsked(state);
   const least = `${Math.round(state.min * 100)}`;
-  $("#sure").hidden = facts.about.calibration === null || !asked;
+  $("#sure").hidden = facts.about.confidence === null || !asked;
   $("#min").value = least;
   $("#min-text").textContent = state.min ? `${least} %` : "any";
   $("#min").setAttribute("aria-valuetext", state.min ? `${least} percent` : "any");

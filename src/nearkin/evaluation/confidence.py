@@ -1,0 +1,345 @@
+"""The label of a query by its nearest hits, and how sure hits and labels are.
+
+A score means something else for every encoder and every collection. So confidences are learned from labelled images of
+the collection that the encoder was *not* trained on: a trained image lies nearer to its class than a new one does. Each
+of these images is searched among the others twice. As it is, it has a right answer. With its own class taken out it
+stands for an image of a class that the collection lacks, for which every answer is wrong.
+
+The confidence of a hit depends on its score and on how far the query's hits agree on a label. It rises with the score,
+so it never changes the order of hits. That of a label depends on how near the query is to the mean of the class,
+compared with the images of that class, and on the label's share of the vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearkin.evaluation.neighbours import Distance, nearest
+
+VOTERS = 50
+"""Nearest hits that vote for a label."""
+VOTE_SCALE = 0.05
+"""A hit whose score is lower than the highest by this has 1/e of its vote."""
+MOST_MEMBERS = 500
+"""Images of a class from which its mean is computed."""
+DEFAULT_THRESHOLD = 0.5
+"""Below this confidence a label is "none of these"."""
+
+HITS = 10
+"""Nearest hits of each image that the confidence of hits is learned from."""
+UNKNOWN_SHARE = 1 / 3
+"""One query in three is taken to be of a class that the collection lacks."""
+FEWEST_IMAGES, FEWEST_CLASSES = 15, 3
+"""With less there is nothing to learn from."""
+MOST_IMAGES = 2_000
+MOST_PASSED_OVER = 4_096
+"""Hits of an image's own class that are passed over to find those of others."""
+NO_CLASS = -1
+FOLDS, BINS = 5, 10
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Search = Callable[[Ints, int], tuple[Ints, Floats]]
+"""Given some rows and k: the k nearest other rows of each, nearest first ``[Q, k]``, and their scores ``[Q, k]``."""
+
+
+class ClassProfile(NamedTuple):
+    """The mean of a class ``[D]``, and the mean score of its images with the mean of the others; NaN of one image."""
+
+    mean: Floats
+    spread: float
+
+    @classmethod
+    def of(cls, members: NDArray[np.floating[Any]], distance: Distance) -> ClassProfile:
+        """
+        >>> round(ClassProfile.of(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), "cosine").spread, 3)
+        0.471
+        """
+        rows: Floats = members.astype(np.float64)
+        total, count = rows.sum(axis=0), len(rows)
+        spread = _scores(rows, (total - rows) / (count - 1), distance).mean() if count > 1 else np.nan
+        return cls(total / count, float(spread))
+
+
+class Vote(NamedTuple):
+    """A label, with what its confidence depends on."""
+
+    label: Any
+    closeness: float
+    """The query's score with the mean of the class, less that of the images of the class."""
+    share: float
+    """Of the votes."""
+
+
+def votes_of(numbers: Ints, scores: Floats) -> Floats:
+    """The share of the vote of each label 0, 1, … of hits ``[K]``, which vote with ``exp((score − highest) / 0.05)``.
+
+    >>> votes_of(np.array([0, 1, 0]), np.array([0.9, 0.88, 0.85])).round(3)
+    array([0.671, 0.329])
+    """
+    votes = np.bincount(numbers, np.exp((scores - scores.max()) / VOTE_SCALE))
+    return np.asarray(votes / votes.sum())
+
+
+def vote(
+    query: Floats,
+    labels: NDArray[Any],
+    scores: Floats,
+    profiles: Mapping[Any, ClassProfile],
+    distance: Distance,
+    typical_spread: float,
+) -> Vote:
+    """The label of a query ``[D]`` by its hits, nearest first ``[K]``: the class that is nearest.
+
+    How near a class is, is the mean of two scores: of its nearest hit, and of its mean.
+
+    Args:
+        query: what is labelled.
+        labels: of the hits.
+        scores: of the hits.
+        profiles: of the hits' classes.
+        distance: how vectors are compared.
+        typical_spread: of a class with one image.
+    """
+    names, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
+    means = np.stack([profiles[name].mean for name in names.tolist()])
+    to_mean = _scores(query[None], means, distance)
+    winner = int((scores[first] + to_mean).argmax())
+    label = names[winner].item()
+    spread = profiles[label].spread
+    closeness = to_mean[winner] - (typical_spread if np.isnan(spread) else spread)
+    return Vote(label, float(closeness), float(votes_of(numbers, scores)[winner]))
+
+
+class Bin(NamedTuple):
+    """Answers of similar confidence: their number, mean confidence, and the share that was right."""
+
+    answers: int
+    confidence: float
+    right: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """``confidence = 1 / (1 + exp(−(slopes · features + intercept)))``, and how reliable it is.
+
+    Its reliability was measured on classes that it was not fitted to.
+    """
+
+    slopes: tuple[float, ...]
+    intercept: float
+    calibration_error: float
+    """Mean distance between confidence and the share that is right, over bins of equally many answers."""
+    brier: float
+    """Mean squared difference between confidence and truth."""
+    brier_of_constant: float
+    """The same for a constant confidence: the share that is right."""
+    bins: tuple[Bin, ...]
+
+    def __call__(self, features: Floats) -> Floats:
+        """Confidences ``[…]`` of features ``[…, F]``."""
+        return _logistic(features @ np.array(self.slopes) + self.intercept)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """What a collection has learned about its own answers."""
+
+    hit: Curve
+    label: Curve
+    typical_spread: float
+    """The mean over classes; see :class:`ClassProfile`."""
+    images: int
+    """The images it was learned from, which the encoder was not trained on."""
+    classes: int
+    accuracy: float
+    """How often the label of such an image is right, whatever its confidence."""
+    refused: float
+    """How often such an image gets no label, as its confidence is below :data:`DEFAULT_THRESHOLD`."""
+    unknown_refused: float
+    """The same with the image's class taken out."""
+
+    def of_hits(self, scores: Floats, labels: NDArray[Any], label_scores: Floats) -> Floats:
+        """The probability that hits of one query are of its class.
+
+        Args:
+            scores: of the hits.
+            labels: of the query's nearest labelled hits, :data:`VOTERS` of them where there are as many.
+            label_scores: the scores of those.
+        """
+        return self.hit(_hit_features(scores, np.unique(labels, return_inverse=True)[1], label_scores))
+
+    def of_label(self, vote: Vote) -> float:
+        """The probability that a label is right."""
+        return float(self.label(np.array([vote.closeness, vote.share])))
+
+
+def learn_confidence(
+    labels: Ints, unseen: Ints, take: Callable[[Ints], NDArray[Any]], search: Search, distance: Distance
+) -> Confidence | None:
+    """Learn both curves of a collection; None where there is too little to learn from.
+
+    Args:
+        labels: of each row of the collection ``[N]``, 0, 1, ….
+        unseen: rows of images that the encoder was not trained on.
+        take: gives the vectors of rows.
+        search: finds the nearest other rows of some rows.
+        distance: how vectors are compared.
+    """
+    sizes = np.bincount(labels)
+    unseen = unseen[sizes[labels[unseen]] > 1]
+    if len(unseen) < FEWEST_IMAGES or np.count_nonzero(sizes) < FEWEST_CLASSES:
+        return None
+    if len(unseen) > MOST_IMAGES:
+        unseen = np.random.default_rng(0).choice(unseen, MOST_IMAGES, replace=False)
+    classes, own = np.unique(labels[unseen], return_inverse=True)
+    # Every class counts by its images in the collection, however many of them are left to learn from.
+    weight = sizes[classes][own] / np.bincount(own)[own]
+    weight /= weight.sum()
+    # A fold is a set of whole classes, so that a curve is measured on classes that it was not fitted to.
+    fold = (np.random.default_rng(0).permutation(len(classes)) % FOLDS)[own]
+    depth = VOTERS + int(np.minimum(sizes[classes], MOST_PASSED_OVER).max())
+    rows, scores = search(unseen, min(len(labels) - 1, depth))
+    members = _members(labels, np.unique(labels[rows]))
+    profiles = {label: ClassProfile.of(take(some), distance) for label, some in members.items()}
+    typical_spread = float(np.nanmean([profile.spread for profile in profiles.values()]))
+
+    hits, votes, truths, weights, folds = [], [], [], [], []
+    for i, (row, query) in enumerate(zip(unseen, take(unseen).astype(np.float64), strict=True)):
+        true, found = int(labels[row]), labels[rows[i]]
+        if (found == true).all():
+            continue
+        others = members[true][members[true] != row]
+        without_itself = {**profiles, true: ClassProfile.of(take(others), distance)}
+        for is_known, share in ((True, 1 - UNKNOWN_SHARE), (False, UNKNOWN_SHARE)):
+            some = np.flatnonzero(is_known | (found != true))[:VOTERS]
+            near = found[some], scores[i, some]
+            hits.append(near)
+            votes.append(vote(query, *near, without_itself, distance, typical_spread))
+            truths.append(true if is_known else NO_CLASS)
+            weights.append(share * weight[i])
+            folds.append(fold[i])
+    if len(votes) < 2 * FEWEST_IMAGES or len(set(folds)) < 2:
+        return None
+    truth, amount, part = np.array(truths), np.array(weights), np.array(folds)
+    sizes = np.array([len(near[:HITS]) for near, _ in hits])
+    hit, _ = _fit(
+        np.concatenate([_hit_features(scores[:HITS], labels, scores) for labels, scores in hits]),
+        np.concatenate([near[:HITS] for near, _ in hits]) == np.repeat(truth, sizes),
+        np.repeat(amount / sizes, sizes),
+        np.repeat(part, sizes),
+    )
+    right = np.array([one.label for one in votes]) == truth
+    label, confidence = _fit(np.array([(one.closeness, one.share) for one in votes]), right, amount, part)
+    known, refused = truth != NO_CLASS, confidence < DEFAULT_THRESHOLD
+    return Confidence(
+        hit,
+        label,
+        typical_spread,
+        images=len(votes) // 2,
+        classes=len(np.unique(truth[truth != NO_CLASS])),
+        accuracy=float(np.average(right[known], weights=amount[known])),
+        refused=float(np.average(refused[known], weights=amount[known])),
+        unknown_refused=float(np.average(refused[~known], weights=amount[~known])),
+    )
+
+
+def confidence_among(
+    vectors: NDArray[np.floating[Any]], labels: Ints, unseen: Ints, distance: Distance
+) -> Confidence | None:
+    """:func:`learn_confidence` of vectors ``[N, D]`` in memory.
+
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(np.arange(8), 12)
+    >>> vectors = rng.normal(size=(8, 16))[labels] + 0.5 * rng.normal(size=(96, 16))
+    >>> confidence = confidence_among(vectors, labels, np.arange(96), "cosine")
+    >>> confidence.images, confidence.accuracy > 0.9
+    (96, True)
+    """
+    labels = np.unique(labels, return_inverse=True)[1]
+
+    def search(rows: Ints, k: int) -> tuple[Ints, Floats]:
+        found, scores = nearest(vectors[rows], vectors, k=k + 1, distance=distance)
+        return without_itself(found, scores, rows)
+
+    return learn_confidence(labels, unseen, lambda rows: vectors[rows], search, distance)
+
+
+def without_itself(found: Ints, scores: Floats, rows: Ints) -> tuple[Ints, Floats]:
+    """Nearest rows ``[Q, k + 1]`` without the query itself, or without the last where many copies crowd it out."""
+    keep = found != rows[:, None]
+    keep[keep.all(axis=1), -1] = False
+    return found[keep].reshape(len(rows), -1), scores[keep].reshape(len(rows), -1)
+
+
+def _hit_features(scores: Floats, labels: Ints, label_scores: Floats) -> Floats:
+    """Of hits ``[H]`` their scores, and the largest share of the vote among the query's labelled hits ``[H, 2]``."""
+    return np.stack([scores, np.full_like(scores, votes_of(labels, label_scores).max())], axis=-1)
+
+
+def _members(labels: Ints, wanted: Ints) -> dict[int, Ints]:
+    """The rows of each wanted class, at most :data:`MOST_MEMBERS` of them."""
+    order = np.argsort(labels, kind="stable")
+    starts, ends = (np.searchsorted(labels[order], wanted, side=side) for side in ("left", "right"))
+    return {
+        label: order[start : min(end, start + MOST_MEMBERS)]
+        for label, start, end in zip(wanted.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    }
+
+
+def _scores(a: Floats, b: Floats, distance: Distance) -> Floats:
+    """Of rows ``[N, D]`` with rows ``[N, D]``, or of one with each: the cosine, or minus the distance."""
+    if distance == "euclidean":
+        return np.asarray(-np.linalg.norm(a - b, axis=1))
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.asarray((a * b).sum(axis=1) / np.maximum(lengths, 1e-12))
+
+
+def _fit(features: Floats, right: NDArray[np.bool_], weights: Floats, folds: Ints) -> tuple[Curve, Floats]:
+    """The curve of features ``[N, F]``, and the confidences ``[N]`` that the curves of other folds give.
+
+    These say how reliable it is.
+    """
+    slopes, intercept = _logistic_regression(features, right, weights)
+    confidence = np.empty(len(right))
+    for fold in np.unique(folds):
+        inside = folds == fold
+        fitted = _logistic_regression(features[~inside], right[~inside], weights[~inside])
+        confidence[inside] = _logistic(features[inside] @ fitted[0] + fitted[1])
+    weights = weights / weights.sum()
+    share = float(weights @ right)
+    bins, error = [], 0.0
+    for part in np.array_split(np.argsort(confidence, kind="stable"), BINS):
+        mean, truth = (float(np.average(values[part], weights=weights[part])) for values in (confidence, right))
+        bins.append(Bin(len(part), mean, truth))
+        error += float(weights[part].sum()) * abs(mean - truth)
+    brier = float(weights @ (confidence - right) ** 2)
+    return Curve(tuple(slopes.tolist()), intercept, error, brier, share * (1 - share), tuple(bins)), confidence
+
+
+def _logistic_regression(features: Floats, right: NDArray[np.bool_], weights: Floats) -> tuple[Floats, float]:
+    """Slopes ``[F]`` and intercept; a feature that would lower the confidence as it rises is left out."""
+    from sklearn.linear_model import LogisticRegression
+
+    slopes = np.zeros(features.shape[1])
+    used = np.flatnonzero(features.std(axis=0) > 1e-6)  # less is rounding of vectors in float32
+    share = float(np.average(right, weights=weights))
+    while len(used) and 0 < share < 1:
+        centre, spread = features[:, used].mean(axis=0), features[:, used].std(axis=0)
+        model = LogisticRegression(tol=1e-8, max_iter=1000)
+        model.fit((features[:, used] - centre) / spread, right, sample_weight=weights * len(weights) / weights.sum())
+        if (model.coef_[0] >= 0).all():
+            slopes[used] = model.coef_[0] / spread
+            return slopes, float(model.intercept_[0] - slopes[used] @ centre)
+        used = np.delete(used, model.coef_[0].argmin())
+    share = float(np.clip(share, 0.01, 0.99))
+    return slopes, float(np.log(share / (1 - share)))
+
+
+def _logistic(x: Floats) -> Floats:
+    return np.exp(-np.logaddexp(0.0, -x))
