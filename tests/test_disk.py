@@ -38,6 +38,15 @@ def fail(monkeypatch):
     return set_failure
 
 
+def test_a_small_need_is_not_called_nothing(tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"MB free, 0\.1 MB needed"):
+        write_atomically(tmp_path / "file", b"a few bytes")
+
+
 def test_a_file_that_does_not_fit_leaves_the_old_one_and_no_temporary(tmp_path, fail):
     file = tmp_path / "scores.json"
     write_atomically(file, b"old")

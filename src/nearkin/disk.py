@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import errno
 import json
+import math
 import os
 import platform
 import secrets
@@ -113,7 +114,8 @@ def _existing(path: Path) -> Path:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+    """In megabytes, rounded up: what is needed is never 0.0 MB."""
+    return f"{math.ceil(count / 1e5) / 10:,.1f} MB"
 
 
 LOCK = ".lock"
@@ -174,6 +176,17 @@ def _this_process() -> dict[str, str]:
         "since": datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
         "command": shlex.join(["nearkin" if name == "__main__.py" else name, *sys.argv[1:]]),
     }
+
+
+def writer_of(folder: Path) -> str | None:
+    """The process that writes to ``folder`` now, in words; None where there is none."""
+    try:
+        with filelock.FileLock(folder / LOCK, timeout=0):
+            return None
+    except filelock.Timeout:
+        return _holder(folder)
+    except OSError:  # a folder that can only be read
+        return None
 
 
 def _holder(folder: Path) -> str:

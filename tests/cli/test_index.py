@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 
 import numpy as np
 import pytest
 
 from nearkin.index import Index
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.model import load
 from nearkin.runs.run import run
 from nearkin.training.recipes import load_recipe
 from nearkin.training.state import Observer
@@ -50,6 +52,45 @@ def test_from_photos_to_an_index_and_its_status(nearkin, trained, photos, tmp_pa
     assert learned["images"] == 16, "of two test classes"
     assert f"{learned['accuracy']:.0%} right" in out
     assert f"{learned['label']['brier']:.3f}" in out
+
+
+def test_classes_are_those_folders_that_the_run_took_for_classes(nearkin, trained, photos, tmp_path):
+    folder = RunFolder(trained)
+    folder.write_recipe(folder.recipe().with_changes({"data.class_folders": "top"}))
+    for number, path in enumerate(sorted(photos.rglob("*.png"))):
+        place = path.parent / ("wild", "tame")[number % 2]
+        place.mkdir(exist_ok=True)
+        path.rename(place / path.name)
+    code, out, err = nearkin("index", trained, photos, "-o", tmp_path / "as the run")
+    assert code == 0, err
+    classes = {name for name, _ in Index.open(tmp_path / "as the run").label_counts()}
+    assert classes == {folder.name for folder in photos.iterdir()}
+    assert "Labels:" not in out
+    code, out, err = nearkin("index", trained, photos, "-o", tmp_path / "other", "--class-folders", "deepest")
+    assert code == 0, err
+    assert len(Index.open(tmp_path / "other").label_counts()) == 12
+    assert f"Labels: 12 of 12 are no classes of {trained}, which has 6." in " ".join(out.split())
+
+
+def test_status_of_an_index_that_is_being_made_and_after_an_interruption(nearkin, trained, photos, tmp_path):
+    index, during = Index.create(tmp_path / "birds.index", load(trained)), []
+
+    def interrupt(done, total):
+        if done == 16:
+            during.append(" ".join(nearkin("index", "status", index.path)[1].split()))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index.add(photos, batch_size=8, progress=interrupt)
+    assert "Unfinished: 16 of 48 images are done; process " in during[0]
+    assert "too few labels" not in during[0]
+    out = nearkin("index", "status", index.path)[1]
+    assert "too few labels" not in out
+    (line,) = [line for line in out.splitlines() if line.startswith("Unfinished: 16 of 48")]
+    command = shlex.split(line.partition("command: ")[2])
+    assert nearkin(*command[1:])[0] == 0
+    assert len(Index.open(index.path)) == 48
+    assert "Unfinished" not in nearkin("index", "status", index.path)[1]
 
 
 def test_status_draws_how_far_confidences_can_be_believed(nearkin, index, tmp_path):

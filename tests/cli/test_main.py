@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import io
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,6 +39,21 @@ def stopped(nearkin, monkeypatch):
         return nearkin()
 
     return call
+
+
+def test_a_pipe_gets_each_line_at_once():
+    script = """
+import time
+from nearkin import cli
+cli.app = lambda: (print("first"), time.sleep(60))
+cli.main()
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE) as process:
+        ready, _, _ = select.select([process.stdout], [], [], 45)
+        line = process.stdout.readline() if ready else b""
+        process.kill()
+        assert line == b"first\n"
 
 
 def test_an_interrupt_is_one_word_and_the_code_of_the_signal(stopped):

@@ -41,6 +41,10 @@ def served(monkeypatch):
     return calls
 
 
+def test_help_has_the_rule_for_a_key(nearkin):
+    assert "at least 12 characters" in " ".join(nearkin("serve", "--help")[1].replace("│", " ").split())
+
+
 def test_by_default_only_this_machine_is_served(nearkin, served, index):
     code, out, err = nearkin("serve", index)
     assert code == 0, err

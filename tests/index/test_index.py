@@ -523,7 +523,7 @@ def test_the_public_name():
 def test_an_image_is_stored_once_with_what_is_said_of_it(model, images, tmp_path):
     index = Index.create(tmp_path / "birds.index", model)
     index.add(images)
-    pixels = np.random.default_rng(0).integers(0, 255, (9, 7, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 255, (9, 8, 3), dtype=np.uint8)
     assert index.add_pixels(pixels, "robin", {"year": "2020", "place": "garden"}) == Stored(20, True)
     assert index.add_pixels(pixels.copy(), None, {}) == Stored(20, False)
     item = index.get(20)

@@ -72,6 +72,18 @@ def ids(hits):
     return [hit.id for hit in hits]
 
 
+@pytest.mark.parametrize("size", [(1, 1), (7, 40), (40, 7)])
+def test_an_image_that_shows_nothing_is_refused(index, size):
+    small = np.zeros((*size, 3), dtype=np.uint8)
+    for call in (index.search, index.classify, lambda image: index.search([image, 3])):
+        with pytest.raises(DataError, match=f"{size[1]} × {size[0]} pixels.*at least 8"):
+            call(small)
+    large = np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8)
+    assert index.search(large, crop=[0, 0, 0.5, 0.08])
+    with pytest.raises(DataError, match="at least 8"):
+        index.search(large, crop=[0, 0, 0.5, 0.07])
+
+
 def test_hits_are_ordered_by_common_neighbours(index):
     vectors = index.vectors(index.ids())
     query = vectors[3] + 0.3 * np.random.default_rng(1).normal(size=6)

@@ -112,6 +112,13 @@ def test_copies_of_one_photo_are_one_hit_unless_all_are_asked_for(client, index,
         assert sorted(id for hit in shown for id in (hit["id"], *hit["copy_ids"])) == [20, 21, 22]
 
 
+def test_an_image_that_shows_nothing_is_refused(client, make_image):
+    answer = client.post("/search", files={"image": make_image(size=1)})
+    assert answer.status_code == 422
+    assert "1 × 1 pixels" in answer.json()["error"]
+    assert client.post("/search", files={"image": make_image(size=8)}).status_code == 200
+
+
 def test_paging_goes_through_everything_once(client):
     pages = [client.post("/search", json={"id": 0, "k": 8, "offset": offset}).json() for offset in (0, 8, 16)]
     assert [len(page["hits"]) for page in pages] == [8, 8, 3]

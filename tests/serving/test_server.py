@@ -95,8 +95,9 @@ def test_a_client_has_the_answers_of_the_index(server, index, drawn, make_image)
     status = client.status()
     assert (status["items"], [column["name"] for column in status["columns"]]) == (20, ["year", "place"])
     assert status["confidence"]["hit"]["intercept"] == index.status().confidence.hit.intercept
-    half = client.search(pixels, k=1, crop=(0, 0, 1, 0.5))
-    assert half[0].score == pytest.approx(index.search(pixels[:4], k=1)[0].score, abs=1e-6)
+    larger = pixels.repeat(2, axis=0)
+    half = client.search(larger, k=1, crop=(0, 0, 1, 0.5))
+    assert half[0].score == pytest.approx(index.search(larger[:8], k=1)[0].score, abs=1e-6)
 
     assert client.add(make_image(), "red", {"year": 1999}) == Stored(20, True)
     assert client.add(make_image()) == Stored(20, False)

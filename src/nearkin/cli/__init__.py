@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import os
 import re
 import sys
@@ -27,6 +28,9 @@ for command in (*app.registered_commands, *index.commands.registered_commands):
 
 def main() -> None:
     """Run the command line; errors that a person can correct are printed without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # whoever reads a pipe sees each line at once
     try:
         with _joined_processes(), notices_to(partial(label_line, "note", "yellow")), catching_out_of_memory():
             app()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 from nearkin.cli._app import SEARCH, app, confirm, print_table, progress_bar, say
 from nearkin.cli.options import (
+    ClassFolders,
     Device,
     EvalSize,
     Flip,
@@ -28,6 +30,7 @@ from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
     from nearkin.index import Status
+    from nearkin.index.adding import Unfinished
 
 _SHOWN = 10
 
@@ -75,6 +78,7 @@ def index(
     test_images: Annotated[
         bool, typer.Option("--test-images", help="Add the run's test images instead of a folder.")
     ] = False,
+    class_folders: ClassFolders = None,
     flip: Flip = None,
     eval_size: EvalSize = None,
     also: With = None,
@@ -121,7 +125,7 @@ def index(
             added = opened.add_test_images(words[0], progress=progress)
         else:
             given = words[1:] if len(words) > 2 else words[1]
-            added = opened.add(given, "folder" if labels else None, progress=progress)
+            added = opened.add(given, "folder" if labels else None, class_folders=class_folders, progress=progress)
     if as_json:
         print(json.dumps({"index": str(output), "items": len(opened), **asdict(added)}))
         return
@@ -130,6 +134,12 @@ def index(
     _print_failed(added.failed)
     for line in added.left_out:
         say(f"Left out: {line}")
+    names, classes = {label for label, _ in opened.label_counts()}, model.classes()
+    if classes and names - classes:
+        say(
+            f"Labels: {len(names - classes):,} of {len(names):,} are no classes of {words[0]}, which has "
+            f"{len(classes):,}. If the folders were to be read in another way, see --class-folders."
+        )
     say(f"Next: nearkin search {output} IMAGE")
     say(f"      nearkin serve {output} --open  (the gallery, in a browser)")
 
@@ -254,6 +264,8 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         print(json.dumps({**asdict(status), "path": str(status.path)}))
         return
     say(f"{status.path}: {status.items:,} images, {status.labelled:,} of them with one of {status.labels:,} labels")
+    if status.unfinished is not None:
+        _print_unfinished(status, status.unfinished)
     twice = f", {status.duplicates:,} of these the same as another" if status.duplicates else ""
     say(f"Files: {status.found:,} found, {status.embedded:,} embedded{twice}, {len(status.failed):,} failed")
     _print_failed(status.failed)
@@ -266,7 +278,8 @@ def _print_status(status: Status, *, as_json: bool) -> None:
     say(f"Encoder: {status.model}{asked}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
     say(f"Engine: {', '.join(f'{key} {value}' for key, value in status.engine.items())}")
     if (learned := status.confidence) is None:
-        say(f"Confidence: none; {status.no_confidence}")
+        why = status.no_confidence if status.unfinished is None else "it is learned when all images are added"
+        say(f"Confidence: none; {why}")
         return
     say(
         f"Confidence: learned from {learned.images:,} images of {learned.classes:,} classes that the encoder was not "
@@ -282,6 +295,18 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         f"Labels: {learned.accuracy:.0%} right; below a confidence of {DEFAULT_THRESHOLD:.0%} are "
         f"{learned.refused:.0%} of the images, and {learned.unknown_refused:.0%} of those whose class was taken out"
     )
+
+
+def _print_unfinished(status: Status, unfinished: Unfinished) -> None:
+    from nearkin.disk import writer_of
+
+    progress = f"Unfinished: {unfinished.done:,} of {unfinished.total:,} images are done"
+    if (process := writer_of(status.path)) is not None:
+        say(f"{progress}; {process} is adding them")
+        return
+    sources = [shlex.quote(source) for source in unfinished.sources]
+    given = " ".join(sources) if 1 <= len(sources) <= _SHOWN else "IMAGES"
+    say(f"{progress}. Continue with the same command: nearkin index {status.model} {given} -o {status.path}")
 
 
 def _print_failed(failed: tuple[tuple[str, str], ...]) -> None:

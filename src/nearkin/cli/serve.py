@@ -25,7 +25,8 @@ def serve(
         typer.Option(
             "--key",
             envvar="NEARKIN_API_KEY",
-            help="API key that requests must carry. Prefer the environment: other users see a command line. "
+            help="API key that requests must carry: at least 12 characters of plain ASCII. Prefer the environment: "
+            "other users see a command line. "
             "Where a key is needed and none is given, one is generated and shown once.",
         ),
     ] = None,

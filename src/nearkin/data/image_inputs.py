@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.cache import Images
-from nearkin.data.images import decode, decode_bytes, decode_pillow
+from nearkin.data.images import UnreadableImageError, decode, decode_bytes, decode_pillow
 from nearkin.errors import DataError
 
 
@@ -39,16 +39,19 @@ class ImageInputs:
     """One image or many, each decoded when it is asked for, in the order given.
 
     Whatever form an image comes in, it is treated as a file is: it is turned upright by its EXIF tag, 16 bits keep
-    their scale, CMYK becomes RGB, transparency is laid on white, and it is shrunk to ``shorter_side``.
+    their scale, CMYK becomes RGB, transparency is laid on white, and it is shrunk to ``shorter_side``. One with a side
+    below ``least_side`` is an error.
 
     >>> images = ImageInputs([np.zeros((4, 6), np.uint8), Image.new("CMYK", (6, 4))], shorter_side=256)
     >>> len(images), images[0].shape, images[1].shape
     (2, (4, 6, 3), (4, 6, 3))
     """
 
-    def __init__(self, images: ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> None:
+    def __init__(
+        self, images: ImageInput | Iterable[ImageInput], *, shorter_side: int | None, least_side: int = 1
+    ) -> None:
         self._items = [_checked(item, number) for number, item in enumerate(_as_list(images), start=1)]
-        self._shorter_side = shorter_side
+        self._shorter_side, self._least_side = shorter_side, least_side
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -56,7 +59,14 @@ class ImageInputs:
 
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
         item = self._items[row]
-        name = Path(f"image {row + 1} of those given")
+        name = item if isinstance(item, Path) else Path(f"image {row + 1} of those given")
+        pixels = self._decoded(item, name)
+        height, width = pixels.shape[:2]
+        if min(height, width) < self._least_side:
+            raise UnreadableImageError(name, too_small(width, height, self._least_side))
+        return pixels
+
+    def _decoded(self, item: Path | bytes | Image.Image | NDArray[Any], name: Path) -> NDArray[np.uint8]:
         if isinstance(item, Path):
             return decode(item, shorter_side=self._shorter_side)
         if isinstance(item, bytes):
@@ -67,6 +77,15 @@ class ImageInputs:
             with self._lock:
                 return decode_pillow(item, path=path, shorter_side=self._shorter_side)
         return decode_pillow(Image.fromarray(item), path=name, shorter_side=self._shorter_side)
+
+
+def too_small(width: int, height: int, least_side: int) -> str:
+    """Why an image is refused, and what to give instead.
+
+    >>> too_small(1, 1, 8)
+    'it has 1 × 1 pixels, and both sides must have at least 8: give a larger image'
+    """
+    return f"it has {width} × {height} pixels, and both sides must have at least {least_side}: give a larger image"
 
 
 def as_images(images: Images | ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> Images:

@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearkin.data.cache import Images, threaded_map, usable_cores
-from nearkin.data.folder import printable
+from nearkin.data.folder import ClassFolders, printable
 from nearkin.data.image_inputs import ImageInputs
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.source import collect_images
@@ -51,6 +51,15 @@ class Added:
 
 
 @dataclass(frozen=True)
+class Unfinished:
+    """An ``add`` that has not ended: how many of how many images are done, of which files, folders or manifests."""
+
+    done: int
+    total: int
+    sources: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Source:
     """An image to be added: a file, or the image of that number among those given."""
 
@@ -74,6 +83,8 @@ class Sources:
     rows: Sequence[Source]
     columns: Mapping[str, Sequence[str]]
     left_out: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    """The files, folders and manifests that they were read from."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,9 @@ class _Loaded:
     reason: str | None = None
 
 
-def sources_of(given: Any, labels: Labels, shorter_side: int | None) -> Sources:
+def sources_of(
+    given: Any, labels: Labels, shorter_side: int | None, class_folders: ClassFolders | None = None
+) -> Sources:
     """A folder, a manifest, image files or images, with labels by folder or manifest, as given, or none."""
     if isinstance(given, Sources):
         return given
@@ -105,7 +118,7 @@ def sources_of(given: Any, labels: Labels, shorter_side: int | None) -> Sources:
         rows = [Source(None, i, label or None) for i, label in enumerate(names or [None] * len(images))]
         return Sources("images given", ImageInputs(images, shorter_side=shorter_side), rows, {})
     if names is None:
-        table = collect_images([Path(image) for image in images])
+        table = collect_images([Path(image) for image in images], class_folders=class_folders)
     else:
         table = ImageTable.build("images given", list(map(Path, images)), names, splits=["test"] * len(images))
     rows = []
@@ -114,7 +127,8 @@ def sources_of(given: Any, labels: Labels, shorter_side: int | None) -> Sources:
         rows.append(Source(Path(path), i, class_name, {key: str(column[i]) for key, column in table.columns.items()}))
     name = printable(os.path.abspath(images[0])) if len(images) == 1 else f"{len(images)} sources"
     columns = {key: values.tolist() for key, values in table.columns.items()}
-    return Sources(name, None, rows, columns, tuple(map(str, table.left_out)))
+    given_paths = tuple(printable(os.path.abspath(image)) for image in images)
+    return Sources(name, None, rows, columns, tuple(map(str, table.left_out)), given_paths)
 
 
 def write_all(
@@ -130,6 +144,7 @@ def write_all(
     with items.writing():
         items.add_columns(sources.columns)
         items.set_fact("left_out", (items.fact("left_out") or {}) | {sources.name: sources.left_out})
+        _record_progress(items, sources, 0)
     added, known, done = 0, 0, 0
     failed: list[tuple[str, str]] = []
     batch: list[_Loaded] = []
@@ -141,12 +156,20 @@ def write_all(
                 failed.append((loaded.source.name or f"image {loaded.source.number + 1}", loaded.reason))
             if len(batch) == batch_size or done == len(sources.rows):
                 new = _write_batch(batch, items, vectors, engine, model, batch_size)
+                with items.writing():
+                    _record_progress(items, sources, done)
                 added += new
                 known += sum(one.reason is None for one in batch) - new
                 batch = []
                 if progress is not None:
                     progress(done, len(sources.rows))
     return Added(added, known, tuple(failed), sources.left_out)
+
+
+def _record_progress(items: Items, sources: Sources, done: int) -> None:
+    """Store how far an ``add`` of files is, which is deleted at its end."""
+    if sources.given:
+        items.set_fact("unfinished", asdict(Unfinished(done, len(sources.rows), sources.given)))
 
 
 def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Generator[_Loaded]:

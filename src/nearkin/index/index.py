@@ -14,11 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearkin.data.folder import suggest_path
+from nearkin.data.folder import ClassFolders, suggest_path
 from nearkin.disk import make_folder, sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
 from nearkin.evaluation.confidence import DEFAULT_THRESHOLD, MOST_MEMBERS, VOTERS, ClassProfile, Confidence
-from nearkin.index.adding import Added, Labels, Progress, Source, Sources, hash_of_pixels, sources_of, write_all
+from nearkin.index.adding import (
+    Added,
+    Labels,
+    Progress,
+    Source,
+    Sources,
+    Unfinished,
+    hash_of_pixels,
+    sources_of,
+    write_all,
+)
 from nearkin.index.calibration import calibrate, read_confidence
 from nearkin.index.engine import Distance, Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.items import NAME, Item, Items, vectors_folder
@@ -67,6 +77,8 @@ class Status:
     model: str
     model_options: Mapping[str, Any]
     """The options that its encoder was loaded with: mirror images, further runs."""
+    unfinished: Unfinished | None
+    """The ``add`` that is running, or was interrupted."""
     engine: Mapping[str, Any]
     confidence: Confidence | None
     no_confidence: str | None
@@ -177,6 +189,7 @@ class Index:
         source: Any,
         labels: Labels = "folder",
         *,
+        class_folders: ClassFolders | None = None,
         batch_size: int = 64,
         progress: Progress | None = None,
     ) -> Added:
@@ -190,13 +203,14 @@ class Index:
         Args:
             source: where the images are.
             labels: ``"folder"`` for the names of folders or a manifest's labels, one for each image, or None.
+            class_folders: which folders are the classes, ``deepest`` or ``top``; default: as the encoder's run has it.
             batch_size: images that are embedded and written together.
             progress: called with the numbers of images done and in all.
         """
         if batch_size < 1:
             raise RecipeError(f"batch_size must be at least 1, got {batch_size}")
         model = self.model
-        sources = sources_of(source, labels, model.shorter_side)
+        sources = sources_of(source, labels, model.shorter_side, class_folders or model.class_folders)
         with self._writing():
             added = write_all(sources, self._items, self._vectors, self._engine, model, batch_size, progress)
             if added.added:
@@ -206,6 +220,9 @@ class Index:
             if added.added or self._items.fact("calibration") is None:
                 self._refresh()
                 calibrate(self._items, self._vectors, model)
+            if sources.given:
+                with self._items.writing():
+                    self._items.set_fact("unfinished", None)
         return added
 
     def add_pixels(self, pixels: NDArray[np.uint8], label: str | None, columns: Mapping[str, str]) -> Stored:
@@ -446,7 +463,7 @@ class Index:
         """What the index holds, what it does not and why, and how reliable its confidences are."""
         self._refresh()
         files, embedded, distinct, failed = self._items.coverage()
-        labels = self._items.labels()[1]
+        labels, unfinished = self._items.labels()[1], self._items.fact("unfinished")
         return Status(
             path=self.path,
             items=len(self),
@@ -463,6 +480,7 @@ class Index:
             encoder=self._items.fact("encoder"),
             model=self._items.fact("model"),
             model_options=self._items.fact("model_options") or {},
+            unfinished=None if unfinished is None else Unfinished(**unfinished),
             engine={"name": self._engine_name, **self._engine.status()},
             confidence=self.confidence,
             no_confidence=self._no_confidence,

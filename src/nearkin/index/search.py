@@ -34,6 +34,8 @@ Arrays: TypeAlias = "NDArray[Any] | Tensor"
 """The shape tells whether it is one query or several."""
 COPIES = 16
 """Hits beyond those wanted that are looked at for copies; and at most so many times those wanted."""
+LEAST_SIDE = 8
+"""Pixels of an image to search for, or of a part of it: what is smaller looks like anything."""
 UNLIKE_WEIGHT = 0.5
 """The weight of items that are not wanted, relative to those that are."""
 
@@ -135,7 +137,9 @@ def query_vectors(
             raise RecipeError("crop is a part of an image: an id or a vector has no parts, give the image itself")
         images = {i: cropped(image, crop) for i, image in images.items()}
     if images:
-        vectors[list(images)] = model().encode(list(images.values()))
+        encoder = model()
+        inputs = ImageInputs(list(images.values()), shorter_side=encoder.shorter_side, least_side=LEAST_SIDE)
+        vectors[list(images)] = encoder.encode(inputs)
     return vectors, ids
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearkin.data.cache import Images, usable_cores
-from nearkin.data.folder import suggest_path
+from nearkin.data.folder import ClassFolders, suggest_path
 from nearkin.data.image_inputs import ImageInput, as_images, is_one_image
 from nearkin.data.transforms import Transform
 from nearkin.errors import DataError, RecipeError, did_you_mean, require, require_torch
@@ -150,6 +150,10 @@ class Model:
     """Vectors of decoded images in their order; the second argument is the batch size."""
     was_trained_on: Callable[[str], bool] | None = None
     """Whether an image, given by its content hash, was trained on; None where that is not known."""
+    classes: Callable[[], frozenset[str]] = frozenset
+    """The classes of the run, trained on or not; none of an exported file."""
+    class_folders: ClassFolders | None = None
+    """Which folders are the classes, as the run read them (:func:`~nearkin.data.folder.read_folder`)."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of :func:`load` next to the path that change vectors; JSON can hold them."""
 
@@ -264,6 +268,8 @@ def concatenated(models: Sequence[Model]) -> Model:
         shorter_side=first.shorter_side,
         embed=lambda images, batch_size: concatenate_vectors([model.embed(images, batch_size) for model in models]),
         was_trained_on=(lambda image: any(was(image) for was in trained)) if len(trained) == len(models) else None,
+        classes=first.classes,
+        class_folders=first.class_folders,
         options={**first.options, "also": [str(model.path) for model in models[1:]]},
     )
 

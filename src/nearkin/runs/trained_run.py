@@ -138,6 +138,8 @@ def model_of_run(run: TrainedRun) -> Model:
         shorter_side=data_of(run.recipe).shorter_side,
         embed=lambda images, batch_size: run.embed(images, batch_size=batch_size).cpu().numpy(),
         was_trained_on=None if (trained := images_trained_on(run)) is None else trained.__contains__,
+        classes=lambda: frozenset(run.folder.split.class_names) - {""},
+        class_folders=data_of(run.recipe).class_folders,
     )
 
 

@@ -13,9 +13,11 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 from starlette.datastructures import UploadFile as FormFile
 
 from nearkin.data.folder import class_name
+from nearkin.data.image_inputs import too_small
 from nearkin.errors import DataError, OutputError
 from nearkin.index import corrections
 from nearkin.index.index import Stored
+from nearkin.index.search import LEAST_SIDE
 from nearkin.serving import schemas
 from nearkin.serving.errors import RequestError, invalid
 from nearkin.serving.service import Service
@@ -102,7 +104,11 @@ async def _search_by_image(request: Request, service: Service) -> schemas.Hits:
             raise RequestError(422, "send one file 'image', and if wanted a text part 'options' with JSON")
         options = _parsed(schemas.Options, text.encode(), service)
         content = await image.read()
-    vector = await service.embedder.embed(await service.decoded(content, options.crop))
+    pixels = await service.decoded(content, options.crop)
+    height, width = pixels.shape[:2]
+    if min(height, width) < LEAST_SIDE:
+        raise RequestError(422, f"image: {too_small(width, height, LEAST_SIDE)}")
+    vector = await service.embedder.embed(pixels)
     return await service.read(service.search, options, vector, is_image=True)
 
 
