@@ -289,7 +289,7 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         (name, f"{curve.calibration_error:.3f}", f"{curve.brier:.3f}", f"{curve.brier_of_constant:.3f}")
         for name, curve in (("hit is of the query's class", learned.hit), ("label is right", learned.label))
     ]
-    headings = ("confidence that a", "calibration error", "Brier score", "of a constant")
+    headings = ("confidence that a", "calibration error", "Brier score", "of constant")
     print_table(Table("", (Part.of(headings, cells, texts=1),)))
     say(
         f"Labels: {learned.accuracy:.0%} right; below a confidence of {DEFAULT_THRESHOLD:.0%} are "
