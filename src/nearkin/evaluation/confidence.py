@@ -153,14 +153,14 @@ class Confidence:
     hit: Curve
     label: Curve
     typical_spread: float
-    """The mean over classes; see :class:`ClassProfile`."""
+    """Mean score of an image with the mean of the others of its class, over all classes."""
     images: int
     """The images it was learned from, which the encoder was not trained on."""
     classes: int
     accuracy: float
     """How often the label of such an image is right, whatever its confidence."""
     refused: float
-    """How often such an image gets no label, as its confidence is below :data:`DEFAULT_THRESHOLD`."""
+    """How often such an image gets no label, as its confidence is below 0.5."""
     unknown_refused: float
     """The same with the image's class taken out."""
 
@@ -169,7 +169,7 @@ class Confidence:
 
         Args:
             scores: of the hits.
-            labels: of the query's nearest labelled hits, :data:`VOTERS` of them where there are as many.
+            labels: of the query's nearest labelled hits, 50 of them where there are as many.
             label_scores: the scores of those.
         """
         return self.hit(_hit_features(scores, np.unique(labels, return_inverse=True)[1], label_scores))

@@ -430,9 +430,8 @@ class Index:
     ) -> Classified | list[Classified]:
         """The label of an image by its nearest labelled items, or "none of these": a :class:`Classified`.
 
-        It is the label of the nearest class, by its nearest item and its mean
-        (:func:`nearkin.evaluation.confidence.vote`). Where no confidence could be learned, there is always a label.
-        Several queries give a list.
+        It is the label of the nearest class, by the mean of two scores: of its nearest item, and of its mean. Where no
+        confidence could be learned, there is always a label. Several queries give a list.
         """
         self._refresh()
         labelled, items = self._items.rows("SELECT count(label), count(*) FROM items")[0]

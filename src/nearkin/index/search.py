@@ -68,7 +68,7 @@ class Hit:
     columns: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
     """How many hits show this photo, where copies are collapsed into one hit."""
-    copy_ids: tuple[int, ...] = ()
+    copy_ids: Sequence[int] = ()
     """The items that are left out of the hits as copies of this one."""
 
 
