@@ -30,7 +30,7 @@ from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.checkpoint import BackgroundWriter
 from nearkin.training.device import describe_hardware, pick_device
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import TrainingState
 
 NETWORKS = {"small": 128, "resnet50": 512}

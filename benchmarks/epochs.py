@@ -27,7 +27,7 @@ from nearkin.evaluation.retrieval import retrieval_scores
 from nearkin.recipe import ProtocolSection
 from nearkin.report.table import markdown_table
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Evaluation, Observer, TrainingState
 
 Scores = dict[str, float]

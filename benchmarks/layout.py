@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearkin.index import layout
-from nearkin.index.layout import lay_out
+from nearkin.index import map_layout as layout
+from nearkin.index.map_layout import lay_out
 
 
 def clustered(items: int, dim: int) -> np.ndarray:

@@ -30,7 +30,7 @@ from nearkin.proxies import greedy_k_center
 from nearkin.training.build import build_state
 from nearkin.training.device import describe_hardware, pick_device
 from nearkin.training.loop import HealthCheck, train_step
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import TrainingState
 
 CCP = ("method.name=ccp", "method.steps_per_problem=1000000", "training.proxy_lr_multiplier=1")

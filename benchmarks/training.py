@@ -42,7 +42,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training.build import build_state
 from nearkin.training.device import autocast, describe_hardware, pick_device
 from nearkin.training.loop import fit
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer, TrainingState
 
 IMAGES, CLASSES = 1800, 100

@@ -19,7 +19,7 @@ from nearkin import cli
 from nearkin.recipe import fingerprint
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 # Some virtual machines announce AMX and then do not let programs use it: torch's half-precision matrix products die

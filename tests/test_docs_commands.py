@@ -17,7 +17,7 @@ from nearkin import losses
 from nearkin.cli import app
 from nearkin.report.listings import list_keys
 from nearkin.training import methods
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 BLOCK = re.compile(r"^ *```(\S*).*?\n(.*?)^ *```", flags=re.S | re.M)
 RECIPE = re.compile(r"^```yaml\n# (\S+): nearkin train \1\n(.*?)^```", flags=re.S | re.M)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from nearkin.studies.reproduce import reproduce as reproduce
     from nearkin.studies.tune import tune as tune
     from nearkin.training.embedding import embed_images as embed_images
-    from nearkin.training.recipes import load_recipe as load_recipe
+    from nearkin.training.recipe_check import load_recipe as load_recipe
 
     __version__: str
 
@@ -65,7 +65,7 @@ _HOMES = {
     "evaluate_run": "runs.evaluate",
     "export": "runs.export",
     "load": "runs.model",
-    "load_recipe": "training.recipes",
+    "load_recipe": "training.recipe_check",
     "load_run": "runs.trained_run",
     "mlrc": "studies.mlrc",
     "ranking_scores": "evaluation",

@@ -6,7 +6,7 @@ import pytest
 
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 

@@ -13,7 +13,7 @@ from nearkin.index import Index
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import load
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 

@@ -21,7 +21,7 @@ from nearkin.cli._app import announcer, options, progress_console
 from nearkin.cli.options import changes_from, recipe_from, split_arguments
 from nearkin.errors import DataError, RecipeError, notice
 from nearkin.runs.data import DataReport, Part
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 REPORT = DataReport("birds", 4, 2, ("owl", 2), ("owl", 2), 0, (Part("training", 2, 4),))
 SILENT = Console(file=io.StringIO())

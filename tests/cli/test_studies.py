@@ -12,7 +12,7 @@ from nearkin.errors import DataError
 from nearkin.runs.trained_run import TrainedRun
 from nearkin.studies import study
 from nearkin.studies import tune as tune_module
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 TINY = """
 data: {transform: mild, image_size: 8, workers: 1}

@@ -29,7 +29,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training import methods
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer, TrainingState
 
 GOLDEN = Path(__file__).parents[1] / "assets" / "golden"

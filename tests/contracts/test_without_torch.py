@@ -66,7 +66,7 @@ except ImportError:
 else:
     raise AssertionError("torch can be imported, and this shows nothing")
 print(json.dumps(used("without")))
-from nearkin.index.layout import make_layout
+from nearkin.index.map_layout import make_layout
 index = nearkin.Index.open("without")
 assert len(make_layout(index).points) == index.status().items
 for asked in (

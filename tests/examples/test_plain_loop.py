@@ -12,7 +12,7 @@ from nearkin.encoders.architectures.small import Small
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 STEPS = 12

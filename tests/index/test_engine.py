@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nearkin.index.engine import RECALL_AT, recall_measure, unseen_queries
-from nearkin.index.exact import ExactEngine
+from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 
 DIM = 12

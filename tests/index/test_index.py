@@ -27,7 +27,7 @@ from nearkin.index.index import Stored
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import load
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 

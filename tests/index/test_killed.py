@@ -13,7 +13,7 @@ SCRIPT = """
 import json, os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
-import numpy.random, nearkin.index.exact  # which each of the forks would import else
+import numpy.random, nearkin.index.exact_engine  # which each of the forks would import else
 from nearkin.index.index import Index
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments

@@ -12,7 +12,7 @@ import pytest
 from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, DataError, Notice, OutputError, RecipeError
 from nearkin.index.engine import ADDRESSES
-from nearkin.index.exact import ExactEngine
+from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.index import Index
 from nearkin.index.remote import Unreachable
 from nearkin.index.upgrade import upgrade

@@ -14,7 +14,7 @@ from nearkin.recipe import INDIFFERENT, Recipe, fingerprint
 from nearkin.runs.folder import default_folder
 from nearkin.studies.compare import compare
 from nearkin.studies.study import Row, planned_runs, run_all
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 OTHERWISE = {
     "training.device": "cpu",

@@ -3,7 +3,7 @@ import pytest
 from nearkin.errors import RecipeError
 from nearkin.recipe import find_recipe, recipes_folder, shipped_recipes
 from nearkin.recipe.reading import layered, read_layers
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 
 def test_overrides_reach_every_section():

@@ -3,7 +3,7 @@ import pytest
 from nearkin.errors import RecipeError
 from nearkin.evaluation.scores import is_score
 from nearkin.recipe import ProtocolSection, Recipe
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 
 def test_with_changes_changes_the_named_keys_and_nothing_else():

@@ -26,7 +26,7 @@ from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
 from nearkin.report.query_results import retrieve
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 

@@ -13,7 +13,7 @@ from nearkin.errors import DataError, Notice
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, ViewOptions, open_runs, whole_classes
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 

@@ -15,7 +15,7 @@ from nearkin.report.run_groups import gather_runs
 from nearkin.report.score_tables import run_table, score_table, verdict
 from nearkin.report.table import csv_text, latex, markdown, terminal
 from nearkin.runs.scores import Scores
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 CUB = (
     "data.source=cub",

@@ -15,7 +15,7 @@ from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.study import Row, planned_runs, run_all
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 pytestmark = pytest.mark.filterwarnings("ignore::nearkin.errors.Notice")

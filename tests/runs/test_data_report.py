@@ -18,7 +18,7 @@ from nearkin.runs import data as run_data
 from nearkin.runs.data import Part, Repeated, open_data, report_on
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 TINY = {

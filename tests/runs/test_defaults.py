@@ -9,7 +9,7 @@ from nearkin.errors import MissingExtraError
 from nearkin.recipe import Recipe, fingerprint
 from nearkin.runs import folder as run_folder
 from nearkin.runs.folder import data_name, default_folder, own_photos_recipe
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 
 def test_the_name_says_data_loss_and_method_and_ends_with_the_hash(photos):

@@ -18,7 +18,7 @@ from nearkin.runs.data import open_run_data
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 NAMES = ["R@1", "R@2", "MAP@R"]
 

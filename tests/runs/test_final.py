@@ -18,7 +18,7 @@ from nearkin.runs.run import final_recipe, run, train_final
 from nearkin.runs.scores import Scores
 from nearkin.runs.trained_run import load_run
 from nearkin.training import checkpoint
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 SMALL = {

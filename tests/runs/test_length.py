@@ -13,7 +13,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.runs.trained_run import load_run
 from nearkin.training import checkpoint
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 QUICK = {

@@ -9,7 +9,7 @@ import pytest
 from nearkin.runs.folder import DataRecord, Environment, RunFolder
 from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, FinalOf, Scores
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 HELD = Conditions(
     data="birds", objective="vcpa", protocol="validation", selection="best MAP@R", seed=3, hardware="abacus"

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from nearkin.index.layout import NAME, make_layout
+from nearkin.index.map_layout import NAME, make_layout
 from nearkin.runs.trained_run import ClassProxies
 
 

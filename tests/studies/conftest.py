@@ -10,7 +10,7 @@ import pytest
 from nearkin.runs.folder import Outcome
 from nearkin.studies.results import RowResult, results_of
 from nearkin.studies.study import Row, planned_runs
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 TINY = {
     "data": {"transform": "mild", "image_size": 8, "workers": 1},

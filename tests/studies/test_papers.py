@@ -31,7 +31,7 @@ from nearkin.studies.papers import (
 )
 from nearkin.training import methods
 from nearkin.training.build import build_objective
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 TABLES = [item.id for item in items() if item.instead is None and not item.same_as]
 RESULTS = Path(__file__).resolve().parents[2] / "results"

@@ -34,7 +34,7 @@ def small(tiny, tmp_path):
                 return row
             own = row.recipe.as_mapping()
             source = ["data.source=./nowhere"] if row.name in lost else []
-            recipe = nearkin.training.recipes.load_recipe(
+            recipe = nearkin.training.recipe_check.load_recipe(
                 {**tiny(*changes, *source).as_mapping(), "objective": own["objective"], "method": own["method"]}
             )
             scored = {"recall_at": (1, 2, 4, 8), "ndcg_at": (2, 4, 8)}

@@ -21,7 +21,7 @@ from nearkin.studies.rows import (
     shared_recipe,
     varied_rows,
 )
-from nearkin.training.recipes import load_recipe, validate
+from nearkin.training.recipe_check import load_recipe, validate
 
 EXPECTED = {
     "proxy_anchor": ("proxy_anchor", "plain", None),

@@ -8,7 +8,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from nearkin.errors import RecipeError
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.studies.search_space import ENDING, check_space, read_space, recipe_at
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 
 @pytest.fixture

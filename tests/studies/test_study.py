@@ -17,12 +17,13 @@ from rich.console import Console
 from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.runs.folder import RunFolder
-from nearkin.studies import pool, study
-from nearkin.studies.pool import last_log_line
+from nearkin.studies import study
+from nearkin.studies import worker_pool as pool
 from nearkin.studies.results import results_of
 from nearkin.studies.study import Row, chosen_names, planned_runs, run_all
+from nearkin.studies.worker_pool import last_log_line
 from nearkin.training.observers import ConsoleObserver
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 
 def run_rows(rows, folder, seeds, **options):

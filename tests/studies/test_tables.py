@@ -25,7 +25,7 @@ from nearkin.studies.tables import (
     value_text,
     warnings_of,
 )
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 
 def part(results, title=""):

@@ -18,10 +18,10 @@ import nearkin
 from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, DataError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.runs.folder import RunFolder
-from nearkin.studies import pool
 from nearkin.studies import tune as module
+from nearkin.studies import worker_pool as pool
 from nearkin.studies.tune import Search, tune
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 RATES = "training.learning_rate=0.5,0.6,0.7,0.8,0.9,0.1,0.2"
 EVALUATIONS = 6

@@ -9,7 +9,7 @@ import pytest
 from nearkin.data.loader import TrainingLoader
 from nearkin.runs.data import open_data
 from nearkin.training.build import build_state
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 SMALL = {
     "data": {"transform": "mild", "image_size": 32, "workers": 1},

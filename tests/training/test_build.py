@@ -16,7 +16,7 @@ from nearkin.training import build
 from nearkin.training.build import build_objective, data_of, encoder_from, eval_transform_of, start_head, transform_of
 from nearkin.training.loop import fit
 from nearkin.training.methods.profs import Profs
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 

@@ -24,7 +24,7 @@ from nearkin.errors import RecipeError
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training import checkpoint
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("together", HERE / "together.py")

@@ -211,7 +211,7 @@ from tests.killing import count_events, in_child
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training import loop
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 def train(folder, until=None):
     def work(out):

@@ -23,7 +23,7 @@ from nearkin.runs.trained_run import load_run
 from nearkin.training import checkpoint
 from nearkin.training.loop import HealthCheck, fit, train_step
 from nearkin.training.optimisation import ProximalTerm, WeightEma
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 

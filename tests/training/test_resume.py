@@ -15,7 +15,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.training import checkpoint, methods
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 SIZES = (6, 1, 5, 2, 6, 4)  # 24 images: three batches to an epoch

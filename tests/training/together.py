@@ -35,7 +35,7 @@ from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.loop import fit
 from nearkin.training.optimisation import add_up_gradients, clip_gradients
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 CLASSES, DIM = 7, 4

@@ -216,7 +216,7 @@ def export(
     """
     from nearkin.index import Index
     from nearkin.index.export import export as write
-    from nearkin.index.where import parse_where
+    from nearkin.index.filters import parse_where
 
     count = write(Index.open(folder), output, where=parse_where(where or []))
     if as_json:
@@ -240,7 +240,7 @@ def remove(
     [bold]nearkin index remove birds.index --where 'label=blue tit' --where 'year<=2015' --yes[/bold]
     """
     from nearkin.index import Index
-    from nearkin.index.where import parse_where
+    from nearkin.index.filters import parse_where
 
     if bool(ids) == bool(where):
         raise RecipeError("name the items to remove: give ids or --where, not both")

@@ -147,7 +147,7 @@ def recipe_from(
 ) -> Recipe:
     """The recipe of a command line: a name and changes to it, or what suits the images of --data."""
     from nearkin.runs.folder import own_photos_recipe
-    from nearkin.training.recipes import load_recipe
+    from nearkin.training.recipe_check import load_recipe
 
     name, changes = split_arguments(arguments, what="recipe")
     changes = changes_from(changes, epochs=epochs, root=root, device=device, class_folders=class_folders)

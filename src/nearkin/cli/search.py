@@ -71,7 +71,7 @@ def search(
 
     [bold]nearkin search birds.index --like 3 --like 7 --unlike 9[/bold]  more of this, less of that
     """
-    from nearkin.index.where import parse_where
+    from nearkin.index.filters import parse_where
 
     if not images and not like:
         raise RecipeError(f"give an image to look for: nearkin search {folder} IMAGE, or ids with --like")
@@ -127,7 +127,7 @@ def classify(
     Confidences are learned from images of the index that the encoder was not trained on: nearkin index status INDEX
     shows how reliable they are.
     """
-    from nearkin.index.where import parse_where
+    from nearkin.index.filters import parse_where
     from nearkin.report.table import Part, Table
 
     condition = parse_where(where or []) or None
@@ -172,8 +172,8 @@ def duplicates(
     from nearkin.index import Index
     from nearkin.index.duplicates import near as nearly
     from nearkin.index.duplicates import same_picture as same
+    from nearkin.index.filters import parse_where
     from nearkin.index.fingerprint import MOST_BITS
-    from nearkin.index.where import parse_where
 
     if near and most_bits is not None:
         raise RecipeError("--bits goes without --near: it compares perceptual hashes, --near compares embeddings")
@@ -242,7 +242,7 @@ def cluster(
     from nearkin.index import Index
     from nearkin.index.clusters import cluster as clustered
     from nearkin.index.clusters import write_manifest
-    from nearkin.index.where import parse_where
+    from nearkin.index.filters import parse_where
 
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RecipeError(f"{output} exists already: give a new folder with -o")

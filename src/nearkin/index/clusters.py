@@ -17,8 +17,8 @@ from nearkin.disk import write_atomically
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.clustering import kmeans
 from nearkin.evaluation.scores.nmi import normalised_mutual_information
+from nearkin.index.filters import Where
 from nearkin.index.index import Index
-from nearkin.index.where import Where
 
 MOST_JUDGED = 2_000
 """Items, drawn at random, on which numbers of clusters are tried."""

@@ -17,9 +17,9 @@ from scipy.cluster.hierarchy import DisjointSet
 
 from nearkin.errors import RecipeError
 from nearkin.index.adding import Progress
+from nearkin.index.filters import Where
 from nearkin.index.fingerprint import MOST_BITS, are_alike, brightness, pairs_within
 from nearkin.index.index import Index
-from nearkin.index.where import Where
 
 MIN_CONFIDENCE = 0.99
 

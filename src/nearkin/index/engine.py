@@ -91,7 +91,7 @@ class EngineEntry:
 ENGINES = {
     entry.name: entry
     for entry in (
-        EngineEntry("exact", "nearkin.index.exact:ExactEngine"),
+        EngineEntry("exact", "nearkin.index.exact_engine:ExactEngine"),
         EngineEntry("faiss", "nearkin.index.faiss_engine:FaissEngine", "faiss", "faiss"),
     )
 }

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from nearkin.disk import replacing, writing
 from nearkin.errors import RecipeError, require
+from nearkin.index.filters import Where
 from nearkin.index.index import Index
-from nearkin.index.where import Where
 
 
 def export(index: Index, file: str | Path, *, where: Where | None = None) -> int:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nearkin.disk import make_folder, remove_leftovers, replacing, writing
 from nearkin.errors import require
 from nearkin.index.engine import RECALL_AT, Distance, recall_measure
-from nearkin.index.exact import ExactEngine
+from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 
 LEAST_ROWS = 200_000

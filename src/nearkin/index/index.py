@@ -31,6 +31,7 @@ from nearkin.index.adding import (
 )
 from nearkin.index.calibration import calibrate, read_confidence
 from nearkin.index.engine import Distance, Engine, check_engine, new_identity, open_engine, without_password
+from nearkin.index.filters import Where
 from nearkin.index.items import NAME, Item, Items, vectors_folder
 from nearkin.index.search import (
     Arrays,
@@ -47,7 +48,6 @@ from nearkin.index.search import (
     query_vectors,
 )
 from nearkin.index.segments import Segments
-from nearkin.index.where import Where
 from nearkin.runs.model import Model, reload
 
 FORMAT = 2

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nearkin.disk import writing
 from nearkin.errors import DataError, OutputError
-from nearkin.index.where import Field, Where, as_number, condition
+from nearkin.index.filters import Field, Where, as_number, condition
 
 NAME = "items.sqlite"
 _BUILT_IN = {"id": Field("id", True), "label": Field("label", False), "path": Field("path", False)}

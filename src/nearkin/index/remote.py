@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, notice
 from nearkin.index.engine import RECALL_AT, Distance, recall_measure
-from nearkin.index.exact import ExactEngine
+from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 
 SPARE = 16

@@ -16,10 +16,10 @@ from nearkin.data.images import crop_shares
 from nearkin.errors import RecipeError, require_torch
 from nearkin.evaluation.confidence import VOTERS, ClassProfile, Confidence, vote
 from nearkin.index.engine import Distance, Engine, Ranked, nearest, unit_rows
+from nearkin.index.filters import Where
 from nearkin.index.fingerprint import MOST_BITS, are_copies, differing_bits
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
-from nearkin.index.where import Where
 from nearkin.runs.model import Model
 
 SHOWN = 10

@@ -2,7 +2,7 @@
 
 A recipe is a YAML file with the sections ``data``, ``encoder``, ``objective``, ``method``, ``training`` and
 ``protocol``. It may name another recipe as its ``base`` and then holds only what differs. The options of losses and
-methods are checked where these are known: :func:`nearkin.training.recipes.load_recipe`.
+methods are checked where these are known: :func:`nearkin.training.recipe_check.load_recipe`.
 """
 
 from __future__ import annotations

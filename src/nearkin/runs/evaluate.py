@@ -28,7 +28,7 @@ from nearkin.runs.trained_run import TrainedRun, load_run
 from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
 from nearkin.training.embedding import embed_images, embedded_by_all
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 
 @ranks.joined()

@@ -35,7 +35,7 @@ from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, Scores
 from nearkin.runs.trained_run import TrainedRun, identity_of, images_trained_on, load_run
 from nearkin.training.build import data_of, encoder_from
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 Format = Literal["onnx", "safetensors"]
 

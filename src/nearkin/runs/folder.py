@@ -29,7 +29,7 @@ from nearkin.recipe import EncoderSection, Recipe, deciding, differences, finger
 from nearkin.runs.scores import Record, Scores, known_fields
 from nearkin.training.device import describe_hardware, precision_on
 from nearkin.training.folder import TrainingFolder, write
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Event, TrainingState
 
 PACKAGES = ("nearkin", "torch", "numpy", "pillow", "safetensors", "matplotlib", "transformers", "timm")

@@ -37,7 +37,7 @@ from nearkin.training.build import build_state, data_of
 from nearkin.training.device import describe_hardware, float32_products, peak_process_memory
 from nearkin.training.loop import fit
 from nearkin.training.optimisation import change_epochs
-from nearkin.training.recipes import check_recipe, validate
+from nearkin.training.recipe_check import check_recipe, validate
 from nearkin.training.state import Observer, TrainingState
 
 

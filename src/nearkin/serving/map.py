@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from nearkin.errors import NearkinError
 from nearkin.index.index import Index
-from nearkin.index.layout import NAME, Layout, make_layout, read_layout
+from nearkin.index.map_layout import NAME, Layout, make_layout, read_layout
 from nearkin.serving import schemas
 from nearkin.serving.errors import RequestError
 from nearkin.serving.service import Service

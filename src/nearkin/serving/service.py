@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nearkin.errors import DataError
+from nearkin.index.filters import Where
 from nearkin.index.index import Index
 from nearkin.index.items import Item
 from nearkin.index.search import Hit
-from nearkin.index.where import Where
 from nearkin.serving import schemas
 from nearkin.serving.decoding import Decoder
 from nearkin.serving.errors import RequestError

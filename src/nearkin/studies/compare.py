@@ -31,7 +31,7 @@ from nearkin.studies.rows import (
 )
 from nearkin.studies.study import Row, Study, chosen_names, write_table
 from nearkin.studies.tables import study_record, study_table
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 
 def compare(

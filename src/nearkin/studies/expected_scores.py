@@ -7,7 +7,7 @@ import csv
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
 from nearkin.report.listings import Listing
 from nearkin.studies.papers import PaperRow, PaperTable, Settings, items, papers, recipe_of, table_of
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 Score = tuple[str, float, float | None, int]
 """Metric, value in per cent, spread, and the dimensions that it is measured with."""

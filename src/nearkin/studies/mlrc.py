@@ -29,7 +29,7 @@ from nearkin.runs.scores import ENSEMBLE_FILE, Combinations, Conditions, Ensembl
 from nearkin.runs.trained_run import load_run
 from nearkin.studies.study import PlannedRun, Row, Study, opened, write_texts
 from nearkin.training.device import pick_device
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 METRICS = ("R@1", "P@R", "MAP@R")
 """What the reality check reports; its P@1 is the same as R@1."""

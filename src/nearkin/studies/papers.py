@@ -24,7 +24,7 @@ from nearkin.report.published import DATA_NAMES, Published, look_up
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.studies.rows import base_recipe
 from nearkin.studies.study import Row, chosen_names
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 FROM_SCRATCH = ("small", "resnetv2_20")
 OWN_WEIGHTS = ("efficientnet_lite0",)

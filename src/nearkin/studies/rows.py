@@ -16,7 +16,7 @@ from nearkin.recipe.reading import check_keys, layered, read_yaml
 from nearkin.runs.folder import own_photos_name
 from nearkin.studies.study import Row
 from nearkin.training import methods
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 ENDING = ".compare.yml"
 """Of the files that come with nearkin; a file given by its path may end as it likes."""

@@ -15,7 +15,7 @@ import yaml
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in, require
 from nearkin.recipe import INDIFFERENT, Recipe, flat, recipes_folder
 from nearkin.recipe.reading import read_yaml
-from nearkin.training.recipes import load_recipe, validate
+from nearkin.training.recipe_check import load_recipe, validate
 
 ENDING = ".space.yml"
 """Unlike a recipe, which ends in ``.yaml`` and can be trained."""

@@ -40,10 +40,10 @@ from nearkin.report.table import Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images, open_data, report_on
 from nearkin.runs.folder import OUTCOME_FILE, Outcome, RunFolder
 from nearkin.runs.run import run
-from nearkin.studies.pool import LOG, Job, run_in_parallel
+from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
 from nearkin.training.build import data_of
 from nearkin.training.observers import ConsoleObserver, in_words
-from nearkin.training.recipes import validate_all
+from nearkin.training.recipe_check import validate_all
 
 OUT_OF_MEMORY = (OutOfMemoryError.exit_code, -9)
 """Exit codes of a run that found memory full: its own, or the system's when it kills the process."""

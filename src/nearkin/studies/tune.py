@@ -40,12 +40,12 @@ from nearkin.report.table import Part, Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images
 from nearkin.runs.folder import RUNS, Outcome, RunFolder, default_folder
 from nearkin.runs.run import run
-from nearkin.studies.pool import LOG, Job, run_in_parallel
 from nearkin.studies.search_space import Space, check_space, grid, read_space, recipe_at, value_text
 from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_texts
 from nearkin.studies.tables import budget_text
+from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
 from nearkin.training.observers import ConsoleObserver, Observers
-from nearkin.training.recipes import load_recipe, validate
+from nearkin.training.recipe_check import load_recipe, validate
 from nearkin.training.state import Evaluation, Observer, TrainingState
 
 Sampler = Literal["tpe", "random", "grid"]

@@ -16,7 +16,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
 from nearkin.recipe import Recipe
-from nearkin.training.recipes import load_recipe, with_absolute_paths
+from nearkin.training.recipe_check import load_recipe, with_absolute_paths
 from nearkin.training.state import Evaluation, Event
 
 

@@ -14,7 +14,7 @@ import torch
 from nearkin.errors import RecipeError
 from nearkin.evaluation import measure, scores
 from nearkin.evaluation.scores import RetrievalScore, is_score, score_named
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [name.replace("@k", "@3") for family in scores.catalogue().values() for name in family.meanings]

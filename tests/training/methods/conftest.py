@@ -8,7 +8,7 @@ import pytest
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.training.build import build_state
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 
 TINY = {
     "data": {"transform": "digits", "image_size": 8, "workers": 1},

@@ -13,7 +13,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
 from nearkin.training import methods
 from nearkin.training.loop import fit
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
 CCP = ["method.name=ccp", "method.pool_size=3", "method.steps_per_problem=4"]

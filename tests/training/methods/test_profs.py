@@ -20,7 +20,7 @@ from nearkin.training import checkpoint
 from nearkin.training.build import build_state
 from nearkin.training.loop import HealthCheck, fit, train_step
 from nearkin.training.methods.profs import Profs, representative_loss
-from nearkin.training.recipes import load_recipe
+from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer, TrainingState
 
 SIZES = [4, 1, 6, 2, 5, 3]

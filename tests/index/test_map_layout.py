@@ -6,7 +6,7 @@ import pytest
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.neighbours import nearest
 from nearkin.index import Index
-from nearkin.index.layout import NAME, lay_out, make_layout, place_by_neighbours, principal_components, read_layout
+from nearkin.index.map_layout import NAME, lay_out, make_layout, place_by_neighbours, principal_components, read_layout
 from nearkin.runs.trained_run import ClassProxies
 
 
@@ -90,7 +90,7 @@ def test_a_map_is_kept_and_follows_what_is_added_and_removed(index, images, tmp_
 
 
 def test_a_large_index_shows_some_of_its_items(index, monkeypatch):
-    monkeypatch.setattr("nearkin.index.layout.MOST", 12)
+    monkeypatch.setattr("nearkin.index.map_layout.MOST", 12)
     made = make_layout(index)
     assert len(made.ids) == 12
     assert set(made.ids.tolist()) < set(range(20))

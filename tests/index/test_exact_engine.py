@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nearkin.evaluation import neighbours
-from nearkin.index import exact
-from nearkin.index.exact import ExactEngine
+from nearkin.index import exact_engine as exact
+from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nearkin.errors import MissingExtraError, NearkinError, RecipeError
-from nearkin.training import recipes
-from nearkin.training.recipes import load_recipe, validate, validate_all
+from nearkin.training import recipe_check as recipes
+from nearkin.training.recipe_check import load_recipe, validate, validate_all
 
 SMALL = {
     "encoder": {"backbone": "small"},

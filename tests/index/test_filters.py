@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nearkin.errors import RecipeError
-from nearkin.index.where import Field, as_number, condition, parse_where
+from nearkin.index.filters import Field, as_number, condition, parse_where
 
 FIELDS = {"label": Field("label", False), "year": Field("c0", True), "a = 1; --": Field("c1", False)}
 
