@@ -202,6 +202,7 @@ class _Search:
         self.factor = math.ldexp(1.0, -max(math.frexp(largest)[1], -1000))
         """A power of two keeps every value exact and squares within range."""
         kept = self.copies.kept
+        self.position_bits = len(kept).bit_length()
         if queries.is_cuda:
             self.rows = self._scaled_on_gpu(references, torch.from_numpy(kept).to(references.source.device))
             self.squares = self.rows.square().sum(1) if distance == "euclidean" else None
@@ -267,8 +268,15 @@ class _Search:
             query = self.rows[names] if self.together else self._scaled(self.queries, rows)
             coded = self.coded[names] if self.together else Coded.of(query)
             proposed, settled = propose(coded, self.tiles, self.sample if guess else None, places, self.distance)
-            if not settled.all():
-                return self._in_two_parts(names, rows, places, settled)
+            if not settled.all():  # those for which the guess was too high are compared with everything
+                indices, similarities = np.empty((len(rows), places), dtype=np.int64), np.empty((len(rows), places))
+                step = max(1, BLOCK_BYTES // (64 * len(self.rows)))
+                few = np.flatnonzero(~settled)
+                parts = [(np.flatnonzero(settled), True)] if settled.any() else []
+                parts += [(few[start : start + step], False) for start in range(0, len(few), step)]
+                for part, guess in parts:
+                    indices[part], similarities[part] = self.ranked(names[part], rows[part], places, guess=guess)
+                return indices, similarities
             ids, gaps = self._nearest_on_cpu(query, proposed, places)
         tied = self._settle(ids, gaps, rows, query)
         indices, gaps = self.copies.spread(ids, gaps, tied, places)
@@ -276,17 +284,6 @@ class _Search:
             return indices, -np.sqrt(gaps) / self.factor + 0.0
         unit = float(1 << _TRUSTED_BITS)
         return indices, np.round((1.0 - gaps) * unit) / unit + 0.0
-
-    def _in_two_parts(self, names: Ints, rows: Ints, places: int, settled: NDArray[np.bool_]) -> tuple[Ints, Floats]:
-        """Those for which the guess was too high are compared with everything."""
-        indices, similarities = np.empty((len(rows), places), dtype=np.int64), np.empty((len(rows), places))
-        step = max(1, BLOCK_BYTES // (64 * len(self.rows)))
-        parts = [(np.flatnonzero(settled), True)] if settled.any() else []
-        unsettled = np.flatnonzero(~settled)
-        parts += [(unsettled[start : start + step], False) for start in range(0, len(unsettled), step)]
-        for part, guess in parts:
-            indices[part], similarities[part] = self.ranked(names[part], rows[part], places, guess=guess)
-        return indices, similarities
 
     def _gaps(self, products: Any, query: Any, columns: Any) -> Any:
         """How far references are, from products in float64: 1 − cosine, or the squared distance; overwrites them."""
@@ -299,11 +296,8 @@ class _Search:
             products += query
         return products.clamp_min_(0.0) if self.queries.is_cuda else np.maximum(products, 0.0, out=products)
 
-    def _squares_of(self, query: Any) -> Any:
-        return (query * query).sum(1)
-
     def _nearest_on_gpu(self, query: Any, places: int) -> tuple[Ints, Floats]:
-        gaps = self._gaps(query @ self.rows.T, self._squares_of(query)[:, None], slice(None))
+        gaps = self._gaps(query @ self.rows.T, (query * query).sum(1)[:, None], slice(None))
         count = min(places + _BEYOND, len(self.rows))
         near = gaps.topk(count, dim=1, largest=False)
         if self._cut_short(query, near.values.cpu().numpy(), places):
@@ -311,7 +305,7 @@ class _Search:
         return near.indices.cpu().numpy(), near.values.cpu().numpy()
 
     def _nearest_on_cpu(self, query: Floats, proposed: list[tuple[Ints, Ints]], places: int) -> tuple[Ints, Floats]:
-        squares = None if self.squares is None else self._squares_of(query)
+        squares = None if self.squares is None else (query * query).sum(1)
         whole, single = [], []
         for number, (columns, where) in enumerate(proposed):
             start, tile = number * _TILE, self.rows[number * _TILE : (number + 1) * _TILE]
@@ -325,23 +319,30 @@ class _Search:
                 own = None if squares is None else squares[row]
                 single.append((row, column + start, self._gaps(products, own, column + start)))
         ids, gaps = _gathered(len(query), whole, single)
-        order = np.argsort(gaps, axis=1)
+        # The last bits of a gap give way to its position, so that sorting one number sorts both.
+        lost = (1 << self.position_bits) - 1
+        order = gaps.view(np.int64) & ~lost
+        order |= np.arange(gaps.shape[1])
+        order.sort(axis=1)
+        order &= lost
+        order += np.arange(0, gaps.size, gaps.shape[1])[:, None]  # as one index into all of them, which is faster
         kept = order[:, : places + _BEYOND]
-        near = np.take_along_axis(gaps, kept, axis=1)
+        near = gaps.take(kept)
         if kept.shape[1] < order.shape[1] and self._cut_short(query, near, places):
-            kept, near = order, np.take_along_axis(gaps, order, axis=1)
-        return np.take_along_axis(ids, kept, axis=1).astype(np.int64), near
+            kept, near = order, gaps.take(order)
+        return ids.take(kept).astype(np.int64), near
 
     def _close(self, query: Any, gaps: Floats) -> NDArray[np.bool_]:
         """Which neighbours ``[B, L - 1]`` are too close to the next one for products in float64 to tell."""
         error = 4.0 * (query.shape[1] + 16) * 2.0**-53
         margin: Any = error + 2.0 ** (1 - _TRUSTED_BITS)
+        sorting = gaps[:, 1:] * 2.0 ** (self.position_bits - 52)  # its last bits were left out there
         if self.squares is not None:
-            squares = self._squares_of(query) + self.squares.max()
+            squares = (query * query).sum(1) + self.squares.max()
             squares = squares.cpu().numpy() if self.queries.is_cuda else squares
             margin = 2.0 * error * squares[:, None] + gaps[:, 1:] * 2.0 ** (2 - _TRUSTED_BITS)
         with np.errstate(invalid="ignore"):  # of the infinities that fill up short rows
-            close: NDArray[np.bool_] = (np.diff(gaps, axis=1) <= margin) & np.isfinite(gaps[:, 1:])
+            close: NDArray[np.bool_] = (np.diff(gaps, axis=1) <= margin + sorting) & np.isfinite(gaps[:, 1:])
         return close
 
     def _cut_short(self, query: Any, gaps: Floats, places: int) -> bool:
@@ -634,18 +635,11 @@ def propose(
     The sample tells roughly how similar the k-th reference is. What is certainly less similar than that is left out.
     Whether the guess was too high is seen from the number of references that are certainly more similar.
 
-    Args:
-        queries: ``[Q]``.
-        tiles: all references.
-        sample: some of them, drawn at random; without it all are proposed.
-        k: how many nearest.
-        distance: how they are compared.
-        masks: of each tile which references count, None for all.
-        each: as ``map``, over the tiles.
+    ``tiles`` are all references and ``sample`` some of them, drawn at random; without it all are proposed. ``masks``
+    say which references of a tile count, None for all. ``each`` is as ``map``, over the tiles.
 
-    Returns:
-        For each tile the references that are proposed to all queries, as most of them want them, and the positions of
-        further pairs in the flattened ``[Q, tile]``; and for which queries ``[Q]`` nothing is missing.
+    Returns for each tile the references that are proposed to all queries, as most of them want them, and the positions
+    of further pairs in the flattened ``[Q, tile]``; and for which queries ``[Q]`` nothing is missing.
     """
     masks = masks or [None] * len(tiles)
     total = sum(len(tile) if mask is None else int(mask.sum()) for tile, mask in zip(tiles, masks, strict=True))
@@ -660,33 +654,31 @@ def propose(
             nearest_ones = np.sort(np.partition(similar, least, axis=1)[:, least:], axis=1)
             limits = nearest_ones[:, [places[0] - place for place in places]] - error
 
-    def scan(number: int) -> tuple[Ints, Ints, Singles, Ints]:
-        """References for all, further pairs, how similar these are at most, and how many certainly exceed a limit."""
+    def scan(number: int) -> tuple[Ints, Singles, Ints]:
+        """Pairs that may exceed the lowest limit, how similar they are at most, and how many surely exceed a limit."""
         similar, error = queries.products(tiles[number], distance)
         if (mask := masks[number]) is not None:
             similar[:, ~mask] = -np.inf
-        near = similar >= limits[:, :1] - error
-        columns = np.empty(0, dtype=np.int64)
-        if np.count_nonzero(near) > near.size // 16:
-            columns = np.flatnonzero(np.count_nonzero(near, axis=0) > _DENSE * len(queries))
-            near[:, columns] = False
-        where = np.flatnonzero(near)
+        where = np.flatnonzero(similar >= limits[:, :1] - error)
         rows, values = where // similar.shape[1], similar.ravel()[where]
-        certain = [
-            np.bincount(rows[values >= limit[rows]], minlength=len(queries))
-            + np.count_nonzero(similar[:, columns] >= limit[:, None], axis=1)
-            for limit in (limits + error).T
-        ]
-        return columns, where, values + error[rows, 0], np.stack(certain)
+        if len(where) > similar.size // 16:  # then it is cheaper to count everything
+            exceed = [(similar >= limit[:, None]).view(np.uint8) for limit in (limits + error).T]
+            certain = [np.add.reduce(above, axis=1, dtype=np.int64) for above in exceed]
+        else:
+            exceed = [values >= limit[rows] for limit in (limits + error).T]
+            certain = [np.bincount(rows[above], minlength=len(queries)) for above in exceed]
+        return where, values + error[rows, 0], np.stack(certain)
 
     scanned = list(each(scan, range(len(tiles))))
     # The highest limit that at least k references certainly exceed.
     right = sum(certain for *_, certain in scanned) >= k
     limit = np.take_along_axis(limits, np.maximum(right.sum(axis=0) - 1, 0)[:, None], axis=1)[:, 0]
-    proposed = [
-        (columns, where[upper >= limit[where // len(tile)]])
-        for (columns, where, upper, _), tile in zip(scanned, tiles, strict=True)
-    ]
+    proposed = []
+    for (where, upper, _), tile in zip(scanned, tiles, strict=True):
+        where = where[upper >= limit[where // len(tile)]]
+        column = where % len(tile)
+        wanted = np.bincount(column, minlength=len(tile)) > _DENSE * len(queries)
+        proposed.append((np.flatnonzero(wanted), where[~wanted[column]]))
     return proposed, right[0]
 
 
