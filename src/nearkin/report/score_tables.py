@@ -31,7 +31,7 @@ def run_table(scores: Scores) -> Table:
     """
     if scores.final_of is not None:
         selected = scores.final_of.scores
-        table = run_table(selected) if selected.test else Table("", ())
+        table = run_table(replace(selected, new_images=None)) if selected.test else Table("", ())
         new_images = [f"This encoder. {scores.new_images}"] if scores.new_images else []
         return Table(table.title, table.parts, (scores.final_of.note, *table.conditions, *new_images))
     held = scores.conditions
