@@ -93,8 +93,9 @@ def check_room(folder: Path, needed: int, what: str) -> None:
     """Refuse, before any work, a disk with less than ``needed`` bytes free for ``what``."""
     free = shutil.disk_usage(_existing(folder)).free
     if free < needed:
+        left = f"{math.floor(free / 1e5) / 10:,.1f} MB"
         raise OutputError(
-            f"no room for {what} in {folder}: about {_size(needed)} are needed and {_size(free)} are free. "
+            f"no room for {what} in {folder}: about {_size(needed)} are needed and {left} are free. "
             f"Make room there, or give another folder with -o"
         )
 
