@@ -24,6 +24,7 @@ from nearkin.evaluation.confidence import confidence_among
 from nearkin.index import Index, calibration, engine
 from nearkin.index.faiss_engine import FaissEngine
 from nearkin.index.index import Stored
+from nearkin.index.search import Classified
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import load
 from nearkin.runs.run import run
@@ -288,6 +289,21 @@ def test_confidence_is_learned_only_from_images_that_did_not_train(tmp_path, wri
     assert "does not tell which images" in not_known.status().no_confidence
     all_trained.add([np.full((8, 8, 3), 9 * i, np.uint8) for i in range(3)], labels=["new"] * 3)
     assert all_trained.status().confidence is None
+
+
+def test_confidences_are_the_same_when_vectors_are_read_in_blocks(tmp_path, write_images, model, monkeypatch):
+    images = write_images(tmp_path / "images", kinds=4, per_kind=9)
+    whole = Index.create(tmp_path / "whole", model)
+    whole.add(images)
+    monkeypatch.setattr(calibration, "_BLOCK", 7)
+    blocks = Index.create(tmp_path / "blocks", model)
+    blocks.add(images)
+    assert blocks.status().confidence == whole.status().confidence is not None
+
+
+def test_a_class_that_another_process_removes_meanwhile_is_not_voted_for(index, images, monkeypatch):
+    monkeypatch.setattr(Index, "_add_profiles", lambda *_: None)
+    assert index.classify(images / "kind 1" / "2.png") == Classified(None, None, ())
 
 
 def test_a_class_is_labelled_by_its_nearest_image_and_its_mean(index, images):

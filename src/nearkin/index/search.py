@@ -336,6 +336,7 @@ def classified(
     distance: Distance,
 ) -> Classified:
     """The label of a query by its hits, or "none of these" where its confidence is below ``min_confidence``."""
+    hits = [hit for hit in hits if hit.label in profiles]  # another process may have removed a class meanwhile
     if not hits:
         return Classified(None, None, ())
     labels, scores = np.array([hit.label for hit in hits]), np.array([hit.score for hit in hits])
