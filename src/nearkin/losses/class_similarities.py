@@ -6,7 +6,6 @@ This is the only place where proxy losses are tuned for speed. A formula on top 
 from __future__ import annotations
 
 import functools
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from nearkin.numerics import NORM_FLOOR, full_precision, l2_normalise, rounding_floor, safe_sqrt
+from nearkin.numerics import NORM_FLOOR, fast_linear, full_precision, l2_normalise, rounding_floor, safe_sqrt
 
 ClassSimilarity = Literal["softmax", "max", "mean"]
 
@@ -23,11 +22,6 @@ BLOCK_BYTES = {"cpu": 2**22, "cuda": 2**28}
 KEPT_BYTES = 2**28
 """Similarities to the single proxies ``[N, C · K]`` are kept for the backward pass up to this size, and else computed
 again."""
-
-
-_ONEDNN = None
-if platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-    _ONEDNN = torch.ops.mkldnn._linear_pointwise.default
 
 
 class Combination(NamedTuple):
@@ -107,7 +101,7 @@ class _ClassSimilarities(Function):
         keep = per_class > 1 and len(unit) * len(rows) * unit.element_size() <= KEPT_BYTES
         parts, kept, spread = [], [], unit.new_zeros(())
         for part, length in zip(_split(rows, block * per_class), _split(lengths, block * per_class), strict=True):
-            cosines = _linear(unit, part).div_(length)
+            cosines = fast_linear(unit, part).div_(length)
             parts.append(_combined(cosines, how, per_class))
             if keep:
                 kept.append(cosines)
@@ -133,15 +127,15 @@ class _ClassSimilarities(Function):
             blocks = zip(*(_split(x, block * per_class) for x in (rows, lengths, rows_gradient)), strict=True)
             for number, (part, length, part_gradient) in enumerate(blocks):
                 slopes = gradient if len(part) == len(rows) else gradient[:, number * block : (number + 1) * block]
-                cosines = kept[number] if kept else _linear(unit, part).div_(length)
+                cosines = kept[number] if kept else fast_linear(unit, part).div_(length)
                 if per_class > 1:
                     slopes = _slopes(lambda x: _combined(x, how, per_class), cosines, slopes)
                 along = slopes * cosines
                 along_unit.append(along.sum(1))
                 slopes = slopes / length
-                unit_products.append(_linear(slopes, part.T))
+                unit_products.append(fast_linear(slopes, part.T))
                 along_part = along.sum(0).div_(length).div_(length).unsqueeze(1)
-                torch.addcmul(_linear(slopes.T, unit.T), part, along_part, value=-1.0, out=part_gradient)
+                torch.addcmul(fast_linear(slopes.T, unit.T), part, along_part, value=-1.0, out=part_gradient)
                 if how.with_spread:
                     share = spread_gradient * (len(part) / len(rows))
                     part_gradient += _slopes(lambda x: proxy_spread(x.view(-1, per_class, x.shape[1])), part, share)
@@ -177,11 +171,3 @@ def _combined(cosines: Tensor, how: Combination, per_class: int) -> Tensor:
 
 def _split(x: Tensor, size: int, dim: int = 0) -> Sequence[Tensor]:
     return [x] if x.shape[dim] <= size else torch.split(x, size, dim)
-
-
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T``: by oneDNN, which takes half the time of torch's own product on AMD's processors."""
-    if _ONEDNN is not None and x.dtype == torch.float32 and x.device.type == "cpu":
-        product: Tensor = _ONEDNN(x, weight, None, "none", [], "")
-        return product
-    return x @ weight.T

@@ -163,7 +163,8 @@ class EncoderSection:
     normalisation: Literal["l2", "ball"] = "l2"
     """``l2``: onto the unit sphere; ``ball``: into the unit ball, where length counts too."""
     weights: str | None = None
-    """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
+    """A local .safetensors or .pth file, ``hub:OWNER/MODEL`` on the Hugging Face hub, or ``imagenet`` where the
+    backbone brings its own."""
     freeze_batch_norm: bool = False
     """Batch-norm keeps the running statistics of its pretrained weights."""
     freeze_batch_norm_affine: bool = False
@@ -177,6 +178,8 @@ class EncoderSection:
     """Channels last in memory: the same numbers, faster on most machines."""
     last_stride: int | None = None
     """Stride of the last stage: 1 for a feature map twice as fine from the same weights, where it is 2 by default."""
+    frozen_blocks: int = 0
+    """The first blocks of a vision transformer that do not train; nothing of them is kept for the backward pass."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The backbone's own options."""
 
@@ -221,6 +224,8 @@ class TrainingSection:
     """For SGD."""
     beta2: float = 0.999
     """Decay rate of the second moments of Adam and AdamW."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each block of a vision transformer to the one before it, such as 0.75."""
     head_lr_multiplier: float = 1.0
     """Learning rate of the projection, as a multiple of ``learning_rate``."""
     proxy_lr_multiplier: float = 100.0

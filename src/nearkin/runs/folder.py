@@ -22,6 +22,7 @@ import torch
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import make_folder, write_atomically
+from nearkin.encoders.hub import weights_file
 from nearkin.errors import DataError, MissingExtraError, RecipeError, require
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
@@ -135,7 +136,7 @@ def weights_hash(section: EncoderSection) -> str | None:
     """A hash of the file that the encoder starts from, which recognises it when it has moved."""
     if section.weights is None or section.weights == "imagenet":
         return None
-    with open(section.weights, "rb") as file:
+    with open(weights_file(section.weights), "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 

@@ -27,6 +27,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Backbone, head, proxies and whatever else the objective learns, each with its learning rate.
 
+    With ``training.layer_decay`` each layer of the backbone has its own.
+
     Every trainable parameter of the objective is in one of the last two groups by construction: proxies cannot be
     forgotten. Only what lies in a proxy bank takes the proxies' multiplier; a trained margin takes the plain rate.
     """
@@ -34,8 +36,12 @@ def parameter_groups(
     proxies = [p for bank in banks_in(*objectives) for p in bank.parameters()]
     banked = {id(p) for p in proxies}
     unbanked = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
+    layers = encoder.backbone.parameter_layers() if training.layer_decay != 1 else [list(encoder.backbone.parameters())]
     groups = [
-        {"name": "backbone", "params": list(encoder.backbone.parameters()), "lr": rate},
+        *(
+            {"name": "backbone", "params": layer, "lr": rate * training.layer_decay**above}
+            for above, layer in zip(reversed(range(len(layers))), layers, strict=True)
+        ),
         {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_lr_multiplier},
         {"name": "proxies", "params": proxies, "lr": rate * training.proxy_lr_multiplier},
         {"name": "objective", "params": unbanked, "lr": rate},

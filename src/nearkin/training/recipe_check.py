@@ -20,6 +20,7 @@ from nearkin.catalogue import keyword_options
 from nearkin.data.source import is_benchmark
 from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.encoder import build_pooling
+from nearkin.encoders.hub import weights_file
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
 from nearkin.ranks import world
@@ -189,15 +190,16 @@ def _check_scores(protocol: ProtocolSection) -> None:
 
 def _check_encoder(recipe: Recipe) -> None:
     section, weights = recipe.encoder, recipe.encoder.weights
-    if weights not in (None, "imagenet") and not Path(weights).expanduser().is_file():
+    if weights not in (None, "imagenet") and not weights_file(weights).is_file():
         raise DataError(
-            f"encoder.weights names {weights!r}, which is not a file: give a local .safetensors or .pth, or "
-            f"encoder.weights=null to start from scratch"
+            f"encoder.weights names {weights!r}, which is not a file: give a local .safetensors or .pth, "
+            f"hub:OWNER/MODEL, or encoder.weights=null to start from scratch"
         )
     build_pooling(section.pooling)
     if ":" in section.backbone:  # only other libraries know their models
         return
     backbone = build_backbone(section.backbone, dict(section.options), last_stride=section.last_stride)
+    backbone.freeze_blocks(section.frozen_blocks)
     with contextlib.suppress(MissingExtraError):  # a study continues with the rows that do not need it
         if weights == "imagenet" and backbone.imagenet_weights() is None:
             raise RecipeError(

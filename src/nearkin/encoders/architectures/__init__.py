@@ -29,7 +29,7 @@ def backbones() -> dict[str, Builder]:
     """Every backbone by its name in recipes; each builder takes keyword-only options.
 
     >>> sorted(backbones())
-    ['bn_inception', 'efficientnet_lite0', 'efficientnet_lite2', 'googlenet', 'resnet18', 'resnet50', ...]
+    ['bn_inception', 'clip_base', 'dino_base', 'dino_small', 'dinov2_base', 'dinov2_small', ...]
     """
     return dict(_catalogue("BACKBONES"))
 
