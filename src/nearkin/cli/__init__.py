@@ -15,7 +15,7 @@ from typing import NoReturn
 # The order here is the order of the commands in --help.
 from nearkin.cli._app import app, is_distributed, label_line, say
 
-from nearkin.cli import training, index, search, serve, report, studies, look_up  # noqa: F401  # isort: skip
+from nearkin.cli import training, index, search, report, studies, look_up  # noqa: F401  # isort: skip
 from nearkin.disk import REFUSED, output_error
 from nearkin.errors import NearkinError, catching_out_of_memory, lacks_torch, notices_to
 
