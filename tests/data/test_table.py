@@ -45,7 +45,6 @@ def test_rows_keep_what_belongs_to_them_and_the_meaning_of_labels(table, rows):
 
 def test_splits_are_taken_together(table):
     assert table.split("query", "gallery").labels.tolist() == [2, 0]
-    assert (table.has_split("query"), table.has_split("test")) == (True, False)
 
 
 def test_only_training_labels_are_renumbered(table):

@@ -17,8 +17,6 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from nearkin.errors import DataError, MissingExtraError, require
 
-ARCHIVE_ENDINGS = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-SPREADSHEET_ENDINGS = (".xlsx", ".xls", ".ods", ".numbers")
 NOT_IMAGES = "not images"
 
 _RAW_ENDINGS = (
@@ -35,15 +33,10 @@ UNREADABLE_PHOTOS: Mapping[str, str] = {
 
 # Pillow hands these to an outside program or a system renderer, so a data set could run code by holding one.
 _DRAWINGS = frozenset({"EPS", "WMF", "EMF"})
-
-# Formats that Pillow names but that hold no photograph: also video, and containers that it only recognises.
 _NO_PHOTOS = _DRAWINGS | {"PDF", "MPEG", "BUFR", "GRIB", "HDF5", "IPTC"}
 
 MAX_PIXELS = 120_000_000
 """An image with more, by the size in its file's header, is refused before any pixel is decoded."""
-
-# Uncompressed 16-bit RGBA, the widest pixel that cameras and scanners write.
-_MOST_BYTES_PER_PIXEL = 8
 
 # Pillow keeps the box of a crop in float32, which is too coarse for much longer strips.
 _LONGEST_SIDE = 1 << 20
@@ -82,14 +75,6 @@ def decode(path: Path | str, *, shorter_side: int | None = None) -> NDArray[np.u
     Greyscale (8 and 16 bits), palette and CMYK images become RGB, transparent ones are laid on white, and of an
     animation the first frame is taken. With ``shorter_side`` an image whose shorter side is longer is shrunk to it,
     which lets large JPEG files be decoded at a fraction of their size.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "grey.png")
-    ...     Image.new("L", (4, 2), 200).save(path)
-    ...     array = decode(path)
-    >>> array.shape, array[0, 0].tolist()
-    ((2, 4, 3), [200, 200, 200])
     """
     path = Path(path)
     return decode_bytes(read_file(path), path=path, shorter_side=shorter_side)
@@ -103,7 +88,7 @@ def read_file(path: Path) -> bytes:
     ...
     nearkin.data.images.UnreadableImageError: no such file.png: no such file
     """
-    limit = MAX_PIXELS * _MOST_BYTES_PER_PIXEL + (1 << 20)
+    limit = 8 * MAX_PIXELS + (1 << 20)  # the widest pixels are uncompressed 16-bit RGBA
     try:
         status = os.stat(path)
         # Opening a pipe would wait for ever for somebody to write to it.
@@ -144,8 +129,8 @@ def decode_bytes(data: bytes, *, path: Path, shorter_side: int | None = None) ->
 def decode_pillow(image: Image.Image, *, path: Path, shorter_side: int | None = None) -> NDArray[np.uint8]:
     """Like :func:`decode`, from an image that Pillow has opened or made; ``path`` is what errors call it.
 
-    A file that was opened but not yet read is read here from its beginning, which gives the same pixels as its path
-    does, and leaves the image as it was: a list of opened photos does not fill the memory.
+    A file that was opened but not yet read is read here from its beginning. That gives the same pixels as its path
+    does, and leaves the image as it was, so a list of opened photos does not fill the memory.
     """
     _hush_pillow()
     if isinstance(image, ImageFile.ImageFile) and image.fp is not None and image.tile and image.tell() == 0:
@@ -189,8 +174,7 @@ def resized_shape(height: int, width: int, shorter_side: int) -> tuple[int, int]
 
 
 def _shrunk(image: Image.Image, shorter_side: int) -> Image.Image:
-    """Bilinear, with the filter widened by the reduction so that every source pixel counts: this is the resize behind
-    the published scores, and having no negative lobes it adds no halos to edges that are stored as uint8."""
+    """Bilinear, with the filter widened by the reduction so that every source pixel counts, as in published code."""
     if min(image.size) <= shorter_side:
         return image
     height, width = resized_shape(image.height, image.width, shorter_side)
@@ -210,8 +194,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Greyscale of more than 8 bits: 16-bit values keep their scale, wider ones are stretched from their darkest to
-    their brightest value because no white point is agreed for them."""
+    """16-bit greyscale keeps its scale; wider values, which have no white point, are stretched from least to most."""
     values = np.array(image, dtype=np.float32)
     values[~np.isfinite(values)] = 0.0
     low, high = float(values.min()), float(values.max())
@@ -246,11 +229,7 @@ _PILLOW_MODULES = re.compile(r"PIL\.")
 
 
 def _hush_pillow() -> None:
-    """Keep Pillow's remarks on odd EXIF blocks and palettes away from the screen.
-
-    ``warnings.catch_warnings`` around each decode would swap the interpreter's filters under the feet of the other
-    threads, so a filter that concerns Pillow alone is put in once and stays.
-    """
+    """Keep Pillow's remarks on odd EXIF blocks and palettes away from the screen, in every thread."""
     for category in (UserWarning, Image.DecompressionBombWarning):
         if ("ignore", None, category, _PILLOW_MODULES, 0) not in warnings.filters:
             warnings.filterwarnings("ignore", category=category, module=_PILLOW_MODULES.pattern)
@@ -268,11 +247,7 @@ def register_heic() -> bool:
 
 @cache
 def image_extensions() -> frozenset[str]:
-    """Endings of the files that are read as images: all raster formats of the Pillow that is installed.
-
-    >>> {".jpg", ".jfif", ".png", ".jp2"} <= image_extensions(), ".pdf" in image_extensions()
-    (True, False)
-    """
+    """Endings of the files that are read as images: all raster formats of the Pillow that is installed."""
     register_heic()
     formats = Image.registered_extensions()
     readable = {ending for ending, name in formats.items() if name in Image.OPEN and name not in _NO_PHOTOS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,7 @@ from nearkin.errors import DataError
 
 
 def needs(*files: str | tuple[str, ...]) -> Callable[[Path], list[str]]:
-    """A check for files and folders: which of them are not there. A tuple is satisfied by any of its members.
-
-    >>> needs("images.txt", ("images", "pictures"))(Path("no/such/folder"))
-    ['images.txt', 'images (or pictures)']
-    """
+    """A check for files and folders: which of them are not there. A tuple is satisfied by any of its members."""
     groups = [(file,) if isinstance(file, str) else file for file in files]
 
     def missing(root: Path) -> list[str]:
@@ -27,10 +23,6 @@ def needs(*files: str | tuple[str, ...]) -> Callable[[Path], list[str]]:
         return [group[0] + (f" (or {', '.join(group[1:])})" if group[1:] else "") for group in lacking]
 
     return missing
-
-
-def _nothing(root: Path) -> list[str]:
-    return []
 
 
 @dataclass(frozen=True)
@@ -44,14 +36,9 @@ class Benchmark:
     >>> def read_toy(root):
     ...     return ImageTable.build("toy", [root / "a.jpg", root / "b.jpg"], ["a", "b"], splits=["train", "test"])
     >>> toy = Benchmark(name="toy", title="Toy", home="example.org", layout="toy/\\n  a.jpg\\n  b.jpg",
-    ...                 counts={"train": (1, 1), "test": (3, 1)}, reader=read_toy, folders=("toy",))
-    >>> len(toy.read(Path("data/toy"), check_counts=False))
+    ...                 counts={"train": (1, 1), "test": (1, 1)}, reader=read_toy, folders=("toy",))
+    >>> len(toy.read(Path("data/toy")))
     2
-    >>> toy.read(Path("data/toy"))
-    Traceback (most recent call last):
-    ...
-    nearkin.errors.DataError: Toy in 'data/toy': test has 1 images of 1 classes, published are 3 of 1
-    ...
     """
 
     name: str
@@ -62,7 +49,7 @@ class Benchmark:
     reader: Callable[[Path], ImageTable]
     folders: tuple[str, ...] = ()
     inner_folders: tuple[str, ...] = ()
-    missing: Callable[[Path], list[str]] = _nothing
+    missing: Callable[[Path], list[str]] = field(default_factory=needs)
 
     @property
     def embedded(self) -> bool:
@@ -71,16 +58,20 @@ class Benchmark:
     def read(self, root: str | Path, *, check_counts: bool = True) -> ImageTable:
         """The table of the benchmark in ``root``, the folder that the layout starts with.
 
-        What is missing or wrong is a DataError that names the file, the expected layout and where the data is
-        published. So are, with ``check_counts``, other numbers of images or classes than the published ones.
+        Errors name the file, the expected layout and where the data is published. With ``check_counts`` there must be
+        as many images and classes as published.
         """
         root = Path(root).expanduser()
         try:
             if problem := self.problem(root):
                 raise DataError(problem)
             table = self.reader(root)
-            if check_counts:
-                self._check_counts(table)
+            published = self.counts if check_counts else {}
+            for split, (images, classes) in published.items():
+                labels = table.labels[table.splits == split]
+                there = f"{len(labels):,} images of {len(np.unique(labels)):,} classes"
+                if there != f"{images:,} images of {classes:,} classes":
+                    raise DataError(f"{split} has {there}, published are {images:,} of {classes:,}")
         except DataError as error:
             raise DataError(f"{self.title} in {str(root)!r}: {error}\n{self.expected_layout()}") from error
         return table
@@ -91,8 +82,7 @@ class Benchmark:
         A folder that has all the key files is preferred to one that has not; None when there is neither.
         """
         candidates = list(self._candidates(Path(data_root).expanduser()))
-        complete = [folder for folder in candidates if not self.missing(folder)]
-        return next(iter(complete or candidates), None)
+        return min(candidates, key=lambda folder: bool(self.missing(folder)), default=None)
 
     def problem(self, folder: Path) -> str | None:
         """Which of the key files ``folder`` lacks, in words."""
@@ -110,15 +100,6 @@ class Benchmark:
         yield from top
         for folder in top:
             yield from _subfolders(folder, [*names, *self.inner_folders])
-
-    def _check_counts(self, table: ImageTable) -> None:
-        for split, (images, classes) in self.counts.items():
-            labels = table.labels[table.splits == split]
-            there = len(np.unique(labels))
-            if (len(labels), there) != (images, classes):
-                raise DataError(
-                    f"{split} has {len(labels):,} images of {there:,} classes, published are {images:,} of {classes:,}"
-                )
 
 
 def _subfolders(folder: Path, names: list[str]) -> list[Path]:

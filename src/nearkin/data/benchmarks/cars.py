@@ -21,8 +21,8 @@ def _read(root: Path) -> ImageTable:
         return _read_annotations(root)
     # Class folders at the top, or below ``train`` and ``test``, which divide the images of each class. The published
     # numbering goes by make, and the alphabet puts the same 98 classes first: up to the Eagle, before the Ferraris.
-    table = read_folder(root, name="cars", class_folders="top", warn=False)
-    return replace(table, splits=np.where(table.labels < TRAINING_CLASSES, "train", "test"))
+    table = read_folder(root, class_folders="top", warn=False)
+    return replace(table, name="cars", splits=np.where(table.labels < TRAINING_CLASSES, "train", "test"))
 
 
 def _read_annotations(root: Path) -> ImageTable:

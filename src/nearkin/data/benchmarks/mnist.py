@@ -24,15 +24,7 @@ DIMENSIONS = {"images": 3, "labels": 1}
 
 
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """The array of bytes in an idx file, compressed or not, which must have so many dimensions.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "labels")
-    ...     _ = file.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
-    ...     read_idx(file, dimensions=1)
-    array([7, 2, 1], dtype=uint8)
-    """
+    """The array of bytes in an idx file, compressed or not, which must have so many dimensions."""
     magic = bytes([0, 0, 8, dimensions])
     try:
         content = path.read_bytes()
