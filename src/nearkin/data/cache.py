@@ -39,7 +39,7 @@ DECODED, GLYPHS = "decoded", "glyphs"
 _PIXELS_VERSION = 1
 
 _ADVICE = (
-    "Decoded images are kept there: set NEARKIN_CACHE (from Python cache_dir) to another folder with room for them, or "
+    "Decoded images are kept there: set NEARKIN_CACHE (from Python cache_dir) to a folder with room for them, or "
     "data.cache=memory (cache_dir=None) to store nothing"
 )
 _SETTLED_NS = 2_000_000_000
@@ -100,10 +100,6 @@ def open_images(
     >>> open_images(table, cache_dir=None).images[1].shape
     (8, 8, 3)
     """
-    if shorter_side < 1:
-        raise ValueError(f"shorter_side must be at least 1, got {shorter_side}")
-    if not 0.0 <= tolerance <= 1.0:
-        raise ValueError(f"tolerance must be a share from 0 to 1, got {tolerance}")
     if isinstance(table.images, np.ndarray):
         digests = tuple(_digest(image.tobytes()) for image in table.images)
         return OpenedImages(table, ArrayImages(table.images), digests=digests)
@@ -137,9 +133,8 @@ class ArrayImages:
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] != 3):
-            raise DataError(
-                f"images in memory must be uint8 [N, H, W] or [N, H, W, 3], got {pixels.dtype} {list(pixels.shape)}"
-            )
+            got = f"{pixels.dtype} {list(pixels.shape)}"
+            raise DataError(f"images in memory must be uint8 [N, H, W] or [N, H, W, 3], got {got}")
         self._pixels = pixels
 
     def __len__(self) -> int:
@@ -253,14 +248,11 @@ def _readable_rows(
 ) -> list[int]:
     rows = [row for row, path in enumerate(paths) if path not in unreadable]
     lost = len(paths) - len(rows)
-    if lost and lost / len(paths) >= tolerance:
-        listing = some_of([str(error) for error in unreadable.values()], most=20)
-        if not rows:
-            raise DataError(f"none of the {len(paths):,} images of {table.name!r} can be read:\n{listing}")
+    if lost and (not rows or lost / len(paths) >= tolerance):
         raise DataError(
             f"{lost:,} of the {len(paths):,} images of {table.name!r} cannot be read; fewer than {tolerance:.2%} would "
-            f"be left out:\n{listing}\nRepair or remove these files, or raise data.unreadable_tolerance (from Python "
-            "tolerance)."
+            f"be left out:\n{some_of([str(error) for error in unreadable.values()], most=20)}\n"
+            "Repair or remove these files, or raise data.unreadable_tolerance (from Python tolerance)."
         )
     return rows
 
@@ -292,10 +284,9 @@ class FileDigests:
         return digest if state == file_state(path) else None
 
     def remember(self, digests: Mapping[Path, tuple[list[int], str]]) -> None:
-        """Add entries and write the file again.
+        """Add entries and write the file again, if it can be written.
 
-        A file changed a moment ago could change again within the resolution of its time stamp, so it is not
-        remembered until it has settled. Where nothing can be written, the files will be read again the next time.
+        A file changed a moment ago could change again within the resolution of its time stamp, so it is left out.
         """
         settled = time.time_ns() - _SETTLED_NS
         new = {
@@ -311,7 +302,7 @@ class FileDigests:
 def writer_lock(cache_dir: Path, *, wait: bool = True) -> Iterator[bool]:
     """Held by the one process that writes to a cache folder or clears it; without ``wait`` it must be free.
 
-    Packs are safe without it, so a file system that has no locks does not stop a run: then the value is False.
+    The value is False on a file system that has no locks, where packs are safe too.
     """
     lock = filelock.FileLock(cache_dir / "writer.lock", timeout=-1 if wait else 0)
     try:
@@ -416,11 +407,7 @@ def read_packs(folder: Path) -> dict[str, PackEntry]:
 
 
 def threaded_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory.
-
-    >>> list(threaded_map(abs, [-1, 2, -3], workers=2))
-    [1, 2, 3]
-    """
+    """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory."""
     pending: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="nearkin-images") as pool:
         try:

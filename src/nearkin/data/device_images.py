@@ -21,7 +21,6 @@ from nearkin.data.transforms import Box, Hole, Transform
 from nearkin.errors import load_kernels
 
 _PIECE = 64 << 20  # bytes that are put together and copied at a time
-_THREADS = 4
 
 
 def shapes_of(images: Images) -> NDArray[np.int64]:
@@ -30,13 +29,7 @@ def shapes_of(images: Images) -> NDArray[np.int64]:
 
 
 def erased(crops: Tensor, holes: Sequence[Hole | None], fill: tuple[int, int, int]) -> Tensor:
-    """Crops ``[B, size, size, 3]`` with ``holes`` of one colour, made where the crops are.
-
-    >>> erased(torch.zeros(1, 3, 3, 3, dtype=torch.uint8), [(0, 1, 2, 2)], (7, 8, 9))[0, :, :, 1]
-    tensor([[0, 8, 8],
-            [0, 8, 8],
-            [0, 0, 0]], dtype=torch.uint8)
-    """
+    """Crops ``[B, size, size, 3]`` with ``holes`` of one colour, made where the crops are."""
     if not any(holes):
         return crops
     # One copy to the device: boxes and the colour.
@@ -68,7 +61,7 @@ class DeviceImages:
 
         pieces = np.split(np.arange(len(images)), np.flatnonzero(np.diff(3 * ends // _PIECE)) + 1)
         done = 0
-        for piece in threaded_map(joined, pieces, _THREADS):
+        for piece in threaded_map(joined, pieces, workers=4):
             self.pixels[done : done + len(piece)] = piece
             done += len(piece)
 

@@ -56,8 +56,6 @@ def read_folder(root: str | Path, *, class_folders: ClassFolders | None = None, 
     if class_folders is not None and class_folders not in get_args(ClassFolders):
         raise RecipeError(f"no class_folders {class_folders!r}: {did_you_mean(class_folders, get_args(ClassFolders))}")
     tree = _scan(root)
-    if not tree.images:
-        raise DataError(f"{str(root)!r} holds no images{tree.describe_other_files()}; {_expected_layout(tree.root)}")
     if not tree.tops:
         raise DataError(
             f"{str(root)!r} holds {len(tree.images[()]):,} images but no class folders; {_expected_layout(tree.root)} "
@@ -102,8 +100,6 @@ def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None
     The label is the folder's path below the root or split, with ``class_folders="top"`` only the first part of it.
     """
     tree = _scan(root)
-    if not tree.images:
-        raise DataError(f"{str(root)!r} holds no images ({_FORMATS}){tree.describe_other_files()}")
     try:
         tops = _split_folders(tree)
     except DataError:
@@ -172,13 +168,9 @@ class _Tree:
         for image in self.images[path]:
             yield "/".join(map(printable, (*path, image))), self.root.joinpath(*path, image)
 
-    def describe_other_files(self) -> str:
-        listed = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in self.other_files[:3])
-        return f" ({listed})" if listed else ""
-
 
 def _scan(root: str | Path) -> _Tree:
-    """What lies below a folder; an error says what it is instead, or what was probably meant."""
+    """The images below a folder; an error says what is there instead, or what was probably meant."""
     root = Path(root).expanduser()
     if not root.exists():
         raise DataError(f"there is no folder {str(root)!r}{suggest_path(root)}")
@@ -221,7 +213,11 @@ def _scan(root: str | Path) -> _Tree:
         LeftOut(len(names), ending, UNREADABLE_PHOTOS.get(ending, NOT_IMAGES), min(names), ending in UNREADABLE_PHOTOS)
         for ending, names in other_files.items()
     ]
-    return _Tree(root, images, tuple(sorted(left_out, key=lambda files: (-files.count, files.what))))
+    left_out.sort(key=lambda files: (-files.count, files.what))
+    if not images:
+        there = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in left_out[:3])
+        raise DataError(f"{str(root)!r} holds no images ({there or 'and no other files'}). Images are {_FORMATS}.")
+    return _Tree(root, images, tuple(left_out))
 
 
 def _label(path: FolderPath, class_folders: ClassFolders | None) -> str:

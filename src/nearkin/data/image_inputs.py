@@ -38,9 +38,8 @@ _CHANNELS = (1, 3, 4)
 class ImageInputs:
     """One image or many, each decoded when it is asked for, in the order given.
 
-    Whatever form an image comes in, it is treated as a file is: it is turned upright by its EXIF tag, 16 bits keep
-    their scale, CMYK becomes RGB, transparency is laid on white, and it is shrunk to ``shorter_side``. One with a side
-    below ``least_side`` is an error.
+    Whatever form an image comes in, it is treated as :func:`~nearkin.data.images.decode` treats a file. One with a
+    side below ``least_side`` is an error.
 
     >>> images = ImageInputs([np.zeros((4, 6), np.uint8), Image.new("CMYK", (6, 4))], shorter_side=256)
     >>> len(images), images[0].shape, images[1].shape

@@ -54,11 +54,7 @@ _UPRIGHT = {
 
 
 class UnreadableImageError(DataError):
-    """An image file that cannot be decoded: ``path`` names it and ``reason`` says in one line what is wrong.
-
-    >>> str(UnreadableImageError(Path("owl.jpg"), "empty file"))
-    'owl.jpg: empty file'
-    """
+    """An image file that cannot be decoded: ``path`` names it and ``reason`` says in one line what is wrong."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -73,21 +69,14 @@ def decode(path: Path | str, *, shorter_side: int | None = None) -> NDArray[np.u
     """The image at ``path`` as an RGB array ``[H, W, 3]``, upright, or :class:`UnreadableImageError`.
 
     Greyscale (8 and 16 bits), palette and CMYK images become RGB, transparent ones are laid on white, and of an
-    animation the first frame is taken. With ``shorter_side`` an image whose shorter side is longer is shrunk to it,
-    which lets large JPEG files be decoded at a fraction of their size.
+    animation the first frame is taken. An image whose shorter side is longer than ``shorter_side`` is shrunk to it.
     """
     path = Path(path)
     return decode_bytes(read_file(path), path=path, shorter_side=shorter_side)
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of an image file, unless there is no such regular file or it is too large to be an image.
-
-    >>> read_file(Path("no such file.png"))
-    Traceback (most recent call last):
-    ...
-    nearkin.data.images.UnreadableImageError: no such file.png: no such file
-    """
+    """The bytes of an image file, unless there is no such regular file or it is too large to be an image."""
     limit = 8 * MAX_PIXELS + (1 << 20)  # the widest pixels are uncompressed 16-bit RGBA
     try:
         status = os.stat(path)
@@ -121,9 +110,7 @@ def decode_bytes(data: bytes, *, path: Path, shorter_side: int | None = None) ->
     except UnreadableImageError:
         raise
     except Exception as error:  # a malformed file can make a decoder raise nearly anything
-        if isinstance(error, UnidentifiedImageError) and _is_heic(data):
-            raise UnreadableImageError(path, "a HEIC photo: pip install 'nearkin[heic]' to read it") from error
-        raise UnreadableImageError(path, _reason(error)) from error
+        raise UnreadableImageError(path, _reason(error, data)) from error
 
 
 def decode_pillow(image: Image.Image, *, path: Path, shorter_side: int | None = None) -> NDArray[np.uint8]:
@@ -214,8 +201,10 @@ def _upright(pixels: Image.Image, opened: Image.Image) -> Image.Image:
     return pixels if turn is None else pixels.transpose(turn)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, data: bytes = b"") -> str:
     if isinstance(error, UnidentifiedImageError):
+        if data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1"):
+            return "a HEIC photo: pip install 'nearkin[heic]' to read it"
         return "not an image, or a format that Pillow cannot read"
     if isinstance(error, Image.DecompressionBombError):
         return f"too large: {error}"
@@ -257,10 +246,6 @@ def image_extensions() -> frozenset[str]:
 def is_image_file(path: Path) -> bool:
     """Whether a file is one image, rather than a list of images, by its ending."""
     return path.suffix.lower() in image_extensions() or path.suffix.lower() in UNREADABLE_PHOTOS
-
-
-def _is_heic(data: bytes) -> bool:
-    return data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 def crop_shares(pixels: NDArray[np.uint8], crop: Sequence[float]) -> NDArray[np.uint8]:

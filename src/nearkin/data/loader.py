@@ -1,9 +1,8 @@
 """From rows to batches of pixels, prepared while the previous batch is being learned from.
 
-Three things can make the crops. On a CPU threads do, as Pillow resamples outside the interpreter lock. Worker threads
-would compete with the training loop for that lock and stall a GPU, so on CUDA separate processes
-(:mod:`nearkin.data.crop_worker`) make them: they map the same packs and write into memory that is shared with the loop.
-Where the decoded images are on the device, the device makes them (:mod:`nearkin.data.device_images`).
+On a CPU threads make the crops, as Pillow resamples outside the interpreter lock. Worker threads would compete with
+the training loop for that lock and stall a GPU, so on CUDA separate processes (:mod:`nearkin.data.crop_worker`) make
+them. Where the decoded images are on the device, the device does (:mod:`nearkin.data.device_images`).
 
 The random numbers of an image depend on (seed, batch, position in the batch) alone. Neither who makes the crops, nor
 the number of workers or ranks, nor an interruption changes what a batch shows.
@@ -68,8 +67,7 @@ def threads_for(workers: int | None) -> int:
 class TrainingLoader:
     """Endless batches for a sampler, with ``sampler_state`` always that of the last batch handed out.
 
-    Batches are on the device of :class:`~nearkin.data.device_images.DeviceImages`, or on ``device``, or else on the
-    host. With ``device``, processes make the crops if they can share the images (:func:`are_shareable`).
+    With ``device``, processes make the crops if they can share the images (:func:`are_shareable`).
     """
 
     def __init__(
@@ -172,7 +170,7 @@ class TrainingLoader:
         drawn = self._pool.submit(draw)
 
         def finish() -> Tensor:
-            boxes, flips, holes = zip(*drawn.result(), strict=True)
+            boxes, flips, holes = zip(*drawn.result(), strict=True) if len(local) else ((), (), ())
             return erased(images.crops(local, boxes, flips, self.transform.size), holes, self.transform.fill)
 
         return finish
@@ -211,10 +209,7 @@ def _parts(count: int, threads: int) -> list[range]:
 
 @dataclass
 class CropCache:
-    """Evaluation crops, which are the same at every evaluation, as uint8 on ``device``, up to ``budget`` bytes.
-
-    Crops that do not fit are made again each time.
-    """
+    """Evaluation crops, kept as uint8 on ``device`` up to ``budget`` bytes; others are made again each time."""
 
     images: Images
     transform: Transform

@@ -32,9 +32,6 @@ def read_manifest(path: str | Path, *, need_labels: bool = True) -> ImageTable:
         path: the CSV or JSON Lines file, UTF-8, in the folder that the images' paths start from.
         need_labels: whether every image must have a label; where one may be missing it is ``""``.
 
-    Raises:
-        DataError: with the line and column of the first thing that is wrong, or the list of files that are missing.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as root:

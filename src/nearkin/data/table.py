@@ -110,10 +110,6 @@ class ImageTable:
     def __len__(self) -> int:
         return len(self.images)
 
-    @property
-    def in_memory(self) -> bool:
-        return isinstance(self.images, np.ndarray)
-
     def classes(self) -> NDArray[np.int64]:
         """The labels that occur in this table, ascending."""
         return np.unique(self.labels)

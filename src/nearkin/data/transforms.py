@@ -14,7 +14,6 @@ from PIL import Image
 from nearkin.data.images import resized_shape
 from nearkin.errors import RecipeError, did_you_mean
 
-TrainCrop = Literal["random-resized", "random", "none"]
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom in an image, in pixels."""
 Hole = tuple[int, int, int, int]
@@ -48,7 +47,7 @@ class Transform:
     name: str
     size: int = 224
     resize: int = 256
-    train_crop: TrainCrop = "random-resized"
+    train_crop: Literal["random-resized", "random", "none"] = "random-resized"
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
@@ -163,12 +162,11 @@ def random_box(
         if 0 < box_width <= width and 0 < box_height <= height:
             top, left = int(rng.integers(height - box_height + 1)), int(rng.integers(width - box_width + 1))
             return top, left, box_height, box_width
+    box_height, box_width = height, width
     if width < ratio[0] * height:
-        box_height, box_width = max(1, round(width / ratio[0])), width
+        box_height = max(1, round(width / ratio[0]))
     elif width > ratio[1] * height:
-        box_height, box_width = height, max(1, round(height * ratio[1]))
-    else:
-        box_height, box_width = height, width
+        box_width = max(1, round(height * ratio[1]))
     return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 

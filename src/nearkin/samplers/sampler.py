@@ -66,12 +66,8 @@ class FairStream:
     """
 
     def __init__(self, count: int, group: int, *, seed: int, stream: tuple[int, ...] = ()) -> None:
-        if count < 1 or group < 1:
-            raise ValueError(f"count and group must be at least 1, got {count} and {group}")
-        self.count = count
-        self.group = group
-        self.seed = seed
-        self.stream = stream
+        self.count, self.group = count, group
+        self.seed, self.stream = seed, stream
         self._recent: dict[int, NDArray[np.int64]] = {}
 
     def __getitem__(self, number: int) -> NDArray[np.int64]:

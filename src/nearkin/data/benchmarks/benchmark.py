@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,11 +56,7 @@ class Benchmark:
         return not self.folders
 
     def read(self, root: str | Path, *, check_counts: bool = True) -> ImageTable:
-        """The table of the benchmark in ``root``, the folder that the layout starts with.
-
-        Errors name the file, the expected layout and where the data is published. With ``check_counts`` there must be
-        as many images and classes as published.
-        """
+        """The table of the benchmark in ``root``, with ``check_counts`` as many images and classes as published."""
         root = Path(root).expanduser()
         try:
             if problem := self.problem(root):
@@ -77,12 +73,13 @@ class Benchmark:
         return table
 
     def find(self, data_root: str | Path) -> Path | None:
-        """The benchmark's folder below ``data_root`` (or that folder itself), whatever the case of its name.
-
-        A folder that has all the key files is preferred to one that has not; None when there is neither.
-        """
-        candidates = list(self._candidates(Path(data_root).expanduser()))
-        return min(candidates, key=lambda folder: bool(self.missing(folder)), default=None)
+        """The folder of this name below ``data_root``, or that folder itself; if possible one with all key files."""
+        root = Path(data_root).expanduser()
+        names = list(dict.fromkeys(folder.casefold() for folder in self.folders))
+        top = [root] if root.is_dir() and root.resolve().name.casefold() in names else []
+        top += _subfolders(root, names)
+        inner = [below for folder in top for below in _subfolders(folder, [*names, *self.inner_folders])]
+        return min([*top, *inner], key=lambda folder: bool(self.missing(folder)), default=None)
 
     def problem(self, folder: Path) -> str | None:
         """Which of the key files ``folder`` lacks, in words."""
@@ -92,14 +89,6 @@ class Benchmark:
     def expected_layout(self) -> str:
         """The layout that is read and where the files are published, for messages."""
         return f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
-
-    def _candidates(self, data_root: Path) -> Iterator[Path]:
-        names = list(dict.fromkeys(folder.casefold() for folder in self.folders))
-        top = [data_root] if data_root.is_dir() and data_root.resolve().name.casefold() in names else []
-        top += _subfolders(data_root, names)
-        yield from top
-        for folder in top:
-            yield from _subfolders(folder, [*names, *self.inner_folders])
 
 
 def _subfolders(folder: Path, names: list[str]) -> list[Path]:
@@ -112,29 +101,22 @@ def _subfolders(folder: Path, names: list[str]) -> list[Path]:
     return [folder / spelling for name in names for key, spelling in present if key == name]
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
-    """Line number and fields of every line that is not blank. Only the last field may contain spaces."""
+def read_rows(path: Path, columns: Sequence[str], *, header: int = 0) -> list[list[str]]:
+    """The fields of every line that is not blank, of which only the last may contain spaces.
+
+    With ``header`` the line of that number must name the columns, and the rows are the lines below it.
+    """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path.name}: {error}") from error
+    if header and (len(lines) < header or lines[header - 1].split() != list(columns)):
+        raise DataError(f"{path.name} line {header}: the header '{' '.join(columns)}' is missing")
     rows = []
-    for line, content in enumerate(text.split("\n"), start=1):
-        fields = content.split(maxsplit=len(columns) - 1)
-        if not fields:
-            continue
-        if len(fields) < len(columns):
-            raise malformed(path, line, f"expected '{' '.join(columns)}', got {content.strip()!r}")
-        fields[-1] = fields[-1].rstrip()
-        rows.append((line, fields))
+    for line, content in enumerate(lines[header:], start=header + 1):
+        fields = content.strip().split(maxsplit=len(columns) - 1)
+        if 0 < len(fields) < len(columns):
+            raise DataError(f"{path.name} line {line}: expected '{' '.join(columns)}', got {content.strip()!r}")
+        if fields:
+            rows.append(fields)
     return rows
-
-
-def whole_number(text: str, path: Path, line: int, column: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise malformed(path, line, f"{column} must be a whole number, got {text!r}")
-    return int(text)
-
-
-def malformed(path: Path, line: int, problem: str) -> DataError:
-    return DataError(f"{path.name} line {line}: {problem}")

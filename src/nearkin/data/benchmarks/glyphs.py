@@ -1,7 +1,6 @@
-"""Glyphs: the benchmark that needs no download.
+"""Glyphs: the benchmark that needs no download. The first half of the classes, by code point, trains.
 
 A class is a character; an image is that character in one of the sixteen faces that ship inside matplotlib, distorted.
-Of the classes, by code point, the first half trains and the second half tests.
 """
 
 from __future__ import annotations
@@ -70,7 +69,11 @@ def read_glyphs(cache_dir: Path | None = None) -> ImageTable:
 
     The columns are ``face`` and ``character``, the one that was drawn: a class of look-alikes is named by the first.
     """
-    path = _cache_file(cache_dir)
+    made_by = {package: importlib.metadata.version(package) for package in ("matplotlib", "numpy", "pillow")}
+    made_by["freetype"] = str(features.version("freetype2"))
+    key = json.dumps([GENERATOR, SIZE, SEED, 1.0, made_by], sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    path = (cache_dir or cache_root() / "glyphs") / f"glyphs-{digest}.npz"
     table = _load(path)
     if table is None:
         table = draw_glyphs(glyph_classes())
@@ -158,18 +161,13 @@ def _outlines(face: str) -> Iterator[tuple[int, bytes]]:
     font.load_glyph(0, flags=in_font_units)
     missing_glyph, _ = outline()
     for code_point in sorted(font.get_charmap()):
-        if _is_eligible(code_point):
+        # Accents and superscripts are smaller than what the distortions do to them.
+        whole = not unicodedata.decomposition(chr(code_point)) and not any(code_point in piece for piece in PIECES)
+        if whole and unicodedata.category(chr(code_point)) in CATEGORIES:
             font.load_char(code_point, flags=in_font_units)
             shape, em_share = outline()
             if em_share >= SMALLEST_EM_SHARE and shape != missing_glyph:
                 yield code_point, shape
-
-
-def _is_eligible(code_point: int) -> bool:
-    character = chr(code_point)
-    # Accents and superscripts are smaller than what the distortions do to them.
-    whole = not unicodedata.decomposition(character) and not any(code_point in piece for piece in PIECES)
-    return whole and unicodedata.category(character) in CATEGORIES
 
 
 def _font_file(face: str) -> str:
@@ -188,14 +186,6 @@ def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
     canvas = Image.new("L", (right - left + 2 * margin, bottom - top + 2 * margin))
     ImageDraw.Draw(canvas).text((margin - left, margin - top), character, fill=255, font=font)
     return canvas.crop(canvas.getbbox())
-
-
-def _cache_file(cache_dir: Path | None) -> Path:
-    made_by = {package: importlib.metadata.version(package) for package in ("matplotlib", "numpy", "pillow")}
-    made_by["freetype"] = str(features.version("freetype2"))
-    key = json.dumps([GENERATOR, SIZE, SEED, 1.0, made_by], sort_keys=True)
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return (cache_dir if cache_dir is not None else cache_root() / "glyphs") / f"glyphs-{digest}.npz"
 
 
 def _load(path: Path) -> ImageTable | None:
@@ -256,9 +246,14 @@ def distort(glyph: Image.Image, *, size: int, strength: float, rng: np.random.Ge
     grain = rng.standard_normal((size, size), dtype=np.float32)
 
     thick = _thicken(glyph, radius=STROKE * drawing_size(size), amount=stroke * strength)
-    fit = min(1.0, WIDEST_SHARE * size * OVERSAMPLING / max(glyph.size))
-    matrix = fit * _linear_map(angle * ROTATION, shear * SHEAR, stretch * LOG_STRETCH, zoom * LOG_ZOOM)
-    image = _transformed(thick, matrix, shift=(right * SHIFT * size, down * SHIFT * size), size=size)
+    frame = size * OVERSAMPLING
+    fit = min(1.0, WIDEST_SHARE * frame / max(glyph.size))
+    inverse = np.linalg.inv(fit * _linear_map(angle * ROTATION, shear * SHEAR, stretch * LOG_STRETCH, zoom * LOG_ZOOM))
+    landing = frame / 2 + np.array([right * SHIFT * size, down * SHIFT * size]) * OVERSAMPLING
+    origin = np.array([thick.width / 2, thick.height / 2]) - inverse @ landing
+    affine = np.column_stack([inverse, origin]).ravel().tolist()
+    image = thick.transform((frame, frame), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
+    image = image.reduce(OVERSAMPLING)
 
     side = round(PATCH * strength * size)
     left, top = (round((0.5 + (2.0 * p - 1.0) * PATCH_REACH) * size - side / 2) for p in (across, along))
@@ -289,18 +284,6 @@ def _linear_map(angle: float, shear: float, stretch: float, zoom: float) -> NDAr
     slant = np.array([[1.0, shear], [0.0, 1.0]])
     scale = np.diag([math.exp(zoom + stretch), math.exp(zoom - stretch)])
     return np.asarray(rotation @ slant @ scale)
-
-
-def _transformed(
-    glyph: Image.Image, matrix: NDArray[np.float64], *, shift: tuple[float, float], size: int
-) -> Image.Image:
-    """``glyph`` mapped by ``matrix`` about its middle, which lands ``shift`` pixels off the middle of the image."""
-    side = size * OVERSAMPLING
-    inverse = np.linalg.inv(matrix)
-    landing = side / 2 + np.array(shift) * OVERSAMPLING
-    origin = np.array([glyph.width / 2, glyph.height / 2]) - inverse @ landing
-    affine = np.column_stack([inverse, origin]).ravel().tolist()
-    return glyph.transform((side, side), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR).reduce(OVERSAMPLING)
 
 
 BENCHMARKS = (
