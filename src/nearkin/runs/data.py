@@ -188,7 +188,7 @@ def report_on(recipe: Recipe, data: OpenedImages, protocol: Protocol | None = No
         parts = _parts(protocol or Protocol(recipe.protocol, data.table))
     except DataError:  # too few classes; the images that were left out may be why
         parts = {}
-    kept = recipe.data.cache != "memory" and not data.table.in_memory
+    kept = recipe.data.cache != "memory" and not isinstance(data.table.images, np.ndarray)
     return describe_data(
         data, parts, compare=not is_benchmark(recipe.data.source), kept_in=str(cache_root()) if kept else None
     )

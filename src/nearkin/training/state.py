@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nearkin import ranks
 from nearkin.data.cache import OpenedImages, SelectedImages
 from nearkin.data.device_images import DeviceImages
-from nearkin.data.loader import Batch, CropCache, TrainingLoader, training_batches
+from nearkin.data.loader import Batch, CropCache, TrainingLoader, crop_batches
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
@@ -305,9 +305,13 @@ class TrainingSet:
         if augmented is None and placed is None:
             return state.embed(self._rows[rows], encoder=encoder, progress=progress)
 
+        def training_crop(index: int) -> NDArray[np.uint8]:
+            assert augmented is not None
+            return state.transform.train(self[int(rows[index])], augmented(index))
+
         def crops(part: range) -> Iterable[Tensor]:
             if augmented is not None:
-                return training_batches(self, state.transform, rows, part, augmented, batch_size=size, workers=workers)
+                return crop_batches(training_crop, part, size, workers)
             assert placed is not None
             return placed.evaluation_batches(rows[part.start : part.stop], state.transform, batch_size=size)
 
