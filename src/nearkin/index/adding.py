@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -145,25 +146,20 @@ def write_all(
         items.add_columns(sources.columns)
         items.set_fact("left_out", (items.fact("left_out") or {}) | {sources.name: sources.left_out})
         _record_progress(items, sources, 0)
-    added, known, done = 0, 0, 0
+    added = done = 0
     failed: list[tuple[str, str]] = []
-    batch: list[_Loaded] = []
     with contextlib.closing(_load_all(sources, model.shorter_side, items)) as every:
-        for loaded in every:
-            batch.append(loaded)
-            done += 1
-            if loaded.reason is not None:
-                failed.append((loaded.source.name or f"image {loaded.source.number + 1}", loaded.reason))
-            if len(batch) == batch_size or done == len(sources.rows):
-                new = _write_batch(batch, items, vectors, engine, model, batch_size)
-                with items.writing():
-                    _record_progress(items, sources, done)
-                added += new
-                known += sum(one.reason is None for one in batch) - new
-                batch = []
-                if progress is not None:
-                    progress(done, len(sources.rows))
-    return Added(added, known, tuple(failed), sources.left_out)
+        while batch := list(itertools.islice(every, batch_size)):
+            added += _write_batch(batch, items, vectors, engine, model, batch_size)
+            done += len(batch)
+            for loaded in batch:
+                if loaded.reason is not None:
+                    failed.append((loaded.source.name or f"image {loaded.source.number + 1}", loaded.reason))
+            with items.writing():
+                _record_progress(items, sources, done)
+            if progress is not None:
+                progress(done, len(sources.rows))
+    return Added(added, done - added - len(failed), tuple(failed), sources.left_out)
 
 
 def _record_progress(items: Items, sources: Sources, done: int) -> None:
@@ -175,16 +171,11 @@ def _record_progress(items: Items, sources: Sources, done: int) -> None:
 def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Generator[_Loaded]:
     """Every source in order, decoded on all cores unless its content is known."""
 
-    def with_file() -> Iterator[tuple[Source, File | None]]:
-        for source in sources.rows:
-            yield source, None if source.name is None else items.file(source.name)
-
     def decoded(source: Source, file: File | None, digest: bytes, pixels: NDArray[np.uint8]) -> _Loaded:
         thumbnail = thumbnail_of(pixels)
         return _Loaded(source, file, digest, pixels, thumbnail, fingerprint(pixels, thumbnail))
 
-    def load(both: tuple[Source, File | None]) -> _Loaded:
-        source, before = both
+    def load(source: Source) -> _Loaded:
         file = None
         try:
             if source.path is None or source.name is None:
@@ -195,6 +186,7 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
             with contextlib.suppress(OSError):
                 status = os.stat(source.path)
                 file = File(source.name, status.st_size, status.st_mtime_ns, None)
+            before = items.file(source.name)
             if before is not None and before == replace(before, size=file.size, changed=file.changed, reason=None):
                 return _Loaded(source, before)
             content = read_file(source.path)
@@ -206,7 +198,7 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
         except UnreadableImageError as error:
             return _Loaded(source, file, reason=error.reason)
 
-    yield from threaded_map(load, with_file(), usable_cores())
+    yield from threaded_map(load, sources.rows, usable_cores())
 
 
 def _write_batch(

@@ -57,10 +57,9 @@ def cluster(index: Index, number: int | None = None, *, where: Where | None = No
         tried = np.sort(np.random.default_rng(seed).permutation(len(ids))[:MOST_JUDGED])
         number, silhouette = _best_number(vectors[torch.from_numpy(tried)], seed)
     assigned = kmeans(vectors, number, seed=seed).numpy()
-    labels = {item.id: item.label for start in range(0, len(ids), 10_000) for item in index.items(ids[start:][:10_000])}
-    labelled = np.array([labels[id] is not None for id in ids.tolist()])
-    names = np.array([labels[id] or "" for id in ids.tolist()])[labelled]
-    classes, found = np.unique(names, return_inverse=True)[1].reshape(-1), assigned[labelled]
+    labelled, names = index.labels()
+    classes = np.unique(names[np.isin(labelled, ids)], return_inverse=True)[1]
+    found = assigned[np.isin(ids, labelled)]
     most = sum(int(np.bincount(classes[found == number]).max()) for number in np.unique(found))
     return Clusters(
         _by_size(ids, vectors, assigned),

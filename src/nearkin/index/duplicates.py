@@ -44,7 +44,7 @@ def same_picture(index: Index, *, most_bits: int = MOST_BITS, where: Where | Non
     if not 0 <= most_bits <= 16:
         raise RecipeError(f"at most 0 to 16 of 64 bits may differ, got {most_bits}")
     ids = index.ids(where)
-    hash_of = index.fingerprints(ids)
+    hash_of = index._items.fingerprints(ids)
     compared = np.array([id for id in ids.tolist() if id in hash_of], dtype=np.int64)
     hashes = np.array([hash_of[id] for id in compared.tolist()], dtype=np.uint64)
     distinct, first, number = np.unique(hashes, return_index=True, return_inverse=True)

@@ -9,7 +9,6 @@ built again, and are left out of the candidates.
 from __future__ import annotations
 
 import math
-import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -56,30 +55,23 @@ class _Built:
     """The share of the ten nearest of unseen queries that it finds."""
 
 
-class FaissEngine:
+class FaissEngine(ExactEngine):
     """Lists around centres of k-means; a query looks into those whose centres are nearest."""
 
     def __init__(self, folder: Path, vectors: Segments, distance: Distance) -> None:
+        super().__init__(folder, vectors, distance)
         self._faiss = require("faiss", "faiss")
-        self._folder, self._vectors, self._distance = folder, vectors, distance
-        self._exact = ExactEngine(folder / "exact", vectors, distance)
-        self._shown: tuple[_Built | None, int] = (None, 0)
+        self._lists: tuple[_Built | None, int] = (None, 0)
         self._loaded: tuple[object, _Built | None] = (None, None)
 
-    def add(self, first: int, vectors: NDArray[np.float32]) -> None:
-        self._exact.add(first, vectors)
-
-    def remove(self, rows: NDArray[np.int64]) -> None:
-        self._exact.remove(rows)
-
     def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        self._exact.show(rows)
+        super().show(rows)
         built = self._load()
         # One that is ahead of the rows shown was written since; it is used after the next change.
-        self._shown = (built if built is not None and built.rows <= rows else None, rows)
+        self._lists = (built if built is not None and built.rows <= rows else None, rows)
 
     def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        self._exact.rebuild(rows)
+        super().rebuild(rows)
         built = self._load()
         is_recent = built is not None and built.rows <= rows <= (1 + TAIL_SHARE) * built.rows
         if rows >= LEAST_ROWS and not is_recent:
@@ -88,16 +80,12 @@ class FaissEngine:
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        built, rows = self._shown
+        built, rows = self._lists
         available = rows if allowed is None else len(allowed)
         effort = 0 if built is None else math.ceil(built.effort * max(1.0, k / RECALL_AT))
-        if (
-            built is None
-            or built.recall < LEAST_RECALL
-            or effort > built.index.nlist // 2
-            or available < LEAST_SHARE * rows
-        ):
-            return self._exact.candidates(queries, k, allowed)
+        is_filtered = available < LEAST_SHARE * rows
+        if built is None or is_filtered or built.recall < LEAST_RECALL or effort > built.index.nlist // 2:
+            return super().candidates(queries, k, allowed)
         parameters = self._faiss.SearchParametersIVF(nprobe=effort)
         wanted = min(max(_OVERSAMPLING * k, _LEAST_CANDIDATES), built.rows)
         # With faiss.contrib.torch_utils imported, search takes no parameters, and what does has another name.
@@ -110,25 +98,21 @@ class FaissEngine:
             proposed = [row[is_allowed[row]] for row in proposed]
             tail = allowed[np.searchsorted(allowed, built.rows) :]
         if len(tail):
-            newer = self._exact.candidates(queries, k, tail)
+            newer = super().candidates(queries, k, tail)
             proposed = [np.concatenate(both) for both in zip(proposed, newer, strict=True)]
         if few := [i for i, candidates in enumerate(proposed) if len(candidates) < min(k, available)]:
-            for i, candidates in zip(few, self._exact.candidates(queries[few], k, allowed), strict=True):
+            for i, candidates in zip(few, super().candidates(queries[few], k, allowed), strict=True):
                 proposed[i] = candidates
         return proposed
 
     def status(self) -> Mapping[str, Any]:
-        built, rows = self._shown
+        built, rows = self._lists
         if built is None:
             return {"rows": rows, "built": 0, "scan": "exact"}
+        facts = {"rows": rows, "built": built.rows}
         if built.recall < LEAST_RECALL:
-            why = f"as faiss finds {built.recall:.2f} of the {RECALL_AT} nearest"
-            return {"rows": rows, "built": built.rows, "scan": f"exact, {why}"}
-        recall = {f"recall@{RECALL_AT}": round(built.recall, 4), "lists searched": built.effort}
-        return {"rows": rows, "built": built.rows, **recall}
-
-    def discard(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+            return facts | {"scan": f"exact, as faiss finds {built.recall:.2f} of the {RECALL_AT} nearest"}
+        return facts | {f"recall@{RECALL_AT}": round(built.recall, 4), "lists searched": built.effort}
 
     def _filled(self, rows: int) -> Any:
         """An index of faiss with the first ``rows`` of the stored vectors."""
@@ -144,13 +128,15 @@ class FaissEngine:
 
     def _measured(self, index: Any, rows: int) -> _Built:
         """With the least effort that reaches the goal, and the recall that it reaches."""
+        exact = ExactEngine(self._folder, self._vectors, self._distance)
         trial = FaissEngine(self._folder, self._vectors, self._distance)
-        trial._exact.show(rows)
-        recall = recall_measure(trial._exact, self._vectors, self._distance, np.arange(rows), _QUERIES)
+        for engine in (exact, trial):
+            ExactEngine.show(engine, rows)
+        recall = recall_measure(exact, self._vectors, self._distance, np.arange(rows), _QUERIES)
         effort, most = 8, int(index.nlist) // 2
         while True:
             built = _Built(index, rows, effort, recall=1.0)
-            trial._shown = (built, rows)
+            trial._lists = (built, rows)
             if (share := recall(trial)) >= GOAL or effort >= most:
                 return replace(built, recall=share)
             effort = min(2 * effort, most)

@@ -17,7 +17,7 @@ from PIL import Image
 from nearkin.data.folder import ClassFolders, suggest_path
 from nearkin.disk import make_folder, sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
-from nearkin.evaluation.confidence import DEFAULT_THRESHOLD, MOST_MEMBERS, VOTERS, ClassProfile, Confidence
+from nearkin.evaluation.confidence import DEFAULT_THRESHOLD, VOTERS, ClassProfile, Confidence
 from nearkin.index.adding import (
     Added,
     Labels,
@@ -43,7 +43,6 @@ from nearkin.index.search import (
     SearchOptions,
     are_several,
     check_rerank,
-    classified,
     combined,
     query_vectors,
 )
@@ -129,10 +128,8 @@ class Index:
         """
         path = Path(folder).expanduser()
         check_engine(engine)
-        if (path / NAME).exists():
-            raise RecipeError(f"{path} holds an index already: open it with Index.open, or give another folder")
         if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
-            raise RecipeError(f"{path} exists and is no index: give a new folder")
+            raise RecipeError(f"{path} exists already: give a new folder, or open its index with Index.open")
         facts = {
             "format": FORMAT,
             **encoder_facts(model),
@@ -294,11 +291,6 @@ class Index:
             if name != was:
                 old.discard()
 
-    def rebuild_engine(self) -> None:
-        """Bring the engine's files up to date, as every writer does first."""
-        with self._writing():
-            pass
-
     def ids(self, where: Where | None = None) -> NDArray[np.int64]:
         """The ids of the items that meet ``where``, ascending."""
         return self._items.ids(where)
@@ -318,10 +310,6 @@ class Index:
         self._existing(ids)
         taken: NDArray[np.float32] = self._vectors.take(np.asarray(ids, dtype=np.int64))
         return taken
-
-    def fingerprints(self, ids: Sequence[int] | NDArray[np.int64]) -> dict[int, int]:
-        """The perceptual hashes of items by id, 64 bits each; items that show too little to compare have none."""
-        return self._items.fingerprints(ids)
 
     def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
         """The items that have a label, ascending, and their labels."""
@@ -411,23 +399,17 @@ class Index:
         return pages if query is not None and are_several(query) else pages[0]
 
     @overload
-    def classify(
-        self, query: OneQuery, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
-    ) -> Classified: ...
+    def classify(self, query: OneQuery, *, min_confidence: float = ..., where: Where | None = ...) -> Classified: ...
 
     @overload
     def classify(
-        self, query: Queries, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
+        self, query: Queries, *, min_confidence: float = ..., where: Where | None = ...
     ) -> list[Classified]: ...
 
     @overload
-    def classify(
-        self, query: Arrays, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
-    ) -> Any: ...
+    def classify(self, query: Arrays, *, min_confidence: float = ..., where: Where | None = ...) -> Any: ...
 
-    def classify(
-        self, query: Any, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
-    ) -> Classified | list[Classified]:
+    def classify(self, query: Any, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None) -> Any:
         """The label of an image by its nearest labelled items, or "none of these": a :class:`Classified`.
 
         It is the label of the nearest class, by the mean of two scores: of its nearest item, and of its mean. Where no
@@ -446,17 +428,8 @@ class Index:
         context = SearchContext(self._vectors, self._engine, self._items, confidence, self.distance, allowed)
         answers = []
         for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS, None, None), strict=True):
-            self._add_profiles(profiles, [str(hit.label) for hit in hits])
-            answers.append(classified(vector, hits, min_confidence, confidence, profiles, self.distance))
+            answers.append(context.classified(vector, hits, profiles, min_confidence))
         return answers if are_several(query) else answers[0]
-
-    def _add_profiles(self, profiles: dict[str, ClassProfile], labels: Iterable[str]) -> None:
-        """Add the mean and the spread of these classes where they are not known yet."""
-        for label in {*labels} - profiles.keys():
-            some = self._items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
-            ids = np.array(some, dtype=np.int64).reshape(-1)
-            if len(ids := ids[ids < self._vectors.rows]):  # another process may have removed or added some
-                profiles[label] = ClassProfile.of(self._vectors.take(ids), self.distance)
 
     def status(self) -> Status:
         """What the index holds, what it does not and why, and how reliable its confidences are."""

@@ -91,7 +91,7 @@ class RemoteTable(Protocol):
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _Searched:
     """The rows that are searched, how many of them are live, and since when."""
 
     rows: int
@@ -99,31 +99,31 @@ class _Shown:
     at: float
 
 
-class RemoteEngine:
+class RemoteEngine(ExactEngine):
     """An engine around a table of a server."""
 
     def __init__(self, table: RemoteTable, folder: Path, vectors: Segments, distance: Distance) -> None:
-        self._table, self._folder, self._vectors, self._distance = table, folder, vectors, distance
-        self._exact = ExactEngine(folder / "exact", vectors, distance)
+        super().__init__(folder, vectors, distance)
+        self._table = table
         self._is_created = self._answered = False
-        self._shown = _Shown(0, 0, time.monotonic())
-        self._in_step: tuple[_Shown, bool] | None = None
+        self._searched = _Searched(0, 0, time.monotonic())
+        self._in_step: tuple[_Searched, bool] | None = None
         """Whether the server has the rows that were shown when it was last asked."""
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
-        self._exact.add(first, vectors)
+        super().add(first, vectors)
         self._put(np.arange(first, first + len(vectors)), np.asarray(vectors, dtype=np.float32))
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        self._exact.remove(rows)
+        super().remove(rows)
         self._call(lambda: self._table.delete(rows))
 
     def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        self._exact.show(rows)
-        self._shown = _Shown(rows, rows if live is None else len(live), time.monotonic())
+        super().show(rows)
+        self._searched = _Searched(rows, rows if live is None else len(live), time.monotonic())
 
     def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        self._exact.rebuild(rows)
+        super().rebuild(rows)
         live = np.arange(rows) if live is None else live
         self._create()
         if self._counts(rows) != (len(live), 0):
@@ -134,17 +134,18 @@ class RemoteEngine:
         if rows >= self._table.exact_below and not measured <= rows < 2 * max(measured, 1):
             self._call(self._table.build)
             self.show(rows, live)
-            share = recall_measure(self._exact, self._vectors, self._distance, live, _QUERIES)(self)
-            state = {"measured": rows, "recall": share}
-            write_atomically(self._folder / "state", json.dumps(state).encode())
+            exact = ExactEngine(self._folder, self._vectors, self._distance)
+            exact.show(rows)
+            share = recall_measure(exact, self._vectors, self._distance, live, _QUERIES)(self)
+            write_atomically(self._folder / "state", json.dumps({"measured": rows, "recall": share}).encode())
 
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        shown = self._shown  # which another thread may replace meanwhile
+        shown = self._searched  # which another thread may replace meanwhile
         limit, is_filtered = k + SPARE, allowed is not None and len(allowed) < shown.live
         if is_filtered or not shown.live or limit > self._table.most or not self._is_in_step(shown):
-            return self._exact.candidates(queries, k, allowed)
+            return super().candidates(queries, k, allowed)
         age = time.monotonic() - shown.at
         answers = self._call(lambda: self._table.nearest(queries.astype(np.float32), limit, age), PATIENCE_READING)
         candidates, unsettled = list[NDArray[np.int64]](), list[int]()
@@ -157,12 +158,12 @@ class RemoteEngine:
                 unsettled.append(i)
             candidates.append(numbers[usable])
         if unsettled:
-            for i, rows in zip(unsettled, self._exact.candidates(queries[unsettled], k, allowed), strict=True):
+            for i, rows in zip(unsettled, super().candidates(queries[unsettled], k, allowed), strict=True):
                 candidates[i] = rows
         return candidates
 
     def status(self) -> Mapping[str, Any]:
-        facts: dict[str, Any] = {"rows": self._shown.rows, "server": self._table.server}
+        facts: dict[str, Any] = {"rows": self._searched.rows, "server": self._table.server}
         try:
             facts |= self._table.about()
             facts["rows on the server"] = self._table.count()
@@ -172,13 +173,12 @@ class RemoteEngine:
         return facts | ({f"recall@{RECALL_AT}": round(state["recall"], 4)} if "recall" in state else {})
 
     def discard(self) -> None:
-        self._exact.discard()
+        super().discard()
         self._is_created, self._in_step = False, None
         try:
             self._table.drop()
         except (Unreachable, Refused) as error:
             notice(f"what {self._table.server} holds of this index could not be deleted there ({error})")
-        (self._folder / "state").unlink(missing_ok=True)
 
     def _is_settled(
         self, distances: NDArray[np.float64], usable: NDArray[np.bool_], wanted: int, limit: int, length: float
@@ -216,7 +216,7 @@ class RemoteEngine:
         behind = self._call(lambda: self._table.count(rows), patience)
         return self._call(self._table.count, patience) - behind, behind
 
-    def _is_in_step(self, shown: _Shown) -> bool:
+    def _is_in_step(self, shown: _Searched) -> bool:
         if self._in_step is None or self._in_step[0] is not shown:
             self._in_step = (shown, self._counts(shown.rows, PATIENCE_READING)[0] == shown.live)
         return self._in_step[1]

@@ -14,7 +14,7 @@ from PIL import Image
 from nearkin.data.image_inputs import ImageInputs, Tensor
 from nearkin.data.images import crop_shares
 from nearkin.errors import RecipeError, require_torch
-from nearkin.evaluation.confidence import VOTERS, ClassProfile, Confidence, vote
+from nearkin.evaluation.confidence import MOST_MEMBERS, VOTERS, ClassProfile, Confidence, vote
 from nearkin.index.engine import Distance, Engine, Ranked, nearest, unit_rows
 from nearkin.index.filters import Where
 from nearkin.index.fingerprint import MOST_BITS, are_copies, differing_bits
@@ -275,9 +275,8 @@ class SearchContext:
         collapse: bool,
     ) -> list[Hit]:
         """Items by their rows, without excluded ones and those that have been removed meanwhile."""
-        items = self.items.get(rows.tolist())
+        items = self.items.get(set(rows.tolist()) - excluded)
         found = [(items[id], score) for id, score in zip(rows.tolist(), scores.tolist(), strict=True) if id in items]
-        found = [(item, score) for item, score in found if item.id not in excluded]
         confidences: list[float | None] = [None] * len(found)
         labelled = [(item.label, score) for item, score in found if item.label is not None][:VOTERS]
         if self.confidence is not None and labelled:
@@ -290,7 +289,12 @@ class SearchContext:
         ]
         if collapse:
             hits = self._without_copies(hits)
-        return hits if group_by is None else first_of_each(hits, group_by)
+        if group_by is None:
+            return hits
+        first: dict[Any, Hit] = {}
+        for hit in hits:
+            first.setdefault(hit.columns[group_by] if group_by in hit.columns else getattr(hit, group_by), hit)
+        return list(first.values())
 
     def _without_copies(self, hits: Sequence[Hit]) -> list[Hit]:
         """The nearest hit of each photo, with the number of its copies.
@@ -317,33 +321,22 @@ class SearchContext:
         images = [image for id in (one, other) if (image := self.items.thumbnail(id)) is not None]
         return len(images) == 2 and are_copies(*images)
 
-
-def first_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
-    """The nearest hit of each value of a field."""
-    first: dict[Any, Hit] = {}
-    for hit in hits:
-        value = getattr(hit, group_by) if group_by in ("id", "label", "path") else hit.columns[group_by]
-        first.setdefault(value, hit)
-    return list(first.values())
-
-
-def classified(
-    query: NDArray[np.float64],
-    hits: Sequence[Hit],
-    min_confidence: float,
-    confidence: Confidence | None,
-    profiles: Mapping[str, ClassProfile],
-    distance: Distance,
-) -> Classified:
-    """The label of a query by its hits, or "none of these" where its confidence is below ``min_confidence``."""
-    hits = [hit for hit in hits if hit.label in profiles]  # another process may have removed a class meanwhile
-    if not hits:
-        return Classified(None, None, ())
-    labels, scores = np.array([hit.label for hit in hits]), np.array([hit.score for hit in hits])
-    typical_spread = 0.0 if confidence is None else confidence.typical_spread
-    winner = vote(query, labels, scores, profiles, distance, typical_spread)
-    shown = tuple(hits[:SHOWN])
-    if confidence is None:
-        return Classified(winner.label, None, shown)
-    sure = confidence.of_label(winner)
-    return Classified(winner.label if sure >= min_confidence else None, sure, shown)
+    def classified(
+        self, query: NDArray[np.float64], hits: Sequence[Hit], profiles: dict[str, ClassProfile], min_confidence: float
+    ) -> Classified:
+        """The label of a query by its hits; mean and spread of their classes are added to ``profiles`` if missing."""
+        for label in {str(hit.label) for hit in hits} - profiles.keys():
+            some = self.items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
+            ids = np.array(some, dtype=np.int64).reshape(-1)
+            if len(ids := ids[ids < self.vectors.rows]):  # another process may have removed or added some
+                profiles[label] = ClassProfile.of(self.vectors.take(ids), self.distance)
+        hits = [hit for hit in hits if hit.label in profiles]  # another process may have removed a class meanwhile
+        if not hits:
+            return Classified(None, None, ())
+        labels, scores = np.array([hit.label for hit in hits]), np.array([hit.score for hit in hits])
+        typical_spread = 0.0 if self.confidence is None else self.confidence.typical_spread
+        winner = vote(query, labels, scores, profiles, self.distance, typical_spread)
+        if self.confidence is None:
+            return Classified(winner.label, None, tuple(hits[:SHOWN]))
+        sure = self.confidence.of_label(winner)
+        return Classified(winner.label if sure >= min_confidence else None, sure, tuple(hits[:SHOWN]))

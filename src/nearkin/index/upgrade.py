@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,8 @@ def upgrade(
         batch_size: images that are embedded together; an interrupted upgrade resumes after the last batch.
         progress: called with the numbers of images done and in all.
     """
-    with _sole_writer(folder) as index:
+    with contextlib.closing(Index.open(folder)) as index, sole_writer_of(index.path):
+        index._refresh()  # an error where another process has upgraded it meanwhile
         items, path = index._items, index.path
         if items.fact("encoder") == model.identity:
             raise RecipeError(f"{path} is of this encoder already: there is nothing to upgrade")
@@ -92,18 +93,11 @@ def upgrade(
         _remove_vectors(path, old)
     with contextlib.closing(Index.open(path, model)) as index:
         try:
-            index.rebuild_engine()
+            with index._writing():  # which brings the engine up to date
+                pass
         except DataError as error:
             raise type(error)(f"{path} is upgraded, but its engine could not be built: {error}") from error
     return Upgraded(len(ids) - len(missing), tuple(missing.items()))
-
-
-@contextlib.contextmanager
-def _sole_writer(folder: str | Path) -> Iterator[Index]:
-    """The index in ``folder``, held as its one writer."""
-    with contextlib.closing(Index.open(folder)) as index, sole_writer_of(index.path):
-        index._refresh()  # an error where another process has upgraded it meanwhile
-        yield index
 
 
 def _embed(
