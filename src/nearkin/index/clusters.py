@@ -1,4 +1,4 @@
-"""The items of an index in groups that look alike, by k-means, as many as given or as the vectors suggest."""
+"""The items of an index in clusters, by k-means."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Clusters:
 
     ids: tuple[tuple[int, ...], ...]
     silhouette: float | None
-    """The mean silhouette of the items that the number was tried on; None where it was given."""
+    """The mean of the items that the number was tried on; None where it was given."""
     purity: float | None
     """The share of labelled items with the most frequent label of their cluster; it rises with more clusters."""
     nmi: float | None

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nearkin.data.manifest import COLUMNS
-from nearkin.errors import DataError
 from nearkin.index.index import Index
+from nearkin.index.items import MissingItemError
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def corrections(index: Index) -> list[Correction]:
 def withdraw(index: Index, id: int) -> None:
     """Delete a correction."""
     if id not in {correction.id for correction in corrections(index)}:
-        raise DataError(f"there is no correction of item {id} in {index.path}")
+        raise MissingItemError(f"there is no correction of item {id} in {index.path}")
     with index._items.writing():
         index._items.rows("DELETE FROM corrections WHERE id = ?", [id])
 

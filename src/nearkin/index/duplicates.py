@@ -1,8 +1,4 @@
-"""Images that an index holds more than once, by two questions.
-
-*The same picture*, stored again: encoded again, made smaller, a little brighter. The fingerprints of images find it,
-without the encoder. *Near* to the encoder: it sees no difference, which may be another photo of the same thing.
-"""
+"""Images that an index holds more than once: the same picture stored again, or near to each other to the encoder."""
 
 from __future__ import annotations
 
@@ -79,18 +75,15 @@ def near(
         raise RecipeError(f"{index.path} has no confidences ({reason}): give a least score (--min-score)")
     ids = index.ids(where)
     number_of = {id: i for i, id in enumerate(ids.tolist())}
-    least = MIN_CONFIDENCE if min_confidence is None else min_confidence
+    least = next(value for value in (min_score, min_confidence, MIN_CONFIDENCE) if value is not None)
     pairs: list[NDArray[np.int64]] = []
     for start in range(0, len(ids), 64):
         queries, k = ids[start : start + 64].tolist(), 16
         while queries:
             unfinished = []
             for id, hits in zip(queries, index.search(queries, k, where=where), strict=True):
-                matches = [
-                    hit
-                    for hit in hits
-                    if (hit.score >= min_score if min_score is not None else (hit.confidence or 0.0) >= least)
-                ]
+                nearness = [hit.score if min_score is not None else hit.confidence or 0.0 for hit in hits]
+                matches = [hit for hit, value in zip(hits, nearness, strict=True) if value >= least]
                 if len(matches) == k:
                     unfinished.append(id)
                 else:

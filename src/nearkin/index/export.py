@@ -25,9 +25,6 @@ def export(index: Index, file: str | Path, *, where: Where | None = None) -> int
     target = Path(file).expanduser()
     if target.suffix not in (".npz", ".parquet"):
         raise RecipeError(f"the file must end in .npz or .parquet, got {str(target)!r}")
-    if target.is_dir() or not target.parent.is_dir():
-        wrong = "it is a folder" if target.is_dir() else f"there is no folder {str(target.parent)!r}; make it first"
-        raise RecipeError(f"cannot write {str(target)!r}: {wrong}")
     status, ids = index.status(), index.ids(where)
     items, vectors = index.items(ids), index.vectors(ids)
     paths, labels = [item.path for item in items], [item.label for item in items]

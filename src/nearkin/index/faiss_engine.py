@@ -1,9 +1,8 @@
 """An approximate engine by faiss, for more vectors than can be scanned for every query: inverted lists (IVF).
 
 It holds vectors in 8 bits and is asked for more rows than are wanted, as all candidates are scored again. Rows that
-were added since the lists were built are scanned exactly, so that they are found at once. Everything is scanned exactly
-where that is no slower, under a filter, and where the lists give too few. Removed rows stay in the lists until they are
-built again, and are left out of the candidates.
+were added since the lists were built are scanned exactly. So is everything where that is no slower, under a filter, and
+where the lists give too few. Removed rows stay in the lists until they are built again.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from nearkin.index.segments import Segments
 LEAST_ROWS = 200_000
 """The exact scan of fewer rows takes some 5 ms for a query (128 numbers, two cores): nothing to save."""
 LEAST_SHARE = 0.9
-"""Where fewer rows are allowed, a filter leaves out whole lists, and the rest is scanned exactly. Where more are, some
-were removed."""
+"""Where fewer rows are allowed they are scanned exactly, as a filter leaves out whole lists."""
 TAIL_SHARE = 0.2
 """Rows, as a share of those built, that are scanned exactly before the lists are built again."""
 GOAL = 0.99
@@ -36,8 +34,7 @@ GOAL = 0.99
 LEAST_RECALL = 0.9
 """Vectors of which any effort finds less, such as random or nearly equal ones, are scanned exactly after all."""
 _OVERSAMPLING, _LEAST_CANDIDATES = 2, 40
-"""Candidates for each row wanted, and at least in all: of the ten nearest of 200,000 vectors 8 bits found 0.97 to 0.99
-among ten, and all of them among twenty."""
+"""Candidates for each row wanted, and at least in all: 8 bits found the ten nearest of 200,000 among twenty."""
 _QUERIES = 512
 _BLOCK = 1 << 16
 _FILE = "built.npz"

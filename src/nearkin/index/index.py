@@ -32,7 +32,7 @@ from nearkin.index.adding import (
 from nearkin.index.calibration import calibrate, read_confidence
 from nearkin.index.engine import Distance, Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.filters import Where
-from nearkin.index.items import NAME, Item, Items, vectors_folder
+from nearkin.index.items import NAME, Item, Items, MissingItemError, vectors_folder
 from nearkin.index.search import (
     Arrays,
     Classified,
@@ -331,7 +331,7 @@ class Index:
         """A small JPEG of an item, without the metadata of its file."""
         image = self._items.thumbnail(id)
         if image is None:
-            raise DataError(f"there is no item {id} in {self.path}")
+            raise MissingItemError(f"there is no item {id} in {self.path}")
         return image
 
     @overload
@@ -495,7 +495,7 @@ class Index:
         wanted = [int(id) for id in ids]
         items = self._items.get(wanted)
         if missing := [id for id in wanted if id not in items]:
-            raise DataError(f"there is no item {', '.join(map(str, missing[:5]))} in {self.path}")
+            raise MissingItemError(f"there is no item {', '.join(map(str, missing[:5]))} in {self.path}")
         return items
 
     def _allowed(self, where: Where | None) -> NDArray[np.int64] | None:

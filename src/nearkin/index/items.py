@@ -37,6 +37,10 @@ CREATE TABLE corrections(id INTEGER PRIMARY KEY, was TEXT, label TEXT, time TEXT
 """
 
 
+class MissingItemError(DataError):
+    """An item or a correction that an index does not have."""
+
+
 @dataclass(frozen=True)
 class Item:
     """An image of an index; ``columns`` are the further columns of its manifest."""

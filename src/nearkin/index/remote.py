@@ -1,9 +1,8 @@
 """What engines that are servers share: a table of rows on the server, kept in step with the stored vectors.
 
-A server is asked for a few more rows than are wanted. Its answer is used only where rounding cannot have changed it;
-otherwise the stored vectors are scanned by the exact engine, whose codes are kept locally. They are also scanned under
-a filter, which the server does not know, where more rows are wanted than it gives, and where its number of rows shows
-that it lags behind. So there are never fewer rows than wanted, whatever a server does.
+A server is asked for a few more rows than are wanted, and its answer is used only where rounding cannot have changed
+it. Otherwise the stored vectors are scanned exactly; so they are under a filter, which the server does not know, where
+more rows are wanted than it gives, and where its number of rows shows that it lags behind.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ class RemoteTable(Protocol):
     """Rows of one index on a server. A method may raise :class:`Unreachable` or :class:`Refused`, and be repeated."""
 
     server: str
-    """The server's product name, and its address without a password."""
+    """Its product name, and its address without a password."""
     most: int
-    """The most rows that it gives for a query."""
+    """Rows that it gives for a query."""
     exact_below: int
-    """With fewer rows than this it compares a query with all of them."""
+    """With fewer rows it compares a query with all of them."""
 
     def create(self) -> None:
         """Make the table unless it is there."""
@@ -185,10 +184,9 @@ class RemoteEngine(ExactEngine):
     ) -> bool:
         """Whether rounding cannot have kept one of the nearest out of a server's answer.
 
-        So it is where the server gave all it has, or where the farthest row given is farther than the last one wanted
-        by more than rounding: n products are added in float32 with an error of n·2⁻²⁴ of their absolute sum (Higham,
-        Accuracy and Stability, 3.1), once for each of the two rows. That sum is at most ‖q‖ for vectors of length 1,
-        and (‖q‖ + ‖x‖)² for squared distances.
+        Either the server gave all it has, or the farthest row given is farther than the last one wanted by more than
+        rounding: n products are added in float32 with an error of n·2⁻²⁴ of their absolute sum (Higham, Accuracy and
+        Stability, 3.1), for both rows. That sum is at most ‖q‖ for vectors of length 1, else (‖q‖ + ‖x‖)².
         """
         near = np.sort(distances[usable])
         if len(near) < wanted:
@@ -240,9 +238,8 @@ class RemoteEngine(ExactEngine):
             except Unreachable as error:
                 if time.monotonic() >= end:
                     raise DataError(
-                        f"{self._table.server} cannot be reached ({error}): start it, or check address and password; "
-                        f"or search without it: 'nearkin index … --engine exact' builds the index's own engine from "
-                        f"the stored vectors, and nothing is lost"
+                        f"{self._table.server} cannot be reached ({error}): start it, check address and password, or "
+                        f"search without it: 'nearkin index … --engine exact' needs only the stored vectors"
                     ) from error
                 if pause == 1.0:  # shorter pauses need no message
                     notice(f"{self._table.server} does not answer ({error}): waiting for it, {patience:.0f} s at most")

@@ -53,8 +53,12 @@ class Segments:
                     file.write(values[row : row + stop - start].tobytes())
                     file.flush()
                     os.fsync(file.fileno())
-                if new:
-                    _sync_folder(self.folder)
+                if new and os.name != "nt":  # bring the file's name to the disk, too
+                    handle = os.open(self.folder, os.O_RDONLY)
+                    try:
+                        os.fsync(handle)
+                    finally:
+                        os.close(handle)
 
     def truncate(self, rows: int) -> None:
         """Delete what lies behind the first ``rows``."""
@@ -130,13 +134,3 @@ class Segments:
             stop = min(self.rows_per_segment, start + last - first)
             yield segment, start, stop
             first += stop - start
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring a new file's name to the disk."""
-    if os.name != "nt":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

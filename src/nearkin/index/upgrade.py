@@ -1,8 +1,7 @@
 """An index that gets another encoder: all of its images are embedded again, and one commit makes the new vectors count.
 
 The new vectors go to a subfolder of the index. Which folder counts is a fact in the table of items, as the encoder is,
-so at any moment the index is either all old or all new. Ids, labels, columns and thumbnails stay in the table. An
-interrupted upgrade resumes where it stopped. An item's id is the row of its vector, so rows of removed items are zeros.
+so at any moment the index is either all old or all new. An item's id is the row of its vector.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,9 @@ def upgrade(
             raise RecipeError(f"{path} is of this encoder already: there is nothing to upgrade")
         old = vectors_folder(path, items)
         new = path / f"{_UPGRADED}{hash_of(model.identity.encode()).hex()[:16]}"
-        _remove_leftovers(path, keep=(old, new))
+        for left in (path, *path.glob(f"{_UPGRADED}*")):  # of abandoned and killed upgrades
+            if left not in (old, new):
+                _remove_vectors(path, left)
         ids, rows = items.ids(), int(items.fact("rows"))
         if not drop_missing:
             _refuse(path, _without_file(items, ids))
@@ -170,15 +171,6 @@ def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
             f"{len(missing):,} images of {folder} cannot be embedded again ({first}): put the files back, or remove "
             f"these items with --drop-missing (drop_missing=True)"
         )
-
-
-def _remove_leftovers(folder: Path, keep: Sequence[Path]) -> None:
-    """Delete the vectors of abandoned and killed upgrades."""
-    for left in folder.glob(f"{_UPGRADED}*"):
-        if left not in keep:
-            shutil.rmtree(left, ignore_errors=True)
-    if folder not in keep:
-        _remove_vectors(folder, folder)
 
 
 def _remove_vectors(folder: Path, old: Path) -> None:
