@@ -78,7 +78,6 @@ class Source:
 class Sources:
     """All images of one ``add``."""
 
-    name: str
     images: Images | None
     """Those that are no files."""
     rows: Sequence[Source]
@@ -117,7 +116,7 @@ def sources_of(
         raise RecipeError(f"{len(images):,} images were given, and {len(names):,} labels: give one for each")
     if not all(isinstance(image, (str, os.PathLike)) for image in images):
         rows = [Source(None, i, label or None) for i, label in enumerate(names or [None] * len(images))]
-        return Sources("images given", ImageInputs(images, shorter_side=shorter_side), rows, {})
+        return Sources(ImageInputs(images, shorter_side=shorter_side), rows, {})
     if names is None:
         table = collect_images([Path(image) for image in images], class_folders=class_folders)
     else:
@@ -128,8 +127,7 @@ def sources_of(
         class_name = None if labels is None else table.class_names[label] or None
         rows.append(Source(Path(path), i, class_name, {key: column[i] for key, column in columns.items()}))
     paths = tuple(printable(os.path.abspath(image)) for image in images)
-    name = paths[0] if len(paths) == 1 else f"{len(paths)} sources"
-    return Sources(name, None, rows, columns, tuple(map(str, table.left_out)), paths)
+    return Sources(None, rows, columns, tuple(map(str, table.left_out)), paths)
 
 
 def write_all(
@@ -144,7 +142,6 @@ def write_all(
     """Add what is not there yet, batch by batch."""
     with items.writing():
         items.add_columns(sources.columns)
-        items.set_fact("left_out", (items.fact("left_out") or {}) | {sources.name: sources.left_out})
         _record_progress(items, sources, 0)
     added = done = 0
     failed: list[tuple[str, str]] = []

@@ -18,9 +18,8 @@ def export(index: Index, file: str | Path, *, where: Where | None = None) -> int
     """Write the items of an index that meet ``where``, with their columns and vectors; returns how many.
 
     An .npz holds ``ids``, ``paths``, ``labels``, ``vectors [N, dim]`` (float32), ``columns.NAME`` for each further
-    column, ``encoder`` and ``distance``; it is read without pickle. A .parquet file (extra ``parquet``) has a row for
-    each item: ``id``, ``path``, ``label``, the further columns and ``vector``, a list of fixed size. The vectors have
-    to fit into memory.
+    column, ``encoder`` and ``distance``. A .parquet file (extra ``parquet``) has a row for each item: ``id``, ``path``,
+    ``label``, the further columns and ``vector``, a list of fixed size. The vectors have to fit into memory.
     """
     target = Path(file).expanduser()
     if target.suffix not in (".npz", ".parquet"):

@@ -44,6 +44,7 @@ from nearkin.index.search import (
     are_several,
     check_rerank,
     combined,
+    is_id,
     query_vectors,
 )
 from nearkin.index.segments import Segments
@@ -67,8 +68,6 @@ class Status:
     """Embedded files whose content another file has as well."""
     failed: tuple[tuple[str, str], ...]
     """Files that could not be read, and the reason."""
-    left_out: Mapping[str, Sequence[str]]
-    """By folder, the files that are no images."""
     columns: tuple[str, ...]
     dim: int
     distance: str
@@ -93,26 +92,22 @@ class Stored:
 
 
 class Index:
-    """Images of any number, by their appearance to one encoder.
+    """Images of any number, by their appearance to one encoder; made by :meth:`create`, opened by :meth:`open`.
 
-    Make one with :meth:`create`, open it with :meth:`open`. Any number of processes may search. One at a time may add
-    or remove, and the others see the change with their next search.
+    Any number of processes may search. One at a time may change it, and the others see that with their next search.
     """
 
     def __init__(self, folder: Path, items: Items, model: Model | None) -> None:
         self.path = folder
         self._items, self._model = items, model
-        facts = {key: items.fact(key) for key in ("format", "dim", "distance", "engine")}
-        if facts["format"] != FORMAT:
-            raise DataError(
-                f"{folder} was made by another version of nearkin (format {facts['format']}): make it again"
-            )
-        self.dim: int = facts["dim"]
-        self.distance: Distance = facts["distance"]
+        if (made := items.fact("format")) != FORMAT:
+            raise DataError(f"{folder} was made by another version of nearkin (format {made}): make it again")
+        self.dim: int = items.fact("dim")
+        self.distance: Distance = items.fact("distance")
         self._encoder = items.fact("encoder"), items.fact("vectors")
         self._vectors = Segments(vectors_folder(folder, items) / "vectors", self.dim, np.float32)
-        self._engine_name = facts["engine"]
-        self._engine = self._open_engine(facts["engine"])
+        self._engine_name = items.fact("engine")
+        self._engine = self._open_engine(self._engine_name)
         self._seen: tuple[int, int] | None = None
         self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.confidence: Confidence | None = None  # as of the last search
@@ -162,10 +157,8 @@ class Index:
             try:
                 model = reload(self._items.fact("model"), self._items.fact("model_options") or {})
             except DataError as error:
-                raise DataError(
-                    f"the encoder of {self.path} cannot be loaded: {error}. Give the path of its run: "
-                    f"Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
-                ) from error
+                where = "Give the path of its run: Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
+                raise DataError(f"the encoder of {self.path} cannot be loaded: {error}. {where}") from error
             _check_same_encoder(self.path, self._items, model)
             self._model = model
         return self._model
@@ -192,10 +185,9 @@ class Index:
     ) -> Added:
         """Add every image of a folder, a manifest, image files, or images as :meth:`Model.encode` takes them.
 
-        Images whose content is there already are skipped. So the same call resumes after an interruption, and adds only
-        the new photos of a folder. A file whose content changed replaces its old item, and a new label replaces the
-        old one. Each batch is on the disk before the next begins. Unreadable files are in ``failed`` and in
-        :meth:`status`.
+        Images whose content is there already are skipped, so the same call resumes after an interruption. A file whose
+        content changed replaces its old item, and a new label replaces the old one. Each batch is on the disk before
+        the next begins. Unreadable files are in ``failed`` and in :meth:`status`.
 
         Args:
             source: where the images are.
@@ -224,17 +216,15 @@ class Index:
 
     def add_pixels(self, pixels: NDArray[np.uint8], label: str | None, columns: Mapping[str, str]) -> Stored:
         """Add one image ``[H, W, 3]`` without a file, decoded as the encoder wants it; numbers in columns are text."""
-        uploaded = Sources(
-            "uploads", [pixels], [Source(None, 0, label, columns)], {name: [value] for name, value in columns.items()}
-        )
+        values = {name: [value] for name, value in columns.items()}
+        uploaded = Sources([pixels], [Source(None, 0, label, columns)], values)
         added = self.add(uploaded)
         return Stored(self._items.ids_by_hash([hash_of_pixels(pixels)]).popitem()[1], added.added == 1)
 
     def add_test_images(self, run: str | Path, *, progress: Progress | None = None) -> Added:
         """Add the test images of ``run`` with their labels.
 
-        Images of a benchmark without files, such as Glyphs, become PNG files in the index's folder ``images``, so that
-        they can be searched with, and embedded again by another encoder.
+        Images of a benchmark without files, such as Glyphs, become PNG files in the index's folder ``images``.
         """
         from nearkin.runs.data import open_own_data, split_as_stored
         from nearkin.runs.trained_run import load_run
@@ -260,10 +250,7 @@ class Index:
         return self.add(paths, labels, progress=progress)
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Remove items for good; all of them, or none where one is not there.
-
-        Their vectors and thumbnails are overwritten by zeros on the disk. Their ids are not used again.
-        """
+        """Remove items for good, or none where one is not there; vectors and thumbnails are overwritten by zeros."""
         wanted = [int(id) for id in ids]
         with self._writing():
             self._existing(wanted)
@@ -376,7 +363,7 @@ class Index:
             collapse: show copies of one photo once, by the nearest; :attr:`Hit.copies` counts them.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            if not is_id(value) or value < least:
                 raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
         check_rerank(rerank, self.distance)
         self._refresh()
@@ -424,8 +411,8 @@ class Index:
             where = {"id": (ids if where is None else np.intersect1d(ids, self._items.ids(where))).tolist()}
         vectors, excluded = query_vectors(query, self.dim, lambda: self.model, self.vectors)
         vectors = combined(vectors, None, None, self.distance)
-        confidence, profiles, allowed = self.confidence, self._profiles, self._allowed(where)
-        context = SearchContext(self._vectors, self._engine, self._items, confidence, self.distance, allowed)
+        profiles, allowed = self._profiles, self._allowed(where)
+        context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
         answers = []
         for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS, None, None), strict=True):
             answers.append(context.classified(vector, hits, profiles, min_confidence))
@@ -435,17 +422,16 @@ class Index:
         """What the index holds, what it does not and why, and how reliable its confidences are."""
         self._refresh()
         files, embedded, distinct, failed = self._items.coverage()
-        labels, unfinished = self._items.labels()[1], self._items.fact("unfinished")
+        counts, unfinished = self._items.label_counts(), self._items.fact("unfinished")
         return Status(
             path=self.path,
             items=len(self),
-            labelled=len(labels),
-            labels=len(np.unique(labels)),
+            labelled=sum(count for _, count in counts),
+            labels=len(counts),
             found=files,
             embedded=embedded,
             duplicates=embedded - distinct,
-            failed=tuple((file.path, str(file.reason)) for file in failed),
-            left_out={name: files for name, files in (self._items.fact("left_out") or {}).items() if files},
+            failed=failed,
             columns=tuple(self._items.fields())[3:],
             dim=self.dim,
             distance=self.distance,
@@ -522,6 +508,6 @@ def _check_same_encoder(folder: Path, items: Items, model: Model) -> None:
     if model.identity != items.fact("encoder"):
         options = "".join(f", {key} {value}" for key, value in (items.fact("model_options") or {}).items())
         raise DataError(
-            f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
-            f"another index with it, or give the run that made this one ({items.fact('model')}{options})"
+            f"{folder} was made with another encoder than {model.path} is now: make another index with it, or give the "
+            f"run that made this one ({items.fact('model')}{options})"
         )

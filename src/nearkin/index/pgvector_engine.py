@@ -1,7 +1,7 @@
 """An engine on PostgreSQL with the extension pgvector: one table with an HNSW index for each index.
 
-The address is that of any client of PostgreSQL, ``postgresql://user@host:5432/database``. What it leaves out, such as
-the password, comes from where other clients take it: ``PGPASSWORD``, ``~/.pgpass``, a service file.
+What the address ``postgresql://user@host:5432/database`` leaves out, such as the password, comes from where other
+clients take it: ``PGPASSWORD``, ``~/.pgpass``, a service file.
 """
 
 from __future__ import annotations

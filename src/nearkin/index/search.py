@@ -41,7 +41,7 @@ UNLIKE_WEIGHT = 0.5
 
 
 class SearchOptions(TypedDict, total=False):
-    """The named options of a search; :meth:`Index.search <nearkin.Index.search>` explains them."""
+    """The options of :meth:`Index.search <nearkin.Index.search>`."""
 
     where: Where | None
     like: Sequence[int]
@@ -86,7 +86,7 @@ def check_rerank(rerank: int | None, distance: str) -> None:
     """Refuse a re-ranking that cannot be done."""
     if rerank is None:
         return
-    if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 1:
+    if not is_id(rerank) or rerank < 1:
         raise RecipeError(f"rerank must be a whole number of neighbours of at least 1, got {rerank!r}")
     if distance != "cosine":
         raise RecipeError("rerank is for encoders that compare by angle, and this one compares by distance")
@@ -154,10 +154,8 @@ def cropped(image: Any, crop: Sequence[float]) -> NDArray[np.uint8]:
         raise RecipeError(f"crop must be four numbers, x, y, width and height, got {list(crop)}")
     x, y, width, height = numbers
     if min(x, y) < 0 or min(width, height) <= 0 or max(x + width, y + height) > 1 + 1e-6:
-        raise RecipeError(
-            f"crop must lie within the image, as shares of it from 0 to 1: x {x:g} to {x + width:g}, "
-            f"y {y:g} to {y + height:g} does not"
-        )
+        ends = f"x {x:g} to {x + width:g}, y {y:g} to {y + height:g}"
+        raise RecipeError(f"crop must lie within the image, as shares of it from 0 to 1, got {ends}")
     return crop_shares(ImageInputs([image], shorter_side=None)[0], numbers)
 
 
@@ -219,10 +217,10 @@ class SearchContext:
         rerank: int | None = None,
         collapse: bool = False,
     ) -> Iterator[list[Hit]]:
-        """For each query ``[Q, dim]`` at least ``wanted`` hits, or all there are.
+        """For each query ``[Q, dim]`` at least ``wanted`` hits but the ``excluded`` ones, or all there are.
 
-        A query's ``excluded`` items are not among its hits. With ``group_by`` hits have different values of that
-        field. With ``collapse`` they are different photos; where nearly all are copies there may be fewer.
+        With ``group_by`` they have different values of that field. With ``collapse`` they are different photos, and
+        where nearly all are copies there may be fewer.
         """
         available = self.vectors.rows if self.allowed is None else len(self.allowed)
         if not available:
@@ -243,10 +241,7 @@ class SearchContext:
     def _ranked(
         self, queries: NDArray[np.float64], excluded: Sequence[set[int]], depth: int, rerank: int | None
     ) -> Ranked:
-        """The ``depth`` nearest of each query; with ``rerank`` by k-reciprocal neighbours, keeping the query's scores.
-
-        Confidences were learned for scores of the query itself.
-        """
+        """The ``depth`` nearest of each query; with ``rerank`` by k-reciprocal neighbours, with the same scores."""
         if rerank is None:
             return nearest(self.engine, self.vectors, self.distance, queries, depth, self.allowed)
         deep = max(RERANKED, depth) + max(map(len, excluded), default=0)

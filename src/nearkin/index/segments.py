@@ -1,6 +1,6 @@
 """Rows of numbers on disk: appended, never changed but for removals, and read as memory-mapped files.
 
-There are many files and not one: the system may refuse a writable map of a file that is larger than its memory.
+There are many, as the system may refuse a writable map of a file that is larger than its memory.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from nearkin.runs.model import Model
 
 _UPGRADED = "upgrade-"
 _PROGRESS = "progress.json"
+_NO_FILE = "it was given as pixels, not as a file"
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,10 @@ def upgrade(
             if left not in (old, new):
                 _remove_vectors(path, left)
         ids, rows = items.ids(), int(items.fact("rows"))
-        if not drop_missing:
-            _refuse(path, _without_file(items, ids))
+        if not drop_missing:  # before any work; files that have changed show when they are read
+            files = items.contents(ids).items()
+            reasons = {id: f"{paths[0]}: no such file" if paths else _NO_FILE for id, (_, paths) in files}
+            _refuse(path, {id: reasons[id] for id, (_, paths) in files if not any(map(os.path.isfile, paths))})
         vectors = Segments(new / "vectors", model.dim, np.float32)
         check_room(path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
         missing = _embed(path, items, vectors, model, rows, drop_missing, batch_size, progress)
@@ -115,7 +118,7 @@ def _embed(
 
     def read(item: tuple[int, tuple[bytes, list[str]]]) -> tuple[int, NDArray[np.uint8] | str]:
         id, (digest, paths) = item
-        reason = "it was given as pixels, not as a file"
+        reason = _NO_FILE
         for path in map(Path, paths):
             try:
                 content = read_file(path)
@@ -152,16 +155,6 @@ def _embed(
             progress(first, rows)
     present = set(items.ids().tolist())
     return {id: reason for id, reason in missing.items() if id in present}
-
-
-def _without_file(items: Items, ids: NDArray[np.int64]) -> dict[int, str]:
-    """Items none of whose files exists, before any work; changed files show when they are read."""
-    gone: dict[int, str] = {}
-    for start in range(0, len(ids), 10_000):
-        for id, (_, paths) in items.contents(ids[start : start + 10_000].tolist()).items():
-            if not any(map(os.path.isfile, paths)):
-                gone[id] = f"{paths[0]}: no such file" if paths else "it was given as pixels, not as a file"
-    return gone
 
 
 def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
