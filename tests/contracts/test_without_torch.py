@@ -70,7 +70,6 @@ from nearkin.index.map_layout import make_layout
 index = nearkin.Index.open("without")
 assert len(make_layout(index).points) == index.status().items
 for asked in (
-    lambda: index.search(0, rerank=2),
     lambda: nearkin.load("images"),
     lambda: nearkin.load("model.safetensors"),
 ):

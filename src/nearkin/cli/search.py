@@ -15,7 +15,6 @@ from nearkin.cli.options import (
     IndexFolder,
     Json,
     MovedRun,
-    Rerank,
     Sheet,
     Verbose,
     Where,
@@ -56,7 +55,6 @@ def search(
         bool, typer.Option("--all-copies", help="Show every copy of a photo, not one with their number.")
     ] = False,
     sheet: Sheet = None,
-    rerank: Rerank = None,
     run: MovedRun = None,
     device: Device = None,
     as_json: Json = False,
@@ -88,7 +86,6 @@ def search(
         "group_by": group_by,
         "min_confidence": min_confidence,
         "crop": box,
-        "rerank": rerank,
         "collapse": not all_copies,
     }
     if images:

@@ -42,7 +42,6 @@ from nearkin.index.search import (
     SearchContext,
     SearchOptions,
     are_several,
-    check_rerank,
     combined,
     is_id,
     query_vectors,
@@ -342,7 +341,6 @@ class Index:
         min_confidence: float | None = None,
         offset: int = 0,
         crop: Sequence[float] | None = None,
-        rerank: int | None = None,
         collapse: bool = False,
     ) -> list[Hit] | list[list[Hit]]:
         """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
@@ -359,13 +357,11 @@ class Index:
             min_confidence: leave out hits that are less likely than this to be of the query's class.
             offset: how many hits to skip, for the next page.
             crop: search for this part of the image alone: x, y, width and height as shares of it.
-            rerank: order the nearest 200 by their k-reciprocal neighbours, k₁ this number; the scores stay.
             collapse: show copies of one photo once, by the nearest; :attr:`Hit.copies` counts them.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
             if not is_id(value) or value < least:
                 raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        check_rerank(rerank, self.distance)
         self._refresh()
         self._existing([*like, *unlike])
         vectors, query_ids = query_vectors(query, self.dim, lambda: self.model, self.vectors, crop)
@@ -379,7 +375,7 @@ class Index:
         allowed = self._allowed(where)
         context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
         pages = []
-        for hits in context.hits(vectors, excluded, offset + k, group_by, rerank, collapse):
+        for hits in context.hits(vectors, excluded, offset + k, group_by, collapse):
             if min_confidence is not None:
                 hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
             pages.append(hits[offset : offset + k])
@@ -414,7 +410,7 @@ class Index:
         profiles, allowed = self._profiles, self._allowed(where)
         context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
         answers = []
-        for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS, None, None), strict=True):
+        for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS), strict=True):
             answers.append(context.classified(vector, hits, profiles, min_confidence))
         return answers if are_several(query) else answers[0]
 

@@ -1,4 +1,4 @@
-"""From a query, an image, an id or a vector, to hits and labels: the nearest items, re-ranked if asked."""
+"""From a query, an image, an id or a vector, to hits and labels."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from PIL import Image
 
 from nearkin.data.image_inputs import ImageInputs, Tensor
 from nearkin.data.images import crop_shares
-from nearkin.errors import RecipeError, require_torch
+from nearkin.errors import RecipeError
 from nearkin.evaluation.confidence import MOST_MEMBERS, VOTERS, ClassProfile, Confidence, vote
-from nearkin.index.engine import Distance, Engine, Ranked, nearest, unit_rows
+from nearkin.index.engine import Distance, Engine, nearest, unit_rows
 from nearkin.index.filters import Where
 from nearkin.index.fingerprint import MOST_BITS, are_copies, differing_bits
 from nearkin.index.items import Items
@@ -24,8 +24,6 @@ from nearkin.runs.model import Model
 
 SHOWN = 10
 """Hits that are given with a label."""
-RERANKED = 200
-"""The nearest so many are re-ranked, whatever k is; those behind keep their order."""
 
 OneQuery: TypeAlias = "int | np.integer[Any] | str | os.PathLike[str] | bytes | Image.Image"
 """The id of an item, or an image."""
@@ -50,7 +48,6 @@ class SearchOptions(TypedDict, total=False):
     min_confidence: float | None
     offset: int
     crop: Sequence[float] | None
-    rerank: int | None
     collapse: bool
 
 
@@ -80,17 +77,6 @@ class Classified:
     confidence: float | None
     """The probability that the surest label is right; None where it could not be learned."""
     hits: tuple[Hit, ...]
-
-
-def check_rerank(rerank: int | None, distance: str) -> None:
-    """Refuse a re-ranking that cannot be done."""
-    if rerank is None:
-        return
-    if not is_id(rerank) or rerank < 1:
-        raise RecipeError(f"rerank must be a whole number of neighbours of at least 1, got {rerank!r}")
-    if distance != "cosine":
-        raise RecipeError("rerank is for encoders that compare by angle, and this one compares by distance")
-    require_torch("rerank")
 
 
 def are_several(query: Any) -> bool:
@@ -214,7 +200,6 @@ class SearchContext:
         excluded: Sequence[set[int]],
         wanted: int,
         group_by: str | None = None,
-        rerank: int | None = None,
         collapse: bool = False,
     ) -> Iterator[list[Hit]]:
         """For each query ``[Q, dim]`` at least ``wanted`` hits but the ``excluded`` ones, or all there are.
@@ -228,38 +213,16 @@ class SearchContext:
             return
         shown = wanted + (COPIES if collapse else 0)
         depth = max(shown, 1 if self.confidence is None else VOTERS) + max(map(len, excluded), default=0)
-        ranked = self._ranked(queries, excluded, depth, rerank)
+        ranked = nearest(self.engine, self.vectors, self.distance, queries, depth, self.allowed)
         for query, without, (rows, scores) in zip(queries, excluded, ranked, strict=True):
             hits, deep = self._as_hits(rows, scores, without, group_by, collapse), depth
             deepest = available if group_by is not None else min(available, COPIES * wanted) if collapse else depth
             while deep < deepest and len(hits) < wanted:
                 deep *= 4
-                ((rows, scores),) = self._ranked(query[None], [without], deep, rerank)
+                found = nearest(self.engine, self.vectors, self.distance, query[None], deep, self.allowed)
+                ((rows, scores),) = found
                 hits = self._as_hits(rows, scores, without, group_by, collapse)
             yield hits
-
-    def _ranked(
-        self, queries: NDArray[np.float64], excluded: Sequence[set[int]], depth: int, rerank: int | None
-    ) -> Ranked:
-        """The ``depth`` nearest of each query; with ``rerank`` by k-reciprocal neighbours, with the same scores."""
-        if rerank is None:
-            return nearest(self.engine, self.vectors, self.distance, queries, depth, self.allowed)
-        deep = max(RERANKED, depth) + max(map(len, excluded), default=0)
-        found = nearest(self.engine, self.vectors, self.distance, queries, deep, self.allowed)
-        ranked = []
-        for query, without, (rows, scores) in zip(queries, excluded, found, strict=True):
-            kept = np.isin(rows, list(without), invert=True)
-            rows, scores = rows[kept], scores[kept]
-            candidates = rows[:RERANKED]
-            if len(candidates) > 1:
-                from nearkin.evaluation.reranking import reranked_distances
-
-                ((_, distances),) = reranked_distances(query[None], self.vectors.take(candidates), k1=rerank)
-                first = distances[0].argsort(stable=True).numpy()
-                order = np.concatenate([first, np.arange(len(candidates), len(rows))])
-                rows, scores = rows[order], scores[order]
-            ranked.append((rows, scores))
-        return ranked
 
     def _as_hits(
         self,

@@ -47,7 +47,7 @@ class Client:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def search(self, query: Any = None, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hit]:
-        """As :meth:`Index.search <nearkin.Index.search>`, of one query and without ``rerank``.
+        """As :meth:`Index.search <nearkin.Index.search>`, of one query.
 
         The query is a path of this machine, bytes, a Pillow image or a uint8 array; the id of an item; a vector.
         """
