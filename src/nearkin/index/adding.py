@@ -1,7 +1,7 @@
 """Images into an index: read, hashed, decoded, embedded, and written durably batch by batch.
 
-The vectors of a batch reach the disk first, then the table of items commits. A process that is killed between the two
-leaves vectors that no item has; the next writer overwrites them.
+The vectors of a batch reach the disk first, then the table of items commits. The next writer overwrites vectors that a
+process left which was killed between the two.
 """
 
 from __future__ import annotations
@@ -40,15 +40,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Added:
-    """The result of an ``add``."""
+    """The result of an ``add``: numbers of images, files that could not be read and why, and files that are none."""
 
     added: int
     known: int
-    """Images whose content was there already."""
     failed: tuple[tuple[str, str], ...]
-    """Files that could not be read, and the reason."""
     left_out: tuple[str, ...] = ()
-    """Files of a folder that are no images, counted."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +73,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """All images of one ``add``."""
+    """All images of one ``add``; ``images`` are those that are no files, ``given`` the folders and files read."""
 
     images: Images | None
-    """Those that are no files."""
     rows: Sequence[Source]
     columns: Mapping[str, Sequence[str]]
     left_out: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
-    """The files, folders and manifests that they were read from."""
 
 
 @dataclass(frozen=True)

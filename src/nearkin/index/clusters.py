@@ -33,16 +33,15 @@ class Clusters:
     silhouette: float | None
     """The mean of the items that the number was tried on; None where it was given."""
     purity: float | None
-    """The share of labelled items with the most frequent label of their cluster; it rises with more clusters."""
+    """The share of labelled items with the most frequent label of their cluster."""
     nmi: float | None
-    """Normalised mutual information of clusters and labels."""
 
 
 def cluster(index: Index, number: int | None = None, *, where: Where | None = None, seed: int = 0) -> Clusters:
     """Put the items that meet ``where`` into ``number`` clusters by k-means.
 
-    Without a number, the one whose clusters have the highest mean silhouette (Rousseeuw 1987) is taken. Numbers from 2
-    to half of the items are tried on 2,000 items, each about a third more than the last, then those around the best.
+    Without a number, the one with the highest mean silhouette (Rousseeuw 1987) of 2,000 items is taken: numbers from 2
+    to half of them are tried, each about a third more than the last, then those around the best.
     """
     ids = index.ids(where)
     if len(ids) < 2:

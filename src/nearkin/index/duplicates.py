@@ -31,11 +31,10 @@ class Duplicates:
 
 
 def same_picture(index: Index, *, most_bits: int = MOST_BITS, where: Where | None = None) -> Duplicates:
-    """Groups of items that show the same picture, without the encoder.
+    """Groups of items that show the same picture, without the encoder; a mirror image is another picture.
 
     Two items match if the perceptual hashes of their thumbnails differ in at most ``most_bits`` of 64 bits and their
-    brightness, point by point, has a correlation of at least 0.8. Grouping is transitive: if A matches B and B matches
-    C, all three form one group. A mirror image is another picture.
+    brightness, point by point, has a correlation of at least 0.8. Grouping is transitive.
     """
     if not 0 <= most_bits <= 16:
         raise RecipeError(f"at most 0 to 16 of 64 bits may differ, got {most_bits}")
@@ -65,10 +64,7 @@ def near(
     where: Where | None = None,
     progress: Progress | None = None,
 ) -> Duplicates:
-    """Groups of items that are near each other to the encoder, by a least confidence or a least score.
-
-    Every pair that is near enough counts, and grouping is transitive.
-    """
+    """Groups of items near each other to the encoder, by a least confidence or score; grouping is transitive."""
     if min_confidence is not None and min_score is not None:
         raise RecipeError("give a least confidence or a least score, not both")
     if min_score is None and (reason := index.status().no_confidence):

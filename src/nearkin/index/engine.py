@@ -197,9 +197,9 @@ def unseen_queries(
 def recall_measure(
     exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int
 ) -> Callable[[Engine], float]:
-    """A function that gives the share of the nearest of ``count`` unseen queries that an engine finds.
+    """A function that gives the share of the nearest of ``count`` unseen queries that an engine finds, by scores.
 
-    It compares scores, so that any of several equally near rows counts. ``exact`` finds the true ones among ``rows``.
+    ``exact`` finds the true ones among ``rows``; of equally near rows any counts.
     """
     queries = unseen_queries(exact, vectors, distance, rows, count)
     true = nearest(exact, vectors, distance, queries, RECALL_AT, rows)

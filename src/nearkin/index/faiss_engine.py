@@ -7,6 +7,7 @@ where the lists give too few. Removed rows stay in the lists until they are buil
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zipfile
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 
 LEAST_ROWS = 200_000
-"""The exact scan of fewer rows takes some 5 ms for a query (128 numbers, two cores): nothing to save."""
+"""The exact scan of fewer rows takes some 5 ms for a query: nothing to save."""
 LEAST_SHARE = 0.9
 """Where fewer rows are allowed they are scanned exactly, as a filter leaves out whole lists."""
 TAIL_SHARE = 0.2
@@ -42,14 +43,12 @@ _FILE = "built.npz"
 
 @dataclass(frozen=True)
 class _Built:
-    """An index of faiss over the first ``rows``, and how well it finds."""
+    """An index of faiss over the first ``rows``, the lists to look into for ten neighbours, and the share it finds."""
 
     index: Any
     rows: int
     effort: int
-    """Lists to look into for ten neighbours."""
     recall: float
-    """The share of the ten nearest of unseen queries that it finds."""
 
 
 class FaissEngine(ExactEngine):
@@ -150,18 +149,14 @@ class FaissEngine(ExactEngine):
     def _load(self) -> _Built | None:
         """What was built, or None where there is nothing or it is damaged."""
         path, built = self._folder / _FILE, None
-        try:
-            stat = path.stat()
-            key = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            if key == self._loaded[0]:
-                return self._loaded[1]
-            with np.load(path, allow_pickle=False) as stored:
-                rows, effort, recall = stored["facts"].tolist()
-                # faiss raises a RuntimeError for what another version of it wrote.
-                built = _Built(self._faiss.deserialize_index(stored["index"]), int(rows), int(effort), recall)
-        except FileNotFoundError:
+        if not path.is_file():
             return None
-        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
-            pass
-        self._loaded = (key, built)
-        return built
+        stat = path.stat()
+        if (key := (stat.st_ino, stat.st_size, stat.st_mtime_ns)) != self._loaded[0]:
+            # faiss raises a RuntimeError for what another version of it wrote.
+            damaged = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
+            with contextlib.suppress(*damaged), np.load(path, allow_pickle=False) as stored:
+                rows, effort, recall = stored["facts"].tolist()
+                built = _Built(self._faiss.deserialize_index(stored["index"]), int(rows), int(effort), recall)
+            self._loaded = (key, built)
+        return self._loaded[1]

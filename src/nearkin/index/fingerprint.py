@@ -1,7 +1,4 @@
-"""Whether two pictures are one photo, stored again: encoded again, made smaller, a little brighter.
-
-A perceptual hash proposes pairs, and the brightness of both, point by point, decides. The encoder plays no part.
-"""
+"""Whether two pictures are one photo, stored again: a perceptual hash proposes pairs, and their brightness decides."""
 
 from __future__ import annotations
 
@@ -14,15 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 MOST_BITS = 10
-"""A pair is compared more closely where at most so many of the 64 bits of its perceptual hashes differ."""
+"""A pair is compared more closely where at most so many of the 64 bits of its hashes differ."""
 LEAST_CORRELATION = 0.8
 """Of the brightness of the same picture at 32 × 32 points; both chosen on photos, docs/search.md has the figures."""
 COPY_CORRELATION = 0.95
 MOST_COLOUR = 10.0
-"""Of copies that a search shows as one: the least correlation of their brightness, and the mean difference of their
-colours, of 255. A copy that is not recognised does less harm than a photo that is not shown."""
+"""Of copies that a search shows as one: the least correlation of brightness, the mean difference of colours of 255."""
 SIDE = 32
-"""Points at which the brightness is compared, in both directions; smaller images are not compared."""
+"""Points, in both directions, at which images are compared; smaller ones are not."""
 _LEAST_CONTRAST = 2.0
 _HASHES_AT_ONCE = 256
 # The 64 lowest frequencies but for the mean, by u + v.

@@ -34,7 +34,6 @@ from nearkin.index.engine import Distance, Engine, check_engine, new_identity, o
 from nearkin.index.filters import Where
 from nearkin.index.items import NAME, Item, Items, MissingItemError, vectors_folder
 from nearkin.index.search import (
-    Arrays,
     Classified,
     Hit,
     OneQuery,
@@ -75,7 +74,7 @@ class Status:
     model_options: Mapping[str, Any]
     """The options that its encoder was loaded with: mirror images, further runs."""
     unfinished: Unfinished | None
-    """The ``add`` that is running, or was interrupted."""
+    """The ``add`` that runs, or was interrupted."""
     engine: Mapping[str, Any]
     confidence: Confidence | None
     no_confidence: str | None
@@ -221,10 +220,7 @@ class Index:
         return Stored(self._items.ids_by_hash([hash_of_pixels(pixels)]).popitem()[1], added.added == 1)
 
     def add_test_images(self, run: str | Path, *, progress: Progress | None = None) -> Added:
-        """Add the test images of ``run`` with their labels.
-
-        Images of a benchmark without files, such as Glyphs, become PNG files in the index's folder ``images``.
-        """
+        """Add the test images of ``run`` with their labels; those without a file become PNG files in the index."""
         from nearkin.runs.data import open_own_data, split_as_stored
         from nearkin.runs.trained_run import load_run
         from nearkin.training.build import data_of
@@ -278,7 +274,7 @@ class Index:
                 old.discard()
 
     def ids(self, where: Where | None = None) -> NDArray[np.int64]:
-        """The ids of the items that meet ``where``, ascending."""
+        """The items that meet ``where``, ascending."""
         return self._items.ids(where)
 
     def get(self, id: int) -> Item:
@@ -324,14 +320,11 @@ class Index:
     def search(self, query: OneQuery | None = None, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hit]: ...
 
     @overload
-    def search(self, query: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]: ...
-
-    @overload
-    def search(self, query: Arrays, k: int = 10, **options: Unpack[SearchOptions]) -> Any: ...
+    def search(self, query: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> Any: ...
 
     def search(
         self,
-        query: OneQuery | Queries | Arrays | None = None,
+        query: OneQuery | Queries | None = None,
         k: int = 10,
         *,
         where: Where | None = None,
@@ -342,7 +335,7 @@ class Index:
         offset: int = 0,
         crop: Sequence[float] | None = None,
         collapse: bool = False,
-    ) -> list[Hit] | list[list[Hit]]:
+    ) -> Any:
         """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
 
         Of several queries, in a list or as rows of an array, a list of such lists. Exact with the engine ``exact``.
@@ -385,18 +378,13 @@ class Index:
     def classify(self, query: OneQuery, *, min_confidence: float = ..., where: Where | None = ...) -> Classified: ...
 
     @overload
-    def classify(
-        self, query: Queries, *, min_confidence: float = ..., where: Where | None = ...
-    ) -> list[Classified]: ...
-
-    @overload
-    def classify(self, query: Arrays, *, min_confidence: float = ..., where: Where | None = ...) -> Any: ...
+    def classify(self, query: Queries, *, min_confidence: float = ..., where: Where | None = ...) -> Any: ...
 
     def classify(self, query: Any, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None) -> Any:
         """The label of an image by its nearest labelled items, or "none of these": a :class:`Classified`.
 
-        It is the label of the nearest class, by the mean of two scores: of its nearest item, and of its mean. Where no
-        confidence could be learned, there is always a label. Several queries give a list.
+        It is that of the nearest class, by the mean of two scores: of its nearest item, and of its mean. Where no
+        confidence could be learned there is always a label. Several queries give a list.
         """
         self._refresh()
         labelled, items = self._items.rows("SELECT count(label), count(*) FROM items")[0]

@@ -120,10 +120,10 @@ def lay_out(
     indices, similarities = nearest(
         vectors, k=k, distance=distance, progress=lambda done: report(done * _STEPS // len(vectors))
     )
-    heads, tails, weights = _edges(indices, _distances(similarities, distance))
+    edges = _edges(indices, _distances(similarities, distance))
     random = np.random.default_rng(seed)
     scaled = start * (_EXTENT / max(float(np.ptp(start[:, 0])), 1e-12)) + random.normal(0, 1e-2, start.shape)
-    return _optimised(scaled.astype(np.float32), heads, tails, weights, random, lambda done: report(_STEPS + done))
+    return _optimised(scaled.astype(np.float32), edges, random, lambda done: report(_STEPS + done))
 
 
 def place_by_neighbours(
@@ -177,14 +177,12 @@ def _edges(indices: Ids, far: NDArray[np.float64]) -> tuple[Ids, Ids, NDArray[np
 
 def _optimised(
     points: Points,
-    heads: Ids,
-    tails: Ids,
-    weights: NDArray[np.float32],
+    edges: tuple[Ids, Ids, NDArray[np.float32]],
     random: np.random.Generator,
     report: Callable[[int], None],
 ) -> Points:
     """Minimise UMAP's objective with q = 1/(1 + d²), by Adam on all edges and some random pairs at a time."""
-    n = len(points)
+    (heads, tails, weights), n = edges, len(points)
     pull = np.bincount(heads, weights, minlength=n)
     push = (_REPULSION * pull / _REPELLED).astype(np.float32)
     mean, square = np.zeros_like(points), np.zeros_like(points)

@@ -1,9 +1,7 @@
 """An engine on Milvus, of one machine or of many: one collection with an HNSW index for each index.
 
-The address is ``http://host:19530``, or ``https://…``. Credentials go into the address,
-``http://user:password@host:19530``, or as a token or ``user:password`` into ``MILVUS_TOKEN``.
-
-There is no partition key: filters are settled before the server is asked, so it knows no field of an item.
+Credentials go into the address, ``http://user:password@host:19530``, or as a token or ``user:password`` into
+``MILVUS_TOKEN``.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ _LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 200, 200, 32_768
 _SECONDS = 30.0
 """Timeout of an answer; a server that is starting up is slow."""
 _FRESH = 10.0
-"""Seconds after a change in which a search waits for all that was written, some 0.2 s. Later searches may see the state
-of a few seconds before (Milvus' "bounded staleness", 5 s by default)."""
+"""Seconds after a change in which a search waits for all that was written; later ones may lag by some 5 s."""
 _BUILD_SECONDS = 600.0
 _INVALID = 1100
 """Its code for a request that is wrong whenever it is made."""

@@ -11,9 +11,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +75,7 @@ class RemoteTable(Protocol):
     def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
         """For each query rows, each once, and how far they are: the negative product, or the squared distance.
 
-        The youngest of the rows to be found was written at least ``age`` seconds ago.
+        All rows to be found were written at least ``age`` seconds ago.
         """
 
     def build(self) -> None:
@@ -89,8 +88,7 @@ class RemoteTable(Protocol):
         """Delete the table."""
 
 
-@dataclass(frozen=True)
-class _Searched:
+class _Searched(NamedTuple):
     """The rows that are searched, how many of them are live, and since when."""
 
     rows: int

@@ -27,15 +27,13 @@ SHOWN = 10
 
 OneQuery: TypeAlias = "int | np.integer[Any] | str | os.PathLike[str] | bytes | Image.Image"
 """The id of an item, or an image."""
-Queries: TypeAlias = "list[Any] | tuple[Any, ...]"
-Arrays: TypeAlias = "NDArray[Any] | Tensor"
-"""The shape tells whether it is one query or several."""
+Queries: TypeAlias = "list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor"
+"""Several queries; of an array the shape tells whether it is one or several."""
 COPIES = 16
 """Hits beyond those wanted that are looked at for copies; and at most so many times those wanted."""
 LEAST_SIDE = 8
-"""Pixels of an image to search for, or of a part of it: what is smaller looks like anything."""
+"""Pixels of an image to search for, or of a part of it."""
 UNLIKE_WEIGHT = 0.5
-"""The weight of items that are not wanted, relative to those that are."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -64,9 +62,9 @@ class Hit:
     path: str | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
-    """How many hits show this photo, where copies are collapsed into one hit."""
+    """How many items show this photo, where copies are collapsed into one hit."""
     copy_ids: Sequence[int] = ()
-    """The items that are left out of the hits as copies of this one."""
+    """Those that are left out as copies of this one."""
 
 
 @dataclass(frozen=True)

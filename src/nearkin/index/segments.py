@@ -1,7 +1,4 @@
-"""Rows of numbers on disk: appended, never changed but for removals, and read as memory-mapped files.
-
-There are many, as the system may refuse a writable map of a file that is larger than its memory.
-"""
+"""Rows of numbers on disk: appended, never changed but for removals, and read as memory-mapped files."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from nearkin.disk import make_folder, writing
 from nearkin.errors import DataError
 
-ROWS_PER_SEGMENT = 1 << 16
+ROWS_PER_SEGMENT = 1 << 16  # a system may refuse a writable map of a file that is larger than its memory
 
 
 class Segments:

@@ -54,15 +54,9 @@ def upgrade(
 ) -> Upgraded:
     """Embed every image of the index in ``folder`` with ``model``, which is its encoder from then on.
 
-    Images are read from their files again, which must have the content they had. Searches use the old vectors
-    meanwhile; a process that has the index open then has to open it again.
-
-    Args:
-        folder: an index.
-        model: the new encoder.
-        drop_missing: remove items whose file is gone or has changed; without it they are an error.
-        batch_size: images that are embedded together; an interrupted upgrade resumes after the last batch.
-        progress: called with the numbers of images done and in all.
+    Images are read from their files again. Items whose file is gone or has changed are removed with ``drop_missing``,
+    and without it an error. Searches use the old vectors meanwhile; a process that has the index open then has to open
+    it again. An interrupted upgrade resumes after the last batch. ``progress`` gets the numbers done and in all.
     """
     with contextlib.closing(Index.open(folder)) as index, sole_writer_of(index.path):
         index._refresh()  # an error where another process has upgraded it meanwhile
