@@ -1,7 +1,7 @@
 """Images into an index: read, hashed, decoded, embedded, and written durably batch by batch.
 
-The vectors of a batch reach the disk first, then the table of items commits. The next writer overwrites vectors that a
-process left which was killed between the two.
+The vectors of a batch reach the disk first, then the table of items commits. A process killed between the two leaves
+vectors that no item has, and the next writer overwrites them.
 """
 
 from __future__ import annotations
