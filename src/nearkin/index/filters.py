@@ -54,7 +54,7 @@ def condition(where: Where, fields: Mapping[str, Field]) -> tuple[str, list[Any]
         column = fields[name].column
         if isinstance(wanted, tuple):
             if len(wanted) != 2:
-                raise RecipeError(f"a range of {name!r} is a pair (from, to), got {wanted!r}: give a list for several")
+                raise RecipeError(f"a range of {name!r} is a pair (from, to), got {wanted!r}; give a list for several")
             for sign, end in zip((">=", "<="), wanted, strict=True):
                 if end is not None:
                     parts.append(f"{column} {sign} ?")
