@@ -309,7 +309,7 @@ def test_an_index_keeps_what_was_asked_of_its_encoder(nearkin, trained, photos, 
     assert (code, "another encoder" in err, "flip True" in " ".join(err.split())) == (3, True, True)
     code, out, err = nearkin("index", trained, photos, "-o", index, *switches, "--json")
     assert json.loads(out)["known"] == 48, err
-    for how in ((), ("--rerank", 5), ("--device", "cpu"), ("--run", trained)):
+    for how in ((), ("--device", "cpu"), ("--run", trained)):
         code, out, err = nearkin("search", index, query, "-k", 48, *how, "--json")
         assert code == 0, err
         (hits,) = [each["hits"] for each in json.loads(out)]

@@ -247,9 +247,6 @@ def _print_status(status: Status, *, as_json: bool) -> None:
     twice = f", {status.duplicates:,} of these the same as another" if status.duplicates else ""
     say(f"Files: {status.found:,} found, {status.embedded:,} embedded{twice}, {len(status.failed):,} failed")
     say_first([f"  could not read {path}: {reason}" for path, reason in status.failed], _SHOWN)
-    for source, lines in status.left_out.items():
-        for line in lines:
-            say(f"Left out of {source}: {line}")
     if status.columns:
         say(f"Further columns: {', '.join(status.columns)}")
     asked = "".join(f", {key} {value}" for key, value in status.model_options.items())

@@ -42,7 +42,6 @@ def search(
         bool, typer.Option("--all-copies", help="Show every copy of a photo, not one with their number.")
     ] = False,
     sheet: options.Sheet = None,
-    rerank: options.Rerank = None,
     run: options.MovedRun = None,
     device: options.Device = None,
     as_json: options.Json = False,
@@ -74,7 +73,6 @@ def search(
         "group_by": group_by,
         "min_confidence": min_confidence,
         "crop": box,
-        "rerank": rerank,
         "collapse": not all_copies,
     }
     if images:
