@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from nearkin.encoders import build_encoder as build_encoder
     from nearkin.errors import NearkinError as NearkinError
     from nearkin.evaluation import clustering_scores as clustering_scores
-    from nearkin.evaluation import ranking_scores as ranking_scores
     from nearkin.evaluation import retrieval_scores as retrieval_scores
     from nearkin.index import Index as Index
     from nearkin.recipe import Recipe as Recipe
@@ -68,7 +67,6 @@ _HOMES = {
     "load_recipe": "training.recipe_check",
     "load_run": "runs.trained_run",
     "mlrc": "studies.mlrc",
-    "ranking_scores": "evaluation",
     "read_folder": "data.folder",
     "read_manifest": "data.manifest",
     "read_source": "data.source",
