@@ -269,7 +269,9 @@ def test_memory_stays_within_the_budget(monkeypatch, distance, copies):
     if copies:
         embeddings[1500:] = embeddings[:1500]
     tracemalloc.start()
-    scores = retrieval_scores(embeddings, labels, distance=distance, scores=[*retrieval.RANKING_SCORES, "nDCG@8", "MAP@8"])
+    scores = retrieval_scores(
+        embeddings, labels, distance=distance, scores=[*retrieval.RANKING_SCORES, "nDCG@8", "MAP@8"]
+    )
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert scores["queries_without_match"] == 0.0

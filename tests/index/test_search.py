@@ -10,7 +10,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.reranking import reranked_distances
+from nearkin.evaluation.reranking import Rerank, reranked_distances
 from nearkin.index import Index, search
 from nearkin.index.search import SearchContext, cropped
 
@@ -90,7 +90,7 @@ def test_hits_are_ordered_by_common_neighbours(index):
     query /= np.linalg.norm(query)
     plain = index.search(query, k=20)
     near = index.vectors(ids(plain))
-    ((_, distances),) = reranked_distances(query[None].astype(np.float64), near, k1=5)
+    ((_, distances),) = reranked_distances(query[None].astype(np.float64), near, rerank=Rerank(5))
     expected = [plain[place].id for place in distances[0].argsort(stable=True).tolist()]
     hits = index.search(query, k=20, rerank=5)
     assert ids(hits) == expected

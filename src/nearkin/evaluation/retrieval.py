@@ -16,7 +16,6 @@ from nearkin.evaluation.scores import ClusteringScore, EmbeddingScore, Retrieval
 from nearkin.evaluation.vectors import ArrayLike, as_gallery, as_vectors, label_array
 from nearkin.numerics import Normalisation
 
-
 RANKING_SCORES = ("R@1", "R@2", "R@4", "R@8", "P@R", "MAP@R")
 
 

@@ -146,19 +146,12 @@ def class_fold(table: ImageTable, rows: Rows, *, folds: int, fold: int) -> Rows:
 def with_wrong_labels(labels: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
     """Labels of which exactly ``round(share * N)`` are replaced, each by another class drawn at random.
 
-    One image of every class keeps its label, so that no class disappears. A larger share replaces the same labels as a
-    smaller one by the same classes, and others too.
+    Labels are numbered 0, 1, …. One image of every class keeps its label, so that no class disappears. A larger share
+    replaces the same labels as a smaller one by the same classes, and others too.
 
-    Args:
-        labels: ``[N]``, numbered 0, 1, … over the classes.
-        share: of the labels that are replaced.
-        seed: decides which, and by what.
-
-    Example:
-        >>> labels = np.repeat(np.arange(4), 5)
-        >>> wrong = with_wrong_labels(labels, 0.2, seed=0)
-        >>> int((wrong != labels).sum())
-        4
+    >>> labels = np.repeat(np.arange(4), 5)
+    >>> int((with_wrong_labels(labels, 0.2, seed=0) != labels).sum())
+    4
     """
     wanted = round(share * len(labels))
     if not wanted:
@@ -205,7 +198,7 @@ class StoredSplit:
 
     @classmethod
     def of(cls, table: ImageTable, splits: NDArray[np.str_], digests: Sequence[str]) -> StoredSplit:
-        """The split of an opened table; ``splits`` has one of the splits or ``unused`` for each row."""
+        """The split of an opened table."""
         used = set(table.labels.tolist())
         names = [name if label in used else "" for label, name in enumerate(table.class_names)]
         return cls(table.ids, table.labels, tuple(names[: max(used, default=-1) + 1]), splits, tuple(digests))
@@ -263,11 +256,11 @@ class StoredSplit:
     def restore(self, now: OpenedImages, *, by_name: bool = False) -> tuple[OpenedImages, NDArray[np.str_], Changes]:
         """The run's images among those that are there now, with the run's classes and numbers.
 
-        With ``by_name`` an image whose content is nowhere is taken to be the one of its name, as is right for published
-        benchmarks: they are the same images also where they were drawn or encoded again.
+        With ``by_name`` an image whose content is nowhere is taken to be the one of its name: images of published
+        benchmarks are the same also where they were drawn or encoded again.
 
-        Returns the images that are left, in the run's order, the split of each, and what has changed. Data in which
-        nothing has changed come back as the same object, so that runs opened together share it.
+        Returns the images that are left, in the run's order, the split of each, and what has changed. Where nothing has
+        changed, the data are the same object, so that runs opened together share it.
         """
         place = {digest: row for row, digest in reversed(list(enumerate(now.digests)))}
         named = {name: row for row, name in enumerate(now.table.ids)}

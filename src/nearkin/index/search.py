@@ -257,9 +257,11 @@ class SearchContext:
             rows, scores = rows[kept], scores[kept]
             candidates = rows[:RERANKED]
             if len(candidates) > 1:
-                from nearkin.evaluation.reranking import reranked_distances
+                from nearkin.evaluation.reranking import Rerank, reranked_distances
 
-                ((_, distances),) = reranked_distances(query[None], self.vectors.take(candidates), k1=rerank)
+                ((_, distances),) = reranked_distances(
+                    query[None], self.vectors.take(candidates), rerank=Rerank(rerank)
+                )
                 first = distances[0].argsort(stable=True).numpy()
                 order = np.concatenate([first, np.arange(len(candidates), len(rows))])
                 rows, scores = rows[order], scores[order]
