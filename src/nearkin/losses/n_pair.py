@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.losses.pair_loss import PairLoss, Pairs, mean_where, products
-from nearkin.numerics import Labels, as_labels, log_sum_exp_where
+from nearkin.numerics import log_sum_exp_where
 
 __all__ = ["NPair"]
 
@@ -41,20 +41,6 @@ class NPair(PairLoss):
     def from_pairs(self, pairs: Pairs) -> Tensor:
         negatives = log_sum_exp_where(pairs.similarity, pairs.negative, dim=1)
         return mean_where(F.softplus(negatives[:, None] - pairs.similarity), pairs.positive)
-
-    def similarity_weights(
-        self,
-        embeddings: Tensor,
-        labels: Labels,
-        references: Tensor | None = None,
-        reference_labels: Labels | None = None,
-    ) -> Tensor:
-        weights = super().similarity_weights(embeddings, labels, references, reference_labels)
-        if references is not None:
-            return weights
-        anchors, positives, _ = _first_two(as_labels(labels, embeddings))
-        square = weights.new_zeros(len(labels), len(labels))
-        return square.index_put((anchors[:, None], positives), weights, accumulate=True)
 
     def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
         anchors, positives, exists = _first_two(labels)
