@@ -73,11 +73,7 @@ POOLINGS: Mapping[str, Callable[[], nn.Module]] = {
 
 
 def build_pooling(name: str) -> nn.Module:
-    """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max``, ``gem``, or ``gem3`` with p = 3 for good.
-
-    >>> build_pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
-    tensor([[5.]])
-    """
+    """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max``, ``gem``, or ``gem3`` with p = 3 for good."""
     if name not in POOLINGS:
         raise RecipeError(f"unknown pooling {name!r}; {did_you_mean(name, POOLINGS)}")
     return POOLINGS[name]()
@@ -182,9 +178,7 @@ class Encoder(nn.Module):
             return embeddings if self._skips_normalisation else normalise(embeddings, self.normalisation)
 
     def without_head(self) -> Encoder:
-        """The same backbone and pooling without the projection: embeddings are the pooled features, normalised.
-
-        Weights are shared, not copied.
+        """The same backbone and pooling without the projection; weights are shared.
 
         >>> encoder = build_encoder("small", dim=64)
         >>> encoder.dim, encoder.without_head().dim

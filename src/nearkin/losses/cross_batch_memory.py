@@ -18,12 +18,10 @@ class CrossBatchMemory(nn.Module):
     .. math::
         L(\text{batch}) + L(\text{batch vs memory})
 
-    The memory is a queue of the last ``size`` embeddings, kept as they were when their batch came by. It starts after
-    ``warmup_steps``, when embeddings drift slowly enough for old ones to be of use: until then nothing is stored and
-    the loss is the plain one. A batch is compared with the memory first and stored afterwards, so it never meets
-    itself. Only training mode counts steps and stores. The memory carries no gradient.
-
-    The memory and the number of steps are in ``state_dict``.
+    The memory is a queue of the last ``size`` embeddings, without gradient. It starts after ``warmup_steps``, when
+    embeddings drift slowly enough for old ones to be of use. A batch is compared with the memory first and stored
+    afterwards, so it never meets itself. Only training mode counts steps and stores. The memory and the number of steps
+    are in ``state_dict``.
 
     Args:
         pair_loss: the loss L.

@@ -186,8 +186,7 @@ class InformativeSampleWeights(nn.Module):
             similarities: to the classes, ``[N, C]``, as :meth:`weights` got them.
             positive_similarities: gives the similarities ``[T]`` of normalised embeddings ``[T, dim]`` to the classes
                 that labels ``[T]`` name, with the present proxies; without labels row c is of class c.
-            linear: ``positive_similarities`` is linear in the embeddings, as it is with one proxy per class. The mean
-                over a class's memory is then taken before the similarity, which is much cheaper.
+            linear: it is linear in the embeddings: the mean over a class's memory is then taken before the similarity.
         """
         judged = self.judgement(similarities, labels)
         torch.sum(torch.stack(judged), 1, out=self.last_batch)

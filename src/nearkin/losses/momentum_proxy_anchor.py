@@ -77,9 +77,7 @@ class MomentumProxyAnchor(ProxyAnchor):
 
 @torch.no_grad()
 def update_ema(average: nn.Module, trained: nn.Module, *, momentum: float = 0.999) -> None:
-    """Move a momentum network a little towards the trained one: ``w ← m·w + (1 − m)·θ`` (equation 14).
-
-    Buffers, such as batch-norm statistics, are copied.
+    """Move a momentum network towards the trained one: ``w ← m·w + (1 − m)·θ`` (equation 14); buffers are copied.
 
     >>> average, trained = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> _ = nn.init.zeros_(average.weight), nn.init.ones_(trained.weight)

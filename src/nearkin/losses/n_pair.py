@@ -20,12 +20,10 @@ class NPair(PairLoss):
 
     with :math:`s` the inner product of the normalised vectors. Without references the first sample of a class is its
     anchor, the second its positive, and the positives of the other classes are the anchor's negatives; further
-    samples, and classes with only one, are left out, so batches should hold two samples per class. (Which sample comes
-    first matters: the value depends on the order of the batch within a class.) With references every sample is an
-    anchor, every reference of its class a positive, and the references of other classes its negatives.
+    samples, and classes with only one, are left out, so batches should hold two samples per class. With references
+    every sample is an anchor, every reference of its class a positive, and those of other classes its negatives.
 
-    Sohn leaves the vectors unnormalised and adds a penalty on their length; here they are normalised, as in
-    pytorch-metric-learning.
+    Sohn adds a penalty on the length of the vectors; here they are normalised, as in pytorch-metric-learning.
 
     Args:
         normalisation: ``"l2"`` or ``"ball"``.
@@ -52,10 +50,9 @@ class NPair(PairLoss):
 
 
 def _first_two(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the first and of the second sample of each class that has two, and which entries are real.
+    """Indices ``[N // 2]`` of the first and of the second sample of each class that has two, and which are real.
 
-    There are at most N/2 of them; so many are returned, because a number that depends on the labels would have to be
-    read back from the device.
+    A number that depends on the labels would have to be read back from the device.
     """
     if len(labels) < 2:
         return torch.zeros_like(labels), torch.zeros_like(labels), torch.zeros_like(labels, dtype=torch.bool)

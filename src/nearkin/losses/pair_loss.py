@@ -130,10 +130,7 @@ class PairLoss(nn.Module):
 
 
 def hardest_negatives(pairs: Pairs) -> Pairs:
-    """Of each query's negative pairs only those at the smallest distance, as many as it has positive ones.
-
-    Hard mining as section 5.3 of the PROFS paper has it; the device is never asked how many there are.
-    """
+    """Of each query's negative pairs only the nearest, as many as it has positive ones (PROFS, section 5.3)."""
     with torch.no_grad():
         distance = pairs.distance(squared=True).masked_fill_(~pairs.negative, float("inf"))
         rank = distance.argsort(dim=1, stable=True).argsort(dim=1)

@@ -52,8 +52,8 @@ class VariationalProxyAnchor(ProxyLoss):
     the same prior; it is the noise that sets them apart.
 
     ``newton_steps=0`` is the paper's setting for SOP and In-shop: μ and σ (through softplus) are ordinary parameters
-    and move by one optimiser step per batch. The KL is then taken at the previous iterate, which is where its gradient
-    is zero: it drops out, ``tau`` and ``sigma_min`` have no effect, and what remains of the method is the noise.
+    and move by one optimiser step per batch. The KL drops out, as its gradient is zero at the previous iterate:
+    ``tau`` and ``sigma_min`` have no effect, and what remains of the method is the noise.
 
     Args:
         num_classes: number of training classes, C.
@@ -72,8 +72,7 @@ class VariationalProxyAnchor(ProxyLoss):
             the largest (``"max"``) or their mean (``"mean"``).
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
         positive_norm: divide the positives' part, in the loss and in the Newton steps, by all classes (``"all"``,
-            equation 4) or by those present in the batch, as Proxy-Anchor does (``"present"``). With small batches
-            the paper's division leaves the positives little weight: B of C classes pull with B/C of it.
+            equation 4) or by those present in the batch, as Proxy-Anchor does (``"present"``).
 
     ``bank.vectors [C, K, dim]`` is μ.
 
@@ -128,10 +127,7 @@ class VariationalProxyAnchor(ProxyLoss):
         return self.bank.sigma.squeeze(1)
 
     def uncertainty(self, draws: int = 1000) -> Tensor:
-        """σ̄ of every class ``[num_classes]`` (equation 30): large where a class is diverse or seldom seen.
-
-        With K > 1 it is that of every proxy, ``[num_classes, K]``: a proxy that no sample is near stays at the prior's.
-        """
+        """σ̄ of every class (equation 30): large where it is diverse or seldom seen; with K > 1 ``[num_classes, K]``."""
         return self.bank.uncertainty(draws).squeeze(1)
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
