@@ -240,7 +240,7 @@ def _scores(embeddings: Tensor, protocol: Protocol, recipe: Recipe) -> dict[str,
         labels[test.query],
         None if test.gallery is None else vectors[queries:],
         None if test.gallery is None else labels[test.gallery],
-        recall_at=(1,),
+        scores=METRICS,
         distance="cosine" if recipe.encoder.normalisation == "l2" else "euclidean",
     )
     return {name: scores[name] for name in METRICS}
