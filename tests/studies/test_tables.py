@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -128,7 +129,7 @@ def test_every_format_holds_the_same_and_the_terminal_fits_eighty_columns(result
     ccp = records["C2_CCP", "R@1"]
     assert (ccp["verdict"], ccp["compared with"], ccp["more seeds"]) == ("undecided", "C2", "1")
     assert float(ccp["interval low"]) == pytest.approx(0.05 - 12.7062 * 0.008 / 2**0.5, abs=1e-5)
-    record = json.loads(json.dumps(study_record(table, results)))
+    record = json.loads(json.dumps(study_record(Path("study"), table, results)))
     assert [row["name"] for row in record["rows"]] == [result.row.name for result in results]
     assert (record["rows"][0]["base"], record["rows"][0]["seeds"]) == ("C2", [0, 1])
     assert record["rows"][0]["recipe"]["objective"]["name"] == "proxy_anchor"

@@ -26,7 +26,7 @@ class Line:
 
     cells: tuple[str, ...]
     style: str = ""
-    """How it is set off from others: ``published``, ``difference`` or ``last``."""
+    """``published``, ``difference`` or ``last``: how it is set off from others."""
     begins_group: bool = False
     """Whether it is the first of lines that belong together."""
     fractions: tuple[float | None, ...] = ()
@@ -72,11 +72,9 @@ def terminal(table: Table) -> Group:
     """For a terminal: narrow, with headings broken at their spaces and notes in yellow."""
     shown: list[Any] = [Text(table.title, style="bold")] if table.title else []
     for part in table.parts:
-        shown += [Text(part.title, style="bold")] if part.title else []
-        shown.append(_rich(part))
+        shown += [Text(part.title, style="bold"), _rich(part)] if part.title else [_rich(part)]
     shown += [Text(line, style="dim") for line in table.conditions]
-    shown += [Text(line, style="yellow") for line in table.notes]
-    return Group(*shown)
+    return Group(*shown, *(Text(line, style="yellow") for line in table.notes))
 
 
 def markdown(table: Table) -> str:
@@ -101,20 +99,11 @@ def latex(table: Table) -> str:
         for line in part.lines:
             body += ["\\midrule"] if line is part.lines[0] or line.begins_group else []
             body.append(" & ".join(latex_escape(cell) for cell in line.cells) + r" \\")
-        texts = [text for text in (table.title, part.title, *table.conditions) if text]
-        caption = " ".join(text if text.endswith(".") else f"{text}." for text in texts)
-        blocks += [
-            "\\begin{table}",
-            "\\centering",
-            f"\\caption{{{latex_escape(caption)}}}",
-            f"\\begin{{tabular}}{{{columns}}}",
-            "\\toprule",
-            " & ".join(latex_escape(cell) for cell in part.columns) + r" \\",
-            *body,
-            "\\bottomrule",
-            "\\end{tabular}",
-            "\\end{table}",
-        ]
+        texts = filter(None, (table.title, part.title, *table.conditions))
+        caption = latex_escape(" ".join(text if text.endswith(".") else f"{text}." for text in texts))
+        heading = " & ".join(latex_escape(cell) for cell in part.columns) + r" \\"
+        blocks += ["\\begin{table}", "\\centering", f"\\caption{{{caption}}}", f"\\begin{{tabular}}{{{columns}}}"]
+        blocks += ["\\toprule", heading, *body, "\\bottomrule", "\\end{tabular}", "\\end{table}"]
     return "\n".join(blocks) + "\n"
 
 
@@ -128,16 +117,14 @@ def csv_text(table: Table) -> str:
     writer = csv.DictWriter(text, list(dict.fromkeys(key for record in table.records for key in record)))
     writer.writeheader()
     for record in table.records:
-        cells = {key: "; ".join(map(str, v)) if isinstance(v, list) else v for key, v in record.items()}
-        writer.writerow(cells)
+        writer.writerow({key: "; ".join(map(str, v)) if isinstance(v, list) else v for key, v in record.items()})
     return text.getvalue()
 
 
 def html_table(part: Part, *, caption: str = "", css: str = "") -> str:
     """A part for a page, with CSS classes, in a frame that scrolls sideways on a narrow screen."""
-    head = "".join(
-        f'<th scope="col"{_attributes(part, column)}>{escape(name)}</th>' for column, name in enumerate(part.columns)
-    )
+    columns = enumerate(part.columns)
+    head = "".join(f'<th scope="col"{_attributes(part, at)}>{escape(name)}</th>' for at, name in columns)
     rows = []
     for line in part.lines:
         first, *others = (escape(cell) for cell in line.cells)
@@ -209,13 +196,10 @@ def _rich(part: Part) -> RichTable:
         heading = name.replace(" ", "\n") if number else name
         shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for line in part.lines:
-        texts = [Text(cell.replace(" ± ", "±"), style=_style(cell)) for cell in line.cells]
+        marks = ("green" if "▲" in cell else "red" if "▼" in cell else "" for cell in line.cells)
+        texts = [Text(cell.replace(" ± ", "±"), style) for cell, style in zip(line.cells, marks, strict=True)]
         shown.add_row(*texts, style=_STYLES.get(line.style))
     return shown
-
-
-def _style(cell: str) -> str:
-    return "green" if "▲" in cell else ("red" if "▼" in cell else "")
 
 
 def _attributes(part: Part, column: int, bar: float | None = None) -> str:

@@ -73,8 +73,7 @@ class RowResult:
 
     @cached_property
     def finished(self) -> list[PlannedRun]:
-        both = zip(self.runs, self.outcomes, strict=True)
-        return [planned for planned, outcome in both if outcome.status == "finished"]
+        return [planned for planned in self.runs if planned.folder.is_finished]
 
     @cached_property
     def scores(self) -> tuple[Scores, ...]:
@@ -100,29 +99,26 @@ class RowResult:
 
     @property
     def problems(self) -> list[Outcome]:
-        """Of the runs that have not finished; none of a row that cannot be run here."""
+        """Outcomes of runs that have not finished; none of a row that cannot be run here."""
         return [] if self.row.problem else [outcome for outcome in self.outcomes if outcome.status != "finished"]
 
     @property
     def status(self) -> str:
         """In a word: ``finished``, ``skipped``, ``failed`` or ``not run``, of some runs or of all."""
         ended = [outcome.status for outcome in self.problems if outcome.status != "unfinished"]
-        worst = "skipped" if self.row.problem else ended[-1] if ended else ""
+        worst = "skipped" if self.row.problem else next(reversed(ended), "")
         if self.seeds:
             return f"some {worst}" if worst else "finished"
         return worst or "not run"
 
     @property
     def published(self) -> dict[Column, Published]:
-        """The published values by column."""
         return {Column.of(value, self.row.mlrc): value for value in self.row.published}
 
     def value(self, column: Column) -> Statistic | None:
         """What the finished runs have for a column: a score as a fraction, milliseconds, or thousands of steps."""
         if column.part:
-            scored = {} if self.ensemble is None else getattr(self.ensemble, column.part)
-            value: Statistic | None = scored.get(column.score)
-            return value
+            return getattr(self.ensemble, column.part, {}).get(column.score)  # type: ignore[no-any-return]
         if column.metric in TIMES:
             return Statistic.of(scores.cost.step_ms for scores in self.scores if scores.cost.step_ms is not None)
         if column.metric == "ksteps":
@@ -155,7 +151,6 @@ class RowResult:
 
     @property
     def select_by(self) -> str:
-        """The score that chose the epoch."""
         return select_by(self.row.recipe.protocol)
 
     def validated(self, name: str) -> tuple[Statistic, Statistic] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,7 @@ def rows_file(base: Recipe) -> Path:
     'glyphs.compare.yml'
     """
     names = _shipped_files()
-    if base.data.source in names:
-        return names[base.data.source]
-    return names["glyphs" if base.encoder.backbone == "small" else "photos"]
+    return names.get(base.data.source) or names["glyphs" if base.encoder.backbone == "small" else "photos"]
 
 
 def named_rows(given: str | Path) -> Path:
@@ -100,11 +98,10 @@ def named_rows(given: str | Path) -> Path:
     'cub-ccp.compare.yml'
     """
     names = _shipped_files()
-    if Path(given).is_file():
-        return Path(given)
-    if str(given) in names:
-        return names[str(given)]
-    raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
+    file = Path(given) if Path(given).is_file() else names.get(str(given))
+    if file is None:
+        raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
+    return file
 
 
 def read_rows(file: str | Path) -> list[RowChanges]:
@@ -129,9 +126,8 @@ def chosen_rows(rows: Sequence[RowChanges], names: Iterable[str] | None) -> list
     if names is None:
         return list(rows)
     wanted, known = dict.fromkeys(names), {row.name: row for row in rows}
-    return [row for row in rows if row.name in wanted] + [
-        _part_row(name, known) for name in wanted if name not in known
-    ]
+    others = [_part_row(name, known) for name in wanted if name not in known]
+    return [row for row in rows if row.name in wanted] + others
 
 
 def _part_row(name: str, known: Mapping[str, RowChanges]) -> RowChanges:
@@ -140,15 +136,12 @@ def _part_row(name: str, known: Mapping[str, RowChanges]) -> RowChanges:
     if loss in methods.catalogue() and not method:
         loss, method = next(iter(known)), loss
     if loss not in (*known, *losses.catalogue()) or method not in ("", *methods.catalogue()):
-        parts = sorted({*known, *losses.catalogue(), *methods.catalogue()})
-        raise RecipeError(
-            f"no row {name!r}, and no loss, method or LOSS+METHOD of that name: {did_you_mean(name, parts)}"
-        )
+        hint = did_you_mean(name, sorted({*known, *losses.catalogue(), *methods.catalogue()}))
+        raise RecipeError(f"no row {name!r}, and no loss, method or LOSS+METHOD of that name: {hint}")
     if method:
         base = known.get(loss) or _part_row(loss, known)
-        return RowChanges(
-            name, f"{base.title} with {method}", loss, layered(base.changes, {"method": {"name": method}})
-        )
+        changes = layered(base.changes, {"method": {"name": method}})
+        return RowChanges(name, f"{base.title} with {method}", loss, changes)
     # A pair loss needs classes with several images in a batch.
     sampler = {} if losses.kind(losses.catalogue()[loss]) == "proxy" else {"training": {"sampler": "balanced"}}
     return RowChanges(name, name, None, {"objective": {"name": loss}, **sampler})
@@ -174,7 +167,7 @@ def rows_on(base: Recipe, rows: Iterable[RowChanges], *, overrides: Iterable[str
 
 
 def varied_rows(recipe: Recipe, key: str, values: Sequence[str]) -> list[Row]:
-    """A row for every value of one key; the others are compared with the recipe's own value, if that is among them.
+    """A row for every value of one key, compared with the recipe's own value, if that is among them.
 
     >>> rows = varied_rows(load_recipe("glyphs/demo"), "training.batch_size", ["64", "128"])
     >>> [(row.title, row.base) for row in rows]
@@ -182,12 +175,10 @@ def varied_rows(recipe: Recipe, key: str, values: Sequence[str]) -> list[Row]:
     """
     if len(set(values)) < 2:
         raise RecipeError(f"{key} needs two values or more, got {', '.join(values) or 'none'}: {key}=A,B,…")
-    recipes = {value: load_recipe(recipe.as_mapping(), [f"{key}={value}"]) for value in values}
-    names = {value: f"{key.rpartition('.')[2]}-{value}" for value in values}
-    base = next((names[value] for value in values if recipes[value] == recipe), None)
-    return [
-        Row(name, f"{key}={value}", recipes[value], None if name == base else base) for value, name in names.items()
-    ]
+    short, mapping = key.rpartition(".")[2], recipe.as_mapping()
+    rows = [Row(f"{short}-{value}", f"{key}={value}", load_recipe(mapping, [f"{key}={value}"])) for value in values]
+    base = next((row.name for row in rows if row.recipe == recipe), None)
+    return [replace(row, base=None if row.name == base else base) for row in rows]
 
 
 def ablated_rows(recipe: Recipe, changes: Sequence[str]) -> list[Row]:
@@ -209,8 +200,7 @@ def ablated_rows(recipe: Recipe, changes: Sequence[str]) -> list[Row]:
 
 
 def _shipped_files() -> dict[str, Path]:
-    files = sorted((recipes_folder() / "compare").glob(f"*{ENDING}"))
-    return {file.name.removesuffix(ENDING): file for file in files}
+    return {file.name.removesuffix(ENDING): file for file in sorted((recipes_folder() / "compare").glob(f"*{ENDING}"))}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -232,8 +222,7 @@ def _row_changes(name: str, row: Any, before: Mapping[str, RowChanges]) -> RowCh
         content = row.get(section, {})
         if not isinstance(content, Mapping):
             raise RecipeError(f"section {section!r} must hold keys and values, got {content!r}")
-        if content:
-            changes = layered(changes, {section: content})
+        changes = layered(changes, {section: content} if content else {})
     if "name" not in changes.get("objective", {}):
         raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
     return RowChanges(name, str(row.get("title", name)), base, changes)

@@ -44,17 +44,15 @@ def read_space(texts: Iterable[str | Path], recipe: Recipe) -> Space:
     nearkin.errors.RecipeError: method.proximal=0..1: unknown key 'method.proximal' for ccp: ...
     """
     written: dict[str, Any] = {}
+    parsed: dict[str, list[Any]] = {}
     for text in texts:
         for key, values in _entries(text).items():
             if key in written:
                 raise RecipeError(f"{key} is in the space twice")
-            written[key] = values
+            with mistakes_in(f"{key}={values}"):
+                written[key], parsed[key] = values, _written_values(key, values)
     if not written:
         raise RecipeError("the space is empty: give at least one key, such as training.learning_rate=1e-5..1e-2:log")
-    parsed = {}
-    for key, values in written.items():
-        with mistakes_in(f"{key}={values}"):
-            parsed[key] = _written_values(key, values)
     firsts = {key: _yaml_text(values[0]) for key, values in parsed.items()}
     space = {}
     for key, values in parsed.items():
@@ -110,14 +108,12 @@ def grid(space: Space) -> list[dict[str, Any]]:
     >>> grid(read_space(["training.batch_size=8,16"], Recipe()))
     [{'training.batch_size': '8'}, {'training.batch_size': '16'}]
     """
-    values = {key: listed_values(distribution) for key, distribution in space.items()}
-    for key, listed in values.items():
-        if listed is None:
+    axes = []
+    for key, distribution in space.items():
+        axes.append(listed_values(distribution) or [])
+        if not axes[-1]:
             raise RecipeError(f"a grid needs values, and {key} is a range of fractions: list them as {key}=a,b,c")
-    return [
-        dict(zip(space, point, strict=True))
-        for point in itertools.product(*(listed or () for listed in values.values()))
-    ]
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*axes)]
 
 
 def _entries(text: str | Path) -> dict[str, Any]:
@@ -129,13 +125,13 @@ def _entries(text: str | Path) -> dict[str, Any]:
     if equals:
         return {key.strip(): written}
     raise RecipeError(
-        f"no space {str(text)!r}: write key=low..high, key=low..high:log or key=a,b,c, or name a file or one of those "
-        f"that come with nearkin; {did_you_mean(str(text), names)}"
+        f"no space {str(text)!r}: write key=low..high, key=low..high:log or key=a,b,c, or name a file or one of "
+        f"nearkin's; {did_you_mean(str(text), names)}"
     )
 
 
 def _written_values(key: str, written: Any) -> list[Any]:
-    """The two ends of a range or the values of a list, as YAML reads them."""
+    """The two ends of a range or the values of a list."""
     if key in FIXED or key.startswith("protocol."):
         raise RecipeError(f"{key} is the same for all trials, or their scores could not be compared")
     if isinstance(written, str) and (match := _RANGE.match(written)):

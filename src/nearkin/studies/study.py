@@ -7,12 +7,11 @@ unfinished ones resume, and a run that fails is recorded with its reason while t
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,6 @@ class Row:
     data: str = ""
     """The data set that it is shown under, where a table has several."""
     published: tuple[Published, ...] = ()
-    """What a paper reports for it."""
     problem: str | None = None
     """Why it cannot be run here: data, weights or the method itself are missing."""
     command: str | None = None
@@ -108,7 +106,6 @@ class PlannedRun:
 
     @property
     def outcome(self) -> Outcome:
-        """What its folder holds."""
         return Outcome.read(self.row.name, self.seed, self.folder)
 
     def was_changed(self, *, allow: bool) -> bool:
@@ -166,7 +163,7 @@ class Study(ABC):
         return outcomes
 
     @abstractmethod
-    def tables(self) -> list[Table]:
+    def table(self) -> Table:
         """What the folder holds so far."""
 
     @abstractmethod
@@ -191,7 +188,6 @@ class Study(ABC):
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write texts into files of a folder."""
     make_folder(folder)
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
@@ -208,8 +204,8 @@ def write_table(folder: Path, name: str, table: Table, record: Mapping[str, Any]
 def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> list[PlannedRun]:
     """One seed of all rows, then the next, in ``folder/<row>/seed-<seed>``.
 
-    The models of a reality check lie in ``folder/<row>/fold-<fold>/seed-<seed>`` and each has its own seed: with one
-    seed they would start from the same projection, and concatenated say little more than one of them.
+    The models of a reality check lie in ``folder/<row>/fold-<fold>/seed-<seed>``. Each has its own seed: with one seed
+    all would start from the same projection, and concatenated say little more than one of them.
     """
     names = [row.path for row in rows]
     if not rows or len(set(names)) < len(names):
@@ -258,12 +254,8 @@ def run_all(
     """Train what is left of ``runs``.
 
     With one job the runs are trained in this process, with several each in its own, to fill a GPU. A folder that holds
-    a run of another recipe is started again with ``overwrite``; without it that is an error. After the first finished
-    run one line says how long the others will take.
-
-    Raises:
-        RecipeError: before anything is run, where a recipe cannot be followed or differs from that of the folder.
-        InterruptedRunError: after Ctrl-C or SIGTERM; calling again resumes.
+    a run of another recipe is started again with ``overwrite``; without it that is an error, before anything is run.
+    Ctrl-C and SIGTERM raise :class:`InterruptedRunError`; calling again resumes.
     """
     if jobs < 1:
         raise RecipeError(f"jobs must be at least 1, got {jobs}")
@@ -282,8 +274,7 @@ def run_all(
     except (InterruptedRunError, KeyboardInterrupt) as stop:
         done = sum(planned.folder.is_finished for planned in runs)
         raise InterruptedRunError(
-            f"interrupted with {done} of {len(runs)} runs finished; what was begun is saved. "
-            f"The same command resumes from here"
+            f"interrupted with {done} of {len(runs)} runs finished; the same command resumes from here"
         ) from stop
     notice_changed_images([planned.folder for planned in runs])
     outcomes = [(planned.folder.path, planned.outcome) for planned in runs]
@@ -294,9 +285,7 @@ class _Runner:
     """Trains runs here or in processes, and records how each ended."""
 
     def __init__(self, console: Console, changed: set[Path], total: int, jobs: int) -> None:
-        self.console = console
-        self.changed = changed
-        self.total, self.jobs = total, jobs
+        self.console, self.changed, self.total, self.jobs = console, changed, total, jobs
         self.ended, self.started = 0, time.monotonic()
         self.busy: dict[Path, Outcome] = {}
 
@@ -337,13 +326,9 @@ class _Runner:
                     self._leave(planned, str(error))
                     continue
                 train = ["-m", "nearkin", "train", str(folder.recipe_file), "-o", str(folder.path)]
-                yield Job(
-                    planned.label,
-                    [*train, "--resume", "--verbose", "--no-figure"],
-                    folder.path / LOG,
-                    is_done=lambda folder=folder: folder.is_finished,  # type: ignore[misc]
-                    on_end=partial(on_end, planned),
-                )
+                command = [*train, "--resume", "--verbose", "--no-figure"]
+                is_done = partial(getattr, folder, "is_finished")
+                yield Job(planned.label, command, folder.path / LOG, is_done, partial(on_end, planned))
 
         def on_end(planned: PlannedRun, code: int, message: str) -> None:
             if code == BusyError.exit_code:
@@ -369,8 +354,7 @@ class _Runner:
     def _leave(self, planned: PlannedRun, reason: str) -> None:
         """Another process is at this run; the others of the study continue."""
         self.console.print(f"{planned.label}: {reason}", markup=False, highlight=False, soft_wrap=True)
-        left = dataclasses.replace(planned.outcome, reason=reason, exit_code=BusyError.exit_code)
-        self.busy[planned.folder.path] = left
+        self.busy[planned.folder.path] = replace(planned.outcome, reason=reason, exit_code=BusyError.exit_code)
 
     def _record(self, planned: PlannedRun, reason: str, code: int, at_once: int) -> None:
         """Keep how a run ended, and print it."""

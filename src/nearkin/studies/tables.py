@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from nearkin.data.benchmarks import benchmarks
@@ -28,11 +30,8 @@ Columns = Mapping[str, Sequence[Column]]
 def study_table(title: str, results: Results, columns: Columns | None = None, remarks: Iterable[str] = ()) -> Table:
     """A part for each data set, in which a method stands below its base, indented.
 
-    Args:
-        title: of the table.
-        results: its rows.
-        columns: by data set; default: the usual scores that some run has.
-        remarks: further conditions, in sentences.
+    The columns are the usual scores that some run has, unless they are given by data set; ``remarks`` are further
+    conditions, in sentences.
     """
     parts: list[Part] = []
     for data, rows in by_data(results).items():
@@ -47,7 +46,7 @@ def study_table(title: str, results: Results, columns: Columns | None = None, re
     )
 
 
-def study_record(table: Table, results: Results) -> dict[str, Any]:
+def study_record(folder: Path, table: Table, results: Results) -> dict[str, Any]:
     """Everything that is known, for programs."""
     rows = []
     for result in results:
@@ -72,8 +71,15 @@ def study_record(table: Table, results: Results) -> dict[str, Any]:
             validation, test = (score.as_record() for score in pair)
             record["chosen"] = {"score": result.select_by, "validation": validation, "test": test}
         rows.append(record)
-    texts = {"title": table.title, "conditions": list(table.conditions), "warnings": list(table.notes)}
-    return {**texts, "rows": rows, "scores": list(table.records)}
+    return {
+        "folder": str(folder),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "title": table.title,
+        "conditions": list(table.conditions),
+        "warnings": list(table.notes),
+        "rows": rows,
+        "scores": list(table.records),
+    }
 
 
 def score_records(results: Results, columns: Columns | None = None) -> list[dict[str, Any]]:
@@ -121,7 +127,6 @@ def score_records(results: Results, columns: Columns | None = None) -> list[dict
 
 
 def by_data(results: Results) -> dict[str, list[RowResult]]:
-    """Rows by the data set that they are shown under."""
     groups: dict[str, list[RowResult]] = {}
     for result in results:
         groups.setdefault(result.row.data, []).append(result)
@@ -148,9 +153,8 @@ def families(results: Results) -> list[tuple[RowResult, int]]:
 
 def compared_with_base(result: RowResult, results: Results) -> Comparison | None:
     """How far a row is from its base or, where it names none, from the first of those without; None for that one."""
-    first = next((other for other, _ in families(results) if other.row.base is None), None)
-    named = result.row.base
-    base = first if named is None else next((other for other in results if other.row.name == named), None)
+    others, named = [other for other, _ in families(results)], result.row.base
+    base = next((row for row in others if row.row.name == named or (named is None and row.row.base is None)), None)
     if base is None or base is result:
         return None
     return Comparison.of(result.row.title, result.test_by_seed, base.row.title, base.test_by_seed)
@@ -160,22 +164,20 @@ def conditions_of(results: Results) -> list[str]:
     """What every score holds for: protocol, selection, seeds, budget, hardware; and how to read it."""
     done = [result for result in results if result.seeds]
     published = [value for result in results for value in result.row.published]
-    theirs = []
-    if published:
-        backbones = sorted({BACKBONES.get(value.backbone, value.backbone) for value in published})
-        protocols = sorted({value.protocol for value in published})
-        theirs = [f"Published: {' and '.join(backbones)}, {' and '.join(protocols)} protocol."]
+    backbones = " and ".join(sorted({BACKBONES.get(value.backbone, value.backbone) for value in published}))
+    protocols = " and ".join(sorted({value.protocol for value in published}))
+    theirs = [f"Published: {backbones}, {protocols} protocol."] if published else []
     if not done:
         return ["No run has finished.", *theirs]
     seeds = sorted({seed for result in done for seed in result.seeds})
     sharing = max((number for result in done for number in result.at_once), default=1)
     parts = [
-        f"{' and '.join(_values(done, 'protocol'))} protocol, {' or '.join(_values(done, 'selection'))}",
+        f"{' and '.join(values_of(done, 'protocol'))} protocol, {' or '.join(values_of(done, 'selection'))}",
         *_values_by_row(done, lambda result: result.condition("training_conditions")),
         *_values_by_row(done, lambda result: result.condition("weights")),
         f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}",
         *_values_by_row(done, lambda result: [budget_text(result.row.recipe)]),
-        " and ".join(_values(done, "hardware")) + (f", up to {sharing} runs at a time" if sharing > 1 else ""),
+        " and ".join(values_of(done, "hardware")) + (f", up to {sharing} runs at a time" if sharing > 1 else ""),
     ]
     repeats = {result.repeats for result in done}
     reading = "One run of each row, so no spread."
@@ -186,7 +188,7 @@ def conditions_of(results: Results) -> list[str]:
 
 
 def warnings_of(results: Results) -> list[str]:
-    """What makes rows of one table hard to compare, and which runs are missing from it and why."""
+    """What makes rows hard to compare, and which runs are missing and why."""
     done = [result for result in results if result.seeds]
     lines = []
     for rows in by_data(done).values():
@@ -231,7 +233,8 @@ def value_text(value: Statistic | None, column: Column) -> str:
     return value.text(int(value.mean < 100))
 
 
-def _values(results: Results, condition: str) -> list[str]:
+def values_of(results: Results, condition: str) -> list[str]:
+    """The values that some run has for one of its conditions."""
     return sorted({value for result in results for value in result.condition(condition)})
 
 

@@ -40,7 +40,7 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
     On Ctrl-C or SIGTERM every running job saves itself, and :class:`InterruptedRunError` is raised.
     """
     # Each job would otherwise start as many threads as there are cores, and they would wait for each other.
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once)), **os.environ}
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     started, more, terminated, cut_short = 0, True, False, False
     with StopRequest() as stop:
@@ -53,7 +53,10 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
                         break
                     started += 1
                     console.print(f"starts: {job.label} (output in {job.log})", highlight=False, soft_wrap=True)
-                    running.append((job, _start(job, threads | os.environ)))
+                    job.log.parent.mkdir(parents=True, exist_ok=True)
+                    with open(job.log, "wb") as output:
+                        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+                        running.append((job, subprocess.Popen([*PYTHON, *job.command], env=environment, **streams)))
                 if stop.requested and not terminated:
                     terminated = True
                     for _, process in running:
@@ -74,18 +77,6 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
                 process.wait()
     if stop.requested and (cut_short or started < total):
         raise InterruptedRunError("interrupted; the same command resumes")
-
-
-def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(job.log, "wb") as output:
-        return subprocess.Popen(
-            [*PYTHON, *job.command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
 
 
 def last_log_line(log: Path) -> str:
