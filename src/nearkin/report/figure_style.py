@@ -103,7 +103,7 @@ def class_style(index: int) -> dict[str, str]:
 def show_row(axis: Any, cells: Sequence[Cell], *, name: str = "", colour: str = "black", columns: int = 0) -> None:
     """Images in a row of square frames, each ``(image, colour of the frame, caption)``, with a name at the left.
 
-    A wrong image also has a cross, so that colour is not the only sign. ``columns`` leaves room for more images.
+    A wrong image also has a cross. ``columns`` leaves room for more images.
     """
     from matplotlib.patches import Rectangle
 
@@ -137,7 +137,6 @@ def shorten(name: str, length: int) -> str:
 
 
 def run_title(run: OpenedRun) -> str:
-    """Data set, loss, method, protocol, seed and checkpoint of a run."""
     step = f" (step {run.step})" if run.folder.last_checkpoint.exists() else ""
     return f"{shared_title([run])}, {run.view.checkpoint} weights{step}"
 
@@ -147,8 +146,9 @@ def shared_title(runs: Sequence[OpenedRun]) -> str:
     first, names = runs[0], dict.fromkeys(run.recipe.protocol.name for run in runs)
     data = shorten(Path(first.recipe.data.source).stem, 40)
     protocols = f"{' and '.join(names)} protocol{'s' if len(names) > 1 else ''}"
-    alone = f"{data}: {first.label}, {protocols}, seed {first.recipe.training.seed}"
-    return alone if len(runs) == 1 else f"{data}, {protocols}"
+    if len(runs) > 1:
+        return f"{data}, {protocols}"
+    return f"{data}: {first.label}, {protocols}, seed {first.recipe.training.seed}"
 
 
 def run_colour(run: OpenedRun) -> str:

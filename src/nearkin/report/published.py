@@ -8,8 +8,6 @@ import importlib.resources
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DATA_NAMES", "SAME_SCORE", "Published", "look_up"]
-
 DATA_NAMES = {"cars": "cars196"}
 """Benchmarks that the list of published values calls otherwise."""
 SAME_SCORE = {"P@1": "R@1"}

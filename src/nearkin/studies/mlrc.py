@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearkin.disk import write_atomically
 from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
-from nearkin.evaluation.protocol import Protocol, EvaluationSet, as_tested
+from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.evaluation.retrieval import concatenate_embeddings, retrieval_scores
 from nearkin.evaluation.statistics import Statistic, combination_interval, fold_combinations, mean_interval
 from nearkin.recipe import Recipe, fingerprint

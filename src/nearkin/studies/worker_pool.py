@@ -53,10 +53,7 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
                         break
                     started += 1
                     console.print(f"starts: {job.label} (output in {job.log})", highlight=False, soft_wrap=True)
-                    job.log.parent.mkdir(parents=True, exist_ok=True)
-                    with open(job.log, "wb") as output:
-                        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-                        running.append((job, subprocess.Popen([*PYTHON, *job.command], env=environment, **streams)))
+                    running.append((job, _start(job, environment)))
                 if stop.requested and not terminated:
                     terminated = True
                     for _, process in running:
@@ -77,6 +74,13 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
                 process.wait()
     if stop.requested and (cut_short or started < total):
         raise InterruptedRunError("interrupted; the same command resumes")
+
+
+def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    command, null, err = [*PYTHON, *job.command], subprocess.DEVNULL, subprocess.STDOUT
+    with open(job.log, "wb") as output:
+        return subprocess.Popen(command, stdin=null, stdout=output, stderr=err, env=environment)
 
 
 def last_log_line(log: Path) -> str:
