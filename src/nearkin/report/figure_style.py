@@ -77,11 +77,7 @@ def set_title(figure: Any, *lines: str) -> None:
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A number with a minus sign as wide as its digits.
-
-    >>> number(-0.5)
-    '−0.50'
-    """
+    """A number with a minus sign as wide as its digits."""
     return f"{value:.{digits}f}".replace("-", "−")
 
 
@@ -94,7 +90,7 @@ def end_at_100(axis: Any, which: str = "y") -> None:
         getattr(axis, f"set_{which}lim")(low, min(high, 100 + 0.06 * (100 - low)))
 
 
-def class_style(index: int) -> dict[str, str]:
+def class_style(index: int) -> dict[str, Any]:
     """Colour and marker of the index-th class of a figure. After twelve classes the colours repeat, the markers not."""
     turn, colour = divmod(index, len(CLASS_COLOURS))
     return {"color": CLASS_COLOURS[colour], "marker": CLASS_MARKERS[turn % len(CLASS_MARKERS)]}
@@ -157,11 +153,7 @@ def run_colour(run: OpenedRun) -> str:
 
 
 def class_caption(name: str, length: int = 24) -> str:
-    """A class name short enough for a caption; of a nested one the last part comes first.
-
-    >>> class_caption("Fruit/Citrus/Lemon"), class_caption("Fruit/Citrus/Lemon", 12)
-    ('Lemon (Fruit/Citrus)', 'Lemon (Frui…')
-    """
+    """A class name short enough for a caption; of a nested one the last part comes first."""
     last, above = split_class_name(name)
     return shorten(f"{last} ({above})" if above else last, length)
 

@@ -311,12 +311,6 @@ def whole_classes(
     """All rows, or those of as many randomly chosen classes as fit below ``limit``.
 
     Where fewer than ``at_least`` fit, that many are taken with fewer images of each.
-
-    >>> rows, labels = np.arange(12), np.repeat([0, 1, 2], 4)
-    >>> len(whole_classes(rows, labels, np.random.default_rng(0), limit=9))
-    8
-    >>> len(whole_classes(rows, labels, np.random.default_rng(0), limit=9, at_least=3))
-    9
     """
     if len(rows) <= limit:
         return rows

@@ -129,7 +129,7 @@ class _Page:
         if left := len(groups[MOST_GROUPS:]):
             self._miss(f"figures and scores by class of {left} of {len(groups)} rows", "name fewer runs")
         shown = groups[:MOST_GROUPS]
-        for name in [*FIRST, *sorted(set(plot_names()) - set(FIRST))]:
+        for name in sorted(plot_names(), key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
             add(name, name.replace("-", " ").capitalize(), partial(self._figures, name, groups))
             if name == "worst":
                 add("classes", "Scores by class", partial(self._classes_section, shown))

@@ -121,7 +121,7 @@ def _run_paths(path: Path, titles: dict[str, str]) -> list[tuple[Path, str | Non
         return [(path, None)]
     below = sorted({file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/recipe.yaml")})
     if not below:
-        raise DataError(f"{str(path)!r} is neither a run nor a study: no recipe.yaml in it or two levels below")
+        raise DataError(f"{str(path)!r} is neither a run folder nor a study: no recipe.yaml in it or two levels below")
     rows = {run: run.relative_to(path).parts[0] for run in below}
     order = [*titles, *rows.values()]
     return [(run, titles.get(rows[run])) for run in sorted(below, key=lambda run: order.index(rows[run]))]

@@ -96,7 +96,7 @@ class Entry:
 
     title: str
     what: str
-    """Which of the group's scores these are, such as the best evaluation or the last epoch."""
+    """Such as ``best evaluation`` or ``last epoch``."""
     scores: Mapping[str, Statistic]
     runs: int
     conditions: Mapping[str, str]
@@ -247,6 +247,5 @@ def _record(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
     record: dict[str, Any] = {"title": entry.title, "scores": entry.what, "n": entry.runs}
     for name in names:
         value = entry.scores.get(name)
-        record[name] = None if value is None else value.mean
-        record[f"{name} spread"] = None if value is None else value.spread
+        record |= {name: value and value.mean, f"{name} spread": value and value.spread}
     return record | dict(entry.conditions) | {"recipes": " ".join(entry.recipes)}

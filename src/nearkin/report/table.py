@@ -108,11 +108,7 @@ def latex(table: Table) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """The records, with a column for every key; lists are joined by semicolons.
-
-    >>> csv_text(Table("", (), records=({"a": 1}, {"a": 2, "b": ["x", "y"]}))).splitlines()
-    ['a,b', '1,', '2,x; y']
-    """
+    """The records, with a column for every key; lists are joined by semicolons."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(key for record in table.records for key in record)))
     writer.writeheader()
@@ -158,11 +154,7 @@ def markdown_table(rows: Iterable[Sequence[str]], *, is_number: Callable[[int], 
 
 
 def latex_escape(text: str) -> str:
-    r"""Text that LaTeX prints as it stands.
-
-    >>> latex_escape("mpa_ap & 5 % of {x} ± 1")
-    'mpa\\_ap \\& 5 \\% of \\{x\\} $\\pm$ 1'
-    """
+    """Text that LaTeX prints as it stands."""
     return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
@@ -181,11 +173,7 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """A difference with its sign.
-
-    >>> signed(0.25), signed(-1.0)
-    ('+0.2', '−1.0')
-    """
+    """A difference with its sign."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
 

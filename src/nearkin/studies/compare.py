@@ -54,10 +54,8 @@ def compare(
 
     Args:
         data: a benchmark, a folder with one folder per class, or a manifest; default: what the recipe names, or Glyphs.
-        recipe: name or file of the recipe that all rows share; default: that of ``rows_from``, or one that suits the
-            data.
-        rows: names of rows; default: all of the file. A loss, a method or ``LOSS+METHOD`` that the file lacks is a row
-            with its default options.
+        recipe: name or file of the recipe that all rows share; default: one that suits ``rows_from`` or the data.
+        rows: names of rows, or any loss, method or ``LOSS+METHOD``; default: all rows of the file.
         rows_from: file that defines the rows, or the name of one that comes with nearkin.
         vary: ``key=a,b,c``: instead of a file's rows, one row for each value of this key.
         ablate: changes ``key=value``: instead of a file's rows, the recipe and one row for each change.
@@ -104,11 +102,9 @@ def compare(
     remarks += [f"Add {row.base} to the rows to compare {row.name} with it" for row in without]
     if base.encoder.backbone.startswith("resnet50") and base.encoder.weights is None:
         remarks.append("The ResNet-50 starts from scratch: give it weights with encoder.weights=FILE")
-    if folder is None:
-        folder = RUNS / f"compare-{data_name(base)}-{short_hash(decides)}"
+    folder = Path(folder or RUNS / f"compare-{data_name(base)}-{short_hash(decides)}")
     first = base.training.seed
-    remarks = [f"Recipe {name}, {origin}", *remarks]
-    study = Comparison(Path(folder), chosen, range(first, first + seeds), base, remarks)
+    study = Comparison(folder, chosen, range(first, first + seeds), base, [f"Recipe {name}, {origin}", *remarks])
     if train:
         study.run(jobs=jobs, overwrite=overwrite, console=console)
         study.write()
@@ -117,7 +113,7 @@ def compare(
 
 @dataclass
 class Comparison(Study):
-    """Baselines and methods on one recipe, with equal budget; :func:`compare` makes it."""
+    """Baselines and methods on one recipe; :func:`compare` makes it."""
 
     folder: Path
     rows: Sequence[Row]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nearkin.disk import write_atomically
 from nearkin.errors import BusyError, DataError, MissingExtraError, NearkinError, RecipeError, TrainingError
+from nearkin.evaluation.neighbours import Distance
 from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.evaluation.retrieval import concatenate_embeddings, retrieval_scores
 from nearkin.evaluation.statistics import Statistic, combination_interval, fold_combinations, mean_interval
@@ -61,9 +62,6 @@ def mlrc(
         folder: where the models and ``mlrc.json`` go; default: one that the same call finds again.
         jobs: models that are trained at a time, each in a process of its own.
         console: where progress goes.
-
-    Raises:
-        NearkinError: where a model did not finish, or the folder holds models of another recipe.
     """
     check = RealityCheck(load_recipe(recipe, changes) if isinstance(recipe, str) else recipe, repeats, folder)
     check.run(jobs=jobs, console=console)
@@ -72,15 +70,13 @@ def mlrc(
 
 
 class RealityCheck(Study):
-    """One model per class fold, with repeats. The arguments are those of :func:`mlrc`."""
+    """One model per class fold, with repeats; :func:`mlrc` runs it."""
 
     def __init__(self, recipe: Recipe, repeats: int = 1, folder: str | Path | None = None) -> None:
         if repeats < 1:
             raise RecipeError(f"repeats must be at least 1, got {repeats}")
-        if folder is None:
-            usual = default_folder(recipe.with_changes({"protocol.name": "mlrc", "protocol.fold": 0}))
-            folder = usual.with_name(f"mlrc-{usual.name}")
-        self.folder = Path(folder)
+        usual = default_folder(recipe.with_changes({"protocol.name": "mlrc", "protocol.fold": 0}))
+        self.folder = Path(folder or usual.with_name(f"mlrc-{usual.name}"))
         self.rows = [Row(".", recipe.objective.name, recipe, mlrc=True)]
         self.seeds = range(recipe.training.seed, recipe.training.seed + repeats)
 
@@ -118,8 +114,8 @@ class RealityCheck(Study):
 def score_models(models: Sequence[PlannedRun], folder: Path, console: Console) -> None:
     """Score finished models alone and concatenated, and write that to ``mlrc.json`` in the folder."""
     recipe = models[0].recipe
-    data = opened(recipe, console)
-    folds, repeats = recipe.protocol.folds, len(models) // recipe.protocol.folds
+    data, folds = opened(recipe, console), recipe.protocol.folds
+    repeats = len(models) // folds
     splits = [split_as_stored(model.folder, model.recipe, data) for model in models]
     protocol = splits[0].protocol
     _check_same_test(models, splits)
@@ -163,16 +159,13 @@ def score_models(models: Sequence[PlannedRun], folder: Path, console: Console) -
             FoldModel(
                 repeat=number // folds,
                 fold=number % folds,
-                seed=model.seed,
-                recipe=run.conditions.recipe,
-                selection=run.conditions.selection,
-                hardware=run.conditions.hardware,
+                **{key: getattr(run.conditions, key) for key in ("seed", "recipe", "selection", "hardware")},
                 epoch=run.chosen.get("epoch"),
                 chosen_by=run.chosen.get(protocol.select_by),
                 seconds=run.seconds,
                 scores=single[number],
             )
-            for number, (model, run) in enumerate(zip(models, runs, strict=True))
+            for number, run in enumerate(runs)
         ],
         written=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -215,16 +208,10 @@ def _check_same_test(models: Sequence[PlannedRun], splits: Sequence[RunData]) ->
 def _scores(embeddings: Tensor, protocol: Protocol, recipe: Recipe) -> dict[str, float]:
     """R@1, P@R and MAP@R of embedded test rows."""
     test, labels = _test_set(protocol), protocol.table.labels
-    vectors = embeddings.to(pick_device(recipe.training.device))
-    queries = len(test.query)
-    scores = retrieval_scores(
-        vectors[:queries],
-        labels[test.query],
-        None if test.gallery is None else vectors[queries:],
-        None if test.gallery is None else labels[test.gallery],
-        recall_at=(1,),
-        distance="cosine" if recipe.encoder.normalisation == "l2" else "euclidean",
-    )
+    vectors, queries = embeddings.to(pick_device(recipe.training.device)), len(test.query)
+    gallery = () if test.gallery is None else (vectors[queries:], labels[test.gallery])
+    distance: Distance = "cosine" if recipe.encoder.normalisation == "l2" else "euclidean"
+    scores = retrieval_scores(vectors[:queries], labels[test.query], *gallery, recall_at=(1,), distance=distance)
     return {name: scores[name] for name in METRICS}
 
 

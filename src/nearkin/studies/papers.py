@@ -31,6 +31,8 @@ NO_WEIGHTS = "none"
 
 Say = Callable[[str], None]
 SECTIONS = ("data", "encoder", "objective", "method", "training", "protocol")
+ROW_KEYS = ("title", "series", "published", "recipe", "at", "vary", "only", "by_data", "missing")
+TABLE_KEYS = ("published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "plots", "rows")
 
 Changes = Mapping[str, Any]
 """Sections of a recipe that are put on top of another."""
@@ -61,11 +63,10 @@ class PaperRow:
     name: str
     title: str
     recipe: str
-    """Name of the recipe that it starts from, such as ``ccp/c2_ccp``."""
+    """The name of the recipe that it changes, such as ``ccp/c2_ccp``."""
     group: str
     """The row of the file that it is a point of; its own name where nothing is varied."""
     series: str
-    """What a figure calls the line that it is a point of."""
     published: str | None = None
     """The method's name in the published table."""
     changes: Changes = field(default_factory=dict)
@@ -74,7 +75,6 @@ class PaperRow:
     only: tuple[str, ...] | None = None
     """The data sets that it has a line for; None for all of the table."""
     at: Mapping[str, Any] = field(default_factory=dict)
-    """Values of what the figure varies, by symbol."""
     missing: str | None = None
     """Why nearkin cannot run it at all."""
 
@@ -92,11 +92,9 @@ class PaperTable:
     published: str | None = None
     """Its name in the list of published values."""
     mlrc: bool = False
-    """Whether a row is a whole reality check, several models on class folds."""
     metrics: tuple[str, ...] = ()
     """Scores to show; empty for those that are published."""
     changes: Changes = field(default_factory=dict)
-    """Changes to every row."""
     changes_on: Mapping[str, Changes] = field(default_factory=dict)
     draw: Mapping[str, Any] = field(default_factory=dict)
     """The ``metric`` of its figure, symbols on horizontal axes (``x``), a symbol with a line for each value
@@ -113,12 +111,7 @@ class PaperTable:
         return [row for row in self.rows if row.only is None or data in row.only or data not in self.data]
 
     def chosen_rows(self, wanted: Sequence[str] | None) -> list[PaperRow]:
-        """The rows with these names; the name of a varied row stands for all its points.
-
-        >>> table = table_of(find_item("mpa/table-7"))
-        >>> len(table.chosen_rows(["mpa"])), len(table.chosen_rows(["mpa-proxies_per_class-8"]))
-        (5, 1)
-        """
+        """The rows with these names; the name of a varied row stands for all its points."""
         if wanted is None:
             return list(self.rows)
         names = chosen_names(wanted, [name for row in self.rows for name in (row.group, row.name)])
@@ -134,17 +127,13 @@ class PaperTable:
     def recipe_of(self, row: PaperRow, data: str) -> dict[str, Any]:
         """The paper's recipe of a row on a data set, as a mapping; on other data than the paper's, that for CUB."""
         known = _load(paper_folder(self.item.paper) / "data.yml").get(data, {}) if data in self.data else {}
-        of_data = [known.get("all", {}), known.get(row.recipe.rpartition("/")[2], {})]
-        shared = [self.changes, self.changes_on.get(data, {})]
-        return functools.reduce(layered, [*of_data, *shared, *row.changes_for(data)], shipped_recipe(row.recipe))
+        changes = [known.get("all", {}), known.get(row.recipe.rpartition("/")[2], {})]
+        changes += [self.changes, self.changes_on.get(data, {}), *row.changes_for(data)]
+        return functools.reduce(layered, changes, shipped_recipe(row.recipe))
 
 
 def papers() -> list[str]:
-    """Keys of the papers.
-
-    >>> papers()
-    ['ccp', 'isa', 'mpa', 'profs', 'vcpa']
-    """
+    """Keys of the papers."""
     return sorted(file.parent.name for file in recipes_folder().glob(f"{PAPERS}/*/paper.yml"))
 
 
@@ -153,18 +142,11 @@ def paper_folder(paper: str) -> Path:
 
 
 def items(paper: str | None = None) -> list[Item]:
-    """Every table and figure of one paper, or of all.
-
-    >>> [item.id for item in items("profs")]
-    ['profs/table-1', 'profs/figure-1']
-    """
+    """Every table and figure of one paper, or of all."""
     if paper is not None and paper not in papers():
         raise RecipeError(f"no paper {paper!r}: {did_you_mean(paper, papers())}")
-    return [
-        Item(name, str(key), entry["title"], entry.get("instead"), entry.get("same_as"))
-        for name in (papers() if paper is None else [paper])
-        for key, entry in _load(paper_folder(name) / "paper.yml")["items"].items()
-    ]
+    files = {name: _load(paper_folder(name) / "paper.yml") for name in (papers() if paper is None else [paper])}
+    return [Item(name, key, **entry) for name, file in files.items() for key, entry in file["items"].items()]
 
 
 def find_item(given: str) -> Item:
@@ -176,11 +158,7 @@ def find_item(given: str) -> Item:
 
 
 def table_of(item: Item) -> PaperTable:
-    """The table to run for an item: its own, or that whose rows it repeats.
-
-    >>> table_of(find_item("ccp/figure-8")).item.id
-    'ccp/table-5'
-    """
+    """The table to run for an item: its own, or that whose rows it repeats."""
     if item.same_as is not None:
         return table_of(find_item(f"{item.paper}/{item.same_as}"))
     if item.instead is not None:
@@ -192,8 +170,7 @@ def read_table(item: Item, file: Path) -> PaperTable:
     """The rows and settings that a file gives for a table."""
     content = _load(file)
     with mistakes_in(file.name):
-        keys = {"published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "plots", "rows"}
-        check_keys(content, keys)
+        check_keys(content, TABLE_KEYS)
         check_keys(content.get("draw", {}), {"x", "series", "metric", "even"})
         rows: list[PaperRow] = []
         for name, row in content["rows"].items():
@@ -215,8 +192,7 @@ def read_table(item: Item, file: Path) -> PaperTable:
 
 def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iterator[PaperRow]:
     """A row of the file, or one for every point where it varies something."""
-    keys = {"title", "series", "published", "recipe", "at", "vary", "only", "by_data", "missing"}
-    check_keys(row, {*keys, *SECTIONS})
+    check_keys(row, {*ROW_KEYS, *SECTIONS})
     recipe, published = row.get("recipe", name), row.get("published")
     title = str(row.get("title", published or name))
     changes = {key: row[key] for key in SECTIONS if key in row}
@@ -228,23 +204,18 @@ def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iter
         "changes_on": {data: _sections(given) for data, given in row.get("by_data", {}).items()},
         "missing": row.get("missing"),
     }
-    if "vary" not in row:
-        yield PaperRow(name, title, published=published, changes=changes, at=dict(row.get("at", {})), **shared)
-        return
-    for point in _points(row["vary"], symbols):
+    for point in _points(row["vary"], symbols) if "vary" in row else [{}]:
+        names, titles, changed = [name], [title], changes
+        for symbol, value in point.items():
+            section, _, key = symbols[symbol].partition(".")
+            names.append(f"{key}-{text_of(value)}")
+            titles.append(f"{symbol}={text_of(value)}")
+            changed = layered(changed, {section: {key: value}})
         texts = {symbol: text_of(value) for symbol, value in point.items()}
-        parts = [f"{symbols[symbol].rpartition('.')[2]}-{text}" for symbol, text in texts.items()]
-        where = ", ".join(f"{symbol}={text}" for symbol, text in texts.items())
-        method = published.get(where) if isinstance(published, Mapping) else published and published.format(**texts)
-        varied = [_nested(symbols[symbol], value) for symbol, value in point.items()]
-        yield PaperRow(
-            "-".join([name, *parts]),
-            f"{title}, {where}",
-            published=method,
-            changes=functools.reduce(layered, varied, changes),
-            at=point,
-            **shared,
-        )
+        by_point = isinstance(published, Mapping)
+        method = published.get(", ".join(titles[1:])) if by_point else published and published.format(**texts)
+        known = {**shared, "published": method, "changes": changed, "at": point or dict(row.get("at", {}))}
+        yield PaperRow("-".join(names), ", ".join(titles), **known)
 
 
 def _points(vary: Any, symbols: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -254,14 +225,8 @@ def _points(vary: Any, symbols: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             if symbol not in symbols:
                 raise RecipeError(f"varies {symbol!r}, which the file's 'symbols' do not name")
         axes = (values if isinstance(values, list) else [values] for values in given.values())
-        for values in itertools.product(*(map(_number, axis) for axis in axes)):
+        for values in itertools.product(*axes):
             yield dict(zip(given, values, strict=True))
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    """``{"objective": {"tau": 1}}`` of ``objective.tau`` and 1."""
-    first, _, rest = path.partition(".")
-    return {first: _nested(rest, value) if rest else value}
 
 
 def text_of(value: Any) -> str:
@@ -273,14 +238,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.10g}"
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def _number(value: Any) -> Any:
-    """YAML takes ``1e-4`` for text."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _sections(given: Any) -> dict[str, Any]:
@@ -310,12 +267,12 @@ class Settings:
 
     def remarks(self) -> list[str]:
         """What the settings change, in sentences."""
-        texts = []
-        if self.backbone is not None:
-            texts.append(f"Another backbone than the paper's: {self.backbone}.")
-        if self.weights == NO_WEIGHTS:
-            texts.append("From scratch: no pretrained weights (--weights none).")
-        return texts + [f"Changed in every row: {', '.join(self.overrides)}."] * bool(self.overrides)
+        texts = {
+            f"Another backbone than the paper's: {self.backbone}.": self.backbone is not None,
+            "From scratch: no pretrained weights (--weights none).": self.weights == NO_WEIGHTS,
+            f"Changed in every row: {', '.join(self.overrides)}.": bool(self.overrides),
+        }
+        return [text for text, applies in texts.items() if applies]
 
 
 def rows_of(
@@ -386,11 +343,7 @@ def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
 
 
 def missing_data(source: str, root: str | Path | None) -> str | None:
-    """Why a data set cannot be read here, as far as a quick look shows; None where it can.
-
-    >>> missing_data("glyphs", None) is None
-    True
-    """
+    """Why a data set cannot be read here, as far as a quick look shows; None where it can."""
     where = data_root(root)
     if source not in benchmarks():
         return None if Path(source).expanduser().exists() else f"there is no {source}"
@@ -460,12 +413,7 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
 
 
 def list_tables(paper: str | None, settings: Settings) -> Table:
-    """Every table and figure of one paper or of all, with its data sets and rows, and what is missing to run it.
-
-    >>> table = list_tables("mpa", Settings(root="/no/such/folder"))
-    >>> [record["missing"] for record in table.records if record["table"] == "mpa/table-4"]
-    ['data: cub; weights: bn_inception']
-    """
+    """Every table and figure of one paper or of all, with its data sets and rows, and what is missing to run it."""
     records: list[dict[str, Any]] = []
     cells: dict[str, list[list[str]]] = {}
     for item in items(paper):

@@ -36,8 +36,7 @@ def reproduce(
 
     Args:
         table: its name, such as ``ccp/table-6``.
-        data: data sets to run; default: all of the table. On others than the paper's, the methods are trained as suits
-            the data, and there is nothing published to compare with.
+        data: data sets to run; default: all of the table. On other data nothing published is comparable.
         rows: names of the rows that are wanted; default: all that can be run here.
         seeds: runs of each row, or repeats of a reality check.
         settings: another backbone, weights, changes to every row.
@@ -50,7 +49,7 @@ def reproduce(
     wanted = rows_of(paper, data or paper.data, settings, wanted=rows, say=(console or Console(quiet=True)).print)
     seed = next((text for text in settings.overrides if text.startswith("training.seed=")), "training.seed=0")
     first = int(seed.partition("=")[2])
-    folder = Path(folder) if folder is not None else RUNS / "reproduce" / paper.item.paper
+    folder = Path(folder or RUNS / "reproduce" / paper.item.paper)
     study = Reproduction(paper, wanted, range(first, first + seeds), settings, folder)
     if train:
         study.run(jobs=jobs, console=console)
@@ -97,7 +96,6 @@ class Reproduction(Study):
 
     @property
     def results(self) -> list[RowResult]:
-        """The rows that were asked for, those that cannot be run here included."""
         return [RowResult(row, tuple(planned_runs([row], self.folder / "runs", self.seeds))) for row in self.wanted]
 
     def table(self) -> Table:

@@ -20,7 +20,7 @@ ENSEMBLES: dict[str, Literal["separate", "concatenated"]] = {
     "mlrc-ensemble": "concatenated",
     "mlrc": "concatenated",
 }
-"""Which of the reality check's two results a published value is: of each model alone, or concatenated."""
+"""Which result of the reality check a published value is: of each model alone, or concatenated."""
 TIMES = ("ms/step", "ms/batch", "ms/batch of 180")
 PATIENCE = 60
 """Evaluations without a new best after which the CCP paper ends a training; its table I counts them."""
@@ -28,7 +28,7 @@ PATIENCE = 60
 
 @dataclass(frozen=True)
 class Column:
-    """A score, a time or a number of steps; for the reality check, of which of its two results."""
+    """A score, a time or a number of steps; ``part`` is one of the two results of a reality check."""
 
     metric: str
     part: Literal["", "separate", "concatenated"] = ""
@@ -41,7 +41,6 @@ class Column:
 
     @property
     def score(self) -> str:
-        """Our name of the score."""
         return SAME_SCORE.get(self.metric, self.metric)
 
     @property
@@ -77,7 +76,6 @@ class RowResult:
 
     @cached_property
     def scores(self) -> tuple[Scores, ...]:
-        """Of the finished runs."""
         return tuple(planned.folder.scores() for planned in self.finished)
 
     @cached_property
@@ -118,7 +116,7 @@ class RowResult:
     def value(self, column: Column) -> Statistic | None:
         """What the finished runs have for a column: a score as a fraction, milliseconds, or thousands of steps."""
         if column.part:
-            return getattr(self.ensemble, column.part, {}).get(column.score)  # type: ignore[no-any-return]
+            return getattr(self.ensemble, column.part, {}).get(column.score)
         if column.metric in TIMES:
             return Statistic.of(scores.cost.step_ms for scores in self.scores if scores.cost.step_ms is not None)
         if column.metric == "ksteps":
@@ -160,7 +158,7 @@ class RowResult:
         both = [scores for scores in self.scores if name in scores.chosen and name in (scores.test or {})]
         validation = Statistic.of_key((scores.best for scores in both), name)
         test = Statistic.of_key((scores.test for scores in both), name)
-        return None if validation is None or test is None else (validation, test)
+        return (validation, test) if validation and test else None
 
     @property
     def chosen_epochs(self) -> list[float]:
@@ -182,8 +180,5 @@ class RowResult:
 
 def results_of(runs: Sequence[PlannedRun]) -> list[RowResult]:
     """Runs by their rows; a folder that holds a run of another recipe is an error."""
-    by_row: dict[str, list[PlannedRun]] = {}
-    for planned in runs:
-        planned.was_changed(allow=False)
-        by_row.setdefault(planned.row.path, []).append(planned)
-    return [RowResult(members[0].row, tuple(members)) for members in by_row.values()]
+    rows = {planned.row.path: planned.row for planned in runs if not planned.was_changed(allow=False)}
+    return [RowResult(row, tuple(run for run in runs if run.row.path == path)) for path, row in rows.items()]

@@ -35,7 +35,6 @@ class RowChanges:
     title: str
     base: str | None
     changes: Mapping[str, Any]
-    """Sections of a recipe, on top of those of the base row."""
 
 
 def shared_recipe(
@@ -45,11 +44,7 @@ def shared_recipe(
     *,
     say: Callable[[str], None] = print,
 ) -> str:
-    """The name of the recipe that all rows share: as given, as the file of rows names it, or one that suits the data.
-
-    >>> shared_recipe("cars"), shared_recipe("photos/", rows_from="cub")
-    ('cub/proxy_anchor', 'cub/proxy_anchor')
-    """
+    """The name of the recipe that all rows share: as given, as the file of rows says, or one that suits the data."""
     if recipe is not None:
         return recipe
     if rows_from is not None and (named := _read_file(file := named_rows(rows_from)).get("recipe")) is not None:
@@ -68,12 +63,7 @@ def base_recipe(
     *,
     say: Callable[[str], None] = print,
 ) -> Recipe:
-    """The recipe that all rows share, by :func:`shared_recipe`; its epoch is chosen on validation classes.
-
-    >>> base = base_recipe("glyphs", overrides=["training.epochs=3", "objective.alpha=16"])
-    >>> base.encoder.backbone, base.training.epochs, base.protocol.name
-    ('small', 3, 'validation')
-    """
+    """The recipe that all rows share, by :func:`shared_recipe`; its epoch is chosen on validation classes."""
     # Options of a loss or a method go to the rows: here they would meet the recipe's own.
     shared = [text for text in overrides if not text.startswith(("objective.", "method."))]
     data = data or (None if recipe else "glyphs")
@@ -82,21 +72,13 @@ def base_recipe(
 
 
 def rows_file(base: Recipe) -> Path:
-    """The file with the rows that suit a recipe's data and backbone.
-
-    >>> rows_file(load_recipe("glyphs/demo")).name
-    'glyphs.compare.yml'
-    """
+    """The file with the rows that suit a recipe's data and backbone."""
     names = _shipped_files()
     return names.get(base.data.source) or names["glyphs" if base.encoder.backbone == "small" else "photos"]
 
 
 def named_rows(given: str | Path) -> Path:
-    """A file with rows, by its path or by the name of one that comes with nearkin.
-
-    >>> named_rows("cub-ccp").name
-    'cub-ccp.compare.yml'
-    """
+    """A file with rows, by its path or by the name of one that comes with nearkin."""
     names = _shipped_files()
     file = Path(given) if Path(given).is_file() else names.get(str(given))
     if file is None:
@@ -151,11 +133,6 @@ def rows_on(base: Recipe, rows: Iterable[RowChanges], *, overrides: Iterable[str
     """Rows with the data, encoder, budget and protocol of ``base``; the objective and method are the rows' own.
 
     ``overrides`` are stronger than what a row sets.
-
-    >>> base = load_recipe("glyphs/demo")
-    >>> (row,) = rows_on(base, chosen_rows(read_rows(rows_file(base)), ["c2_ccp"]))
-    >>> row.title, row.base, row.recipe.objective.name, row.recipe.training.sampler
-    ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
     """
     shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}
     overrides, made = list(overrides), []
@@ -167,12 +144,7 @@ def rows_on(base: Recipe, rows: Iterable[RowChanges], *, overrides: Iterable[str
 
 
 def varied_rows(recipe: Recipe, key: str, values: Sequence[str]) -> list[Row]:
-    """A row for every value of one key, compared with the recipe's own value, if that is among them.
-
-    >>> rows = varied_rows(load_recipe("glyphs/demo"), "training.batch_size", ["64", "128"])
-    >>> [(row.title, row.base) for row in rows]
-    [('training.batch_size=64', 'batch_size-128'), ('training.batch_size=128', None)]
-    """
+    """A row for every value of one key, compared with the recipe's own value, if that is among them."""
     if len(set(values)) < 2:
         raise RecipeError(f"{key} needs two values or more, got {', '.join(values) or 'none'}: {key}=A,B,…")
     short, mapping = key.rpartition(".")[2], recipe.as_mapping()
@@ -182,12 +154,7 @@ def varied_rows(recipe: Recipe, key: str, values: Sequence[str]) -> list[Row]:
 
 
 def ablated_rows(recipe: Recipe, changes: Sequence[str]) -> list[Row]:
-    """The recipe, and a row for every change, compared with it; changes that belong together are joined by ``&``.
-
-    >>> changes = ["training.max_grad_norm=10", "training.batch_size=64&training.learning_rate=5e-5"]
-    >>> [row.name for row in ablated_rows(load_recipe("glyphs/demo"), changes)]
-    ['unchanged', 'max_grad_norm-10', 'batch_size-64-learning_rate-5e-5']
-    """
+    """The recipe, and a row for every change, compared with it; changes that belong together are joined by ``&``."""
     rows = [Row("unchanged", "Unchanged", recipe)]
     for text in changes:
         parts = text.split("&")

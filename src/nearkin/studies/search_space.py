@@ -20,11 +20,11 @@ from nearkin.training.recipe_check import load_recipe, validate
 ENDING = ".space.yml"
 """Unlike a recipe, which ends in ``.yaml`` and can be trained."""
 
-FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed", "protocol.validation_seed")
+FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed")
 """With all of ``protocol``: what is no hyper-parameter, or would make the trials' scores hard to compare."""
 
 Space = dict[str, Any]
-"""Optuna's distributions by the keys of a recipe. Choices are YAML texts, as Optuna keeps numbers and texts only."""
+"""Optuna's distributions by the keys of a recipe; choices are YAML texts."""
 
 _RANGE = re.compile(r"^\s*(?P<low>[^,\[\]:]+?)\s*\.\.\s*(?P<high>[^,\[\]:]+?)\s*(?P<log>:log)?$")
 
@@ -76,11 +76,7 @@ def check_space(space: Space, recipe: Recipe) -> None:
 
 
 def recipe_at(recipe: Recipe, point: Mapping[str, Any]) -> Recipe:
-    """``recipe`` with the values of a point of the space.
-
-    >>> recipe_at(Recipe(), {"training.learning_rate": 1.23456e-5}).training.learning_rate
-    1.235e-05
-    """
+    """``recipe`` with the values of a point of the space."""
     # Another loss or method clears the options that stand there, so names go first.
     ordered = sorted(point.items(), key=lambda item: not item[0].endswith(".name"))
     return load_recipe(recipe.as_mapping(), [f"{key}={value_text(value)}" for key, value in ordered])
@@ -103,11 +99,7 @@ def listed_values(distribution: Any) -> list[Any] | None:
 
 
 def grid(space: Space) -> list[dict[str, Any]]:
-    """Every combination of values, the first key's changing slowest.
-
-    >>> grid(read_space(["training.batch_size=8,16"], Recipe()))
-    [{'training.batch_size': '8'}, {'training.batch_size': '16'}]
-    """
+    """Every combination of values, the first key's changing slowest."""
     axes = []
     for key, distribution in space.items():
         axes.append(listed_values(distribution) or [])

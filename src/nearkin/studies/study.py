@@ -45,7 +45,7 @@ from nearkin.training.observers import ConsoleObserver, in_words
 from nearkin.training.recipe_check import validate_all
 
 OUT_OF_MEMORY = (OutOfMemoryError.exit_code, -9)
-"""Exit codes of a run that found memory full: its own, or the system's when it kills the process."""
+"""Exit codes of a run that found memory full: its own, or the system's."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class Row:
     """A recipe that is run once per seed."""
 
     name: str
-    """Also the name of its folder, unless that is given."""
     title: str
     recipe: Recipe
     base: str | None = None
@@ -72,10 +71,10 @@ class Row:
     series: str = ""
     """What a figure calls the line that it is a point of."""
     folder: str = ""
+    """Where its runs are, below the folder of the study; by default its name."""
 
     @property
     def path(self) -> str:
-        """Where its runs are, below the folder of the study."""
         return self.folder or self.name
 
 
@@ -115,9 +114,9 @@ class PlannedRun:
         try:
             self.folder.check_same_recipe(self.recipe)
         except (RecipeError, DataError) as error:
-            if allow:
-                return True
-            raise type(error)(f"{error}, or run what has changed again with --overwrite") from error
+            if not allow:
+                raise type(error)(f"{error}, or run what has changed again with --overwrite") from error
+            return True
         return False
 
 
@@ -155,11 +154,10 @@ class Study(ABC):
         if announce is not None and left and not is_benchmark(left[0].recipe.data.source):
             with contextlib.suppress(DataError):  # the run itself records what is wrong with its data
                 opened(left[0].recipe, console, announce)
-        outcomes = run_all(runs, jobs=jobs, overwrite=overwrite, console=console) if runs else []
-        return self.finish(outcomes, console)
+        return self.finish(run_all(runs, jobs=jobs, overwrite=overwrite, console=console), console)
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
-        """What is left to do once the runs have ended, such as scoring several models as one."""
+        """Called once the runs have ended, such as to score several models as one."""
         return outcomes
 
     @abstractmethod
@@ -168,18 +166,18 @@ class Study(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """The same for programs, as it is written to a JSON file."""
+        """The same for programs."""
 
     @abstractmethod
     def write(self) -> list[Path]:
-        """Write tables, JSON and figures into the folder."""
+        """Write table, record and figures into the folder."""
 
     def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
         """The message and exit code where some run did not finish."""
         problems = [outcome for outcome in outcomes if outcome.status != "finished"]
         if not problems:
             return None
-        worst = next((outcome for outcome in problems if outcome.status == "failed"), problems[0])
+        worst = min(problems, key=lambda outcome: outcome.status != "failed")
         return f"{len(problems)} of {len(outcomes)} runs did not finish: {worst.reason}", worst.exit_code or 1
 
     def next_steps(self) -> list[str]:
@@ -197,8 +195,7 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def write_table(folder: Path, name: str, table: Table, record: Mapping[str, Any]) -> list[Path]:
     """Write a table as ``<name>.md``, ``.csv`` and ``.json``."""
     plain = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    texts = {"md": markdown(table), "csv": csv_text(table), "json": plain}
-    return write_texts(folder, {f"{name}.{ending}": text for ending, text in texts.items()})
+    return write_texts(folder, {f"{name}.md": markdown(table), f"{name}.csv": csv_text(table), f"{name}.json": plain})
 
 
 def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> list[PlannedRun]:
@@ -227,15 +224,10 @@ def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) 
 
 
 def chosen_names(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
-    """``wanted`` in the order of ``known``, or an error that suggests the right spelling.
-
-    >>> chosen_names(["vcpa", "mpa"], ["mpa", "mpa_ap", "vcpa"])
-    ['mpa', 'vcpa']
-    """
+    """``wanted`` in the order of ``known``, or an error that suggests the right spelling."""
     wanted = set(wanted)
-    for name in sorted(wanted):
-        if name not in known:
-            raise RecipeError(f"no row {name!r}: {did_you_mean(name, known)}")
+    if unknown := sorted(wanted - set(known)):
+        raise RecipeError(f"no row {unknown[0]!r}: {did_you_mean(unknown[0], known)}")
     return [name for name in known if name in wanted]
 
 

@@ -79,7 +79,7 @@ def tune(
     Args:
         recipe: what every trial starts from, or its name; its protocol must hold out validation classes.
         space: what to vary: ``key=low..high``, ``key=low..high:log`` or ``key=a,b,c``; files or names of such.
-        trials: how many in all, those from before included; default 20, and for a grid as many as it has points.
+        trials: how many in all, those from before included; default 20, for a grid all its points.
         seeds: models per trial, whose mean counts.
         sampler: what suggests the next trial.
         pruner: what gives up trials that do badly; default: ``median``, for a grid ``none``.
@@ -117,7 +117,7 @@ def tune(
 
 
 class Search:
-    """A search and its folder; :func:`tune` makes it. With one job its course is reproducible."""
+    """A search and its folder; :func:`tune` makes it."""
 
     def __init__(self, recipe: Recipe, space: Space, settings: dict[str, Any]) -> None:
         self.recipe, self.space, self.settings = recipe, space, settings
@@ -344,8 +344,8 @@ class Search:
 
     def _print_end(self, number: int, console: Console) -> None:
         trial, reason = self.history[number], self.history[number].user_attrs.get("reason")
-        score = "" if trial.value is None else f", {self.select_by} {100 * trial.value:.1f}"
-        text = f"trial {number}: {STATUS[trial.state.name]}{score}" + (f": {reason}" if reason else "")
+        text = f"trial {number}: {STATUS[trial.state.name]}" + (f": {reason}" if reason else "")
+        text += "" if trial.value is None else f", {self.select_by} {100 * trial.value:.1f}"
         for best in self.ranking[:1]:
             text += f"; best so far trial {best.number}, {100 * best.value:.1f}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -28,7 +28,6 @@ class Job:
     command: Sequence[str]
     """What follows ``python``."""
     log: Path
-    """File for its output."""
     is_done: Callable[[], bool]
     on_end: Callable[[int, str], None]
     """Called with the exit code and the last message, unless the job was stopped before it was done."""
@@ -87,6 +86,5 @@ def last_log_line(log: Path) -> str:
     """The message behind ``error:`` in a job's output, or the last line."""
     text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
     _, marked, message = f"\n{text}".rpartition("\nerror: ")
-    if marked:
-        return message.strip()
-    return text.splitlines()[-1] if text else f"no output (see {log})"
+    last = text.splitlines()[-1] if text else f"no output (see {log})"
+    return message.strip() if marked else last

@@ -30,7 +30,7 @@ class Drawn:
     file: Path | None
     reason: str = ""
     run: OpenedRun | None = None
-    """The run, for a figure of one run and for a reason that concerns one run."""
+    """Set for a figure of one run, and for a reason that concerns one run."""
 
 
 def draw_figure(name: str, runs: Sequence[OpenedRun]) -> Iterator[tuple[OpenedRun | None, Any]]:

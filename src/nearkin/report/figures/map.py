@@ -91,12 +91,7 @@ def distance_note(embeddings: Tensor, labels: NDArray[np.int64], proxies: Tensor
 
 
 def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
-    """Points ``[N, 2]`` for vectors ``[N, D]``, and how they were found: by t-SNE unless D is 2 or less.
-
-    >>> project(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), seed=0)
-    (array([[1., 0.],
-           [0., 1.]]), 'the embedding itself')
-    """
+    """Points ``[N, 2]`` for vectors ``[N, D]``, and how they were found: by t-SNE unless D is 2 or less."""
     from sklearn.manifold import TSNE
 
     x = vectors.double()

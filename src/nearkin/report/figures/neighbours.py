@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nearkin.report import figure_style
-from nearkin.report.figure_style import PLAIN, RIGHT, WRONG, Cell, class_name, run_title, show_row
+from nearkin.report.figure_style import PLAIN, RIGHT, WRONG, Cell, class_name, run_title, save_figure, show_row
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, open_runs
 from nearkin.report.query_results import SHOWN, Neighbour, QueryResults, retrieve
 from nearkin.runs.folder import RunFolder
@@ -61,7 +61,7 @@ def draw_neighbours(folder: RunFolder) -> Path | None:
         before = retrieve(run, replace(sample, embeddings=embeddings), untrained.distance)
         with matplotlib.rc_context(figure_style.STYLE):
             figure = _figure({"before training": before, "after training": retrieve(run, sample)}, run_title(run))
-            figure_style.save_figure(figure, file, dpi=110)
+            save_figure(figure, file, dpi=110)
     except CannotDrawError:
         return None
     return file
