@@ -119,9 +119,8 @@ class Comparison(Study):
     rows: Sequence[Row]
     seeds: Sequence[int]
     base: Recipe
-    """What all rows share."""
     remarks: Sequence[str]
-    """Where recipe and rows come from, and what to know before they are trained."""
+    """Where recipe and rows come from, and what else the plan says."""
 
     def plan(self) -> list[str]:
         return [*super().plan(), *self.remarks]

@@ -48,7 +48,6 @@ def draw(panels: Sequence[Panel], title: str, caption: str, file: Path) -> list[
             axis.set_title(panel.title)
         figure.suptitle(textwrap.fill(title, 58 * len(panels)), fontsize=11)
         figure.supxlabel(textwrap.fill(caption, 62 * len(panels)), fontsize=7, color="#555555")
-        file.parent.mkdir(parents=True, exist_ok=True)
         save_figure(figure, file, dpi=130)
     return [file]
 

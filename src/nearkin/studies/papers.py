@@ -35,7 +35,6 @@ ROW_KEYS = ("title", "series", "published", "recipe", "at", "vary", "only", "by_
 TABLE_KEYS = ("published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "plots", "rows")
 
 Changes = Mapping[str, Any]
-"""Sections of a recipe that are put on top of another."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from nearkin.training import methods
 from nearkin.training.recipe_check import load_recipe
 
 ENDING = ".compare.yml"
-"""Of the files that come with nearkin; a file given by its path may end as it likes."""
-
 SECTIONS = ("objective", "method", "encoder", "training")
 """Sections of a recipe that a row of a file may change. Where budgets differ, the table has a column for them."""
 

@@ -18,7 +18,6 @@ from nearkin.recipe.reading import read_yaml
 from nearkin.training.recipe_check import load_recipe, validate
 
 ENDING = ".space.yml"
-"""Unlike a recipe, which ends in ``.yaml`` and can be trained."""
 
 FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed")
 """With all of ``protocol``: what is no hyper-parameter, or would make the trials' scores hard to compare."""
