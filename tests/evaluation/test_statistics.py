@@ -18,15 +18,8 @@ from nearkin.evaluation.statistics import (
     fold_combinations,
     mean_interval,
     power_of_t,
-    rank_correlation,
     student_t,
 )
-
-
-def test_ranks_of_equal_values_are_shared():
-    # Ranks 0.5, 0.5, 2, 3 and 0, 1, 2, 3: covariance 4.5 over the root of 4.5 · 5.
-    assert rank_correlation([1, 1, 4, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
-    assert math.isnan(rank_correlation([1, 1], [1, 2]))
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 12])
@@ -150,14 +143,6 @@ def test_seeds_of_the_smaller_side_count_and_beyond_fifty_their_number_is_not_sa
     assert apart.more_seeds == next(more for more in range(1, 99) if decides(2 + more))
     tiny = Difference.of(Statistic.of([0.70, 0.72, 0.7101]), Statistic.of([0.70, 0.71, 0.72]))
     assert (tiny.verdict, tiny.more_seeds) == ("undecided", MOST_SEEDS + 1)
-
-
-def test_correlation_of_ranks_is_scipys():
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        first, second = rng.integers(0, 6, 12).tolist(), rng.normal(size=12).round(1).tolist()
-        assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
-    assert math.isnan(rank_correlation([1, 2], [3, 3]))
 
 
 def test_power_is_a_number_where_a_tail_is_too_small_for_scipy():

@@ -105,15 +105,16 @@ def report(
 
     view = ViewOptions(classes=classes, seed=seed, device=device, data_root=data_root, data=data)
     with ConsoleObserver(progress_console(verbose)) as observer:
-        written = write_report(runs, output, view=view, progress=observer.decoding)
+        file, missing = write_report(runs, output, view=view, progress=observer.decoding)
+    size = file.stat().st_size
     if as_json:
-        print(json.dumps({"file": str(written.file), "bytes": written.size, "not_shown": list(written.missing)}))
+        print(json.dumps({"file": str(file), "bytes": size, "not_shown": missing}))
     else:
-        for line in written.missing:
+        for line in missing:
             say(f"not shown: {line}", stderr=True)
-        say(f"{written.file} ({written.size / 1e6:.1f} MB)")
+        say(f"{file} ({size / 1e6:.1f} MB)")
     if open_:
-        webbrowser.open(written.file.resolve().as_uri())
+        webbrowser.open(file.resolve().as_uri())
 
 
 @app.command(rich_help_panel=COMPARE)

@@ -324,8 +324,7 @@ def _run(study: Study | Search, format_: str, as_json: bool, verbose: bool, **tr
     if as_json:
         print(json.dumps(study.record()))
     else:
-        for table in study.tables():
-            print_table(table, format_)
+        print_table(study.table(), format_)
         if format_ == "table":
             lines = [f"Written: {', '.join(map(str, files))}", *(f"Next: {step}" for step in study.next_steps())]
             for line in lines:

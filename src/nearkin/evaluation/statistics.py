@@ -241,16 +241,3 @@ def fold_combinations(folds: int, repeats: int, *, limit: int = 256, seed: int =
         rng = np.random.Generator(np.random.Philox(seed))
         numbers = np.sort(rng.choice(possible, limit, replace=False))
     return np.stack(np.unravel_index(numbers, (repeats,) * folds), axis=1).astype(np.int64)
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's ρ: whether two lists put the same things in the same order. NaN where one of them orders nothing.
-
-    >>> round(rank_correlation([0.1, 0.5, 0.3], [10.0, 1000.0, 20.0]), 6), rank_correlation([1, 1, 1], [3, 2, 1])
-    (1.0, nan)
-    """
-    if len(set(first)) < 2 or len(set(second)) < 2:
-        return math.nan
-    from scipy.stats import spearmanr  # slow to import
-
-    return float(spearmanr(first, second).statistic)
