@@ -27,7 +27,7 @@ from nearkin.runs.scores import EvaluationResult
 from nearkin.runs.trained_run import TrainedRun, load_run
 from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
-from nearkin.training.embedding import embed_images, embedded_by_all
+from nearkin.training.embedding import embed_images
 from nearkin.training.recipe_check import load_recipe
 
 
@@ -88,7 +88,7 @@ def evaluate_run(
         announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
 
     def embed(rows: NDArray[np.int64]) -> Tensor:
-        parts = [one.embed_together(opened.images, rows) for one in runs]
+        parts = [one.embed(opened.images, rows, together=True) for one in runs]
         if len(parts) == 1:
             return parts[0]
         joined = concatenate_embeddings(parts, normalisation=run.encoder.normalisation)
@@ -165,21 +165,18 @@ def evaluate_backbone(
                     watch("scoring the backbone", done, len(rows))
 
             show(0)
-            return embedded_by_all(
-                lambda local_rows, local_progress: embed_images(
-                    encoder,
-                    opened.images,
-                    eval_transform_of(recipe),
-                    rows=local_rows,
-                    batch_size=recipe.training.evaluation_batch_size,
-                    workers=recipe.data.workers,
-                    device=torch_device,
-                    dtype=autocast_dtype(recipe.training.precision, torch_device),
-                    progress=local_progress,
-                    flip=recipe.protocol.flip,
-                ),
-                rows,
-                show,
+            return embed_images(
+                encoder,
+                opened.images,
+                eval_transform_of(recipe),
+                rows=rows,
+                batch_size=recipe.training.evaluation_batch_size,
+                workers=recipe.data.workers,
+                device=torch_device,
+                dtype=autocast_dtype(recipe.training.precision, torch_device),
+                progress=show,
+                flip=recipe.protocol.flip,
+                together=True,
             )
 
         scores = protocol.score(part, embed, distance=encoder.distance, final=True)

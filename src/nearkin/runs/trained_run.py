@@ -36,7 +36,7 @@ from nearkin.training import checkpoint
 from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.checkpoint import read_checkpoint
 from nearkin.training.device import autocast_dtype, float32_products, pick_device
-from nearkin.training.embedding import embed_images, embedded_by_all
+from nearkin.training.embedding import embed_images
 from nearkin.training.recipe_check import load_recipe
 
 
@@ -58,13 +58,13 @@ class TrainedRun:
         *,
         batch_size: int | None = None,
         progress: Callable[[int], None] | None = None,
+        together: bool = False,
     ) -> Tensor:
         """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
 
         One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
         file would be (:class:`~nearkin.data.image_inputs.ImageInputs`). Or what ``open_data`` has opened, of which
-        ``rows`` may choose some. The default batch size is that of evaluation. ``progress`` is called after each batch
-        with the number of images done.
+        ``rows`` may choose some. The other arguments are those of :func:`~nearkin.training.embedding.embed_images`.
         """
         with float32_products(self.recipe.training.precision):
             return embed_images(
@@ -78,11 +78,8 @@ class TrainedRun:
                 dtype=self.dtype,
                 progress=progress,
                 flip=self.recipe.protocol.flip,
+                together=together,
             )
-
-    def embed_together(self, images: Images, rows: NDArray[np.int64]) -> Tensor:
-        """As :meth:`embed`, shared between all processes of torchrun: each embeds a part, and all get the whole."""
-        return embedded_by_all(lambda part, _: self.embed(images, part), rows)
 
 
 def load_run(
@@ -256,8 +253,7 @@ def embed_files(
         opened = ranks.first_on_each_machine(lambda: open_data(section, table=table, progress=progress))
         needed = len(opened.table) * run.encoder.dim * _BYTES_PER_NUMBER[target.suffix]
         ranks.from_first(lambda: check_room(target.parent, needed, target.name))
-        rows = np.arange(len(opened.table), dtype=np.int64)
-        embeddings = run.embed_together(opened.images, rows).cpu().numpy()
+        embeddings = run.embed(opened.images, together=True).cpu().numpy()
         if ranks.is_first():
             write_atomically(target, (_npz if target.suffix == ".npz" else _csv)(opened.table, embeddings))
         return EmbeddedFiles(opened.table.ids, run.encoder.dim, tuple(opened.unreadable), table.left_out)

@@ -1,10 +1,8 @@
 """A batch embedded in pieces, with the activations of one piece at a time, and the gradient of the whole.
 
-Losses of this field compare the images of a batch with each other, so that adding up the gradients of small batches is
-another training. What takes the memory is the network, not the loss: here the pieces are embedded without keeping
-anything, the loss sees all embeddings together, and on the way back each piece is embedded once more, with gradient,
-and gets its part. Only the last is kept as it is, since its part comes first. This takes most of another forward pass,
-and gives the gradient of the plain step but for rounding.
+Losses of this field compare the images of a batch with each other, so adding up the gradients of small batches would be
+another training. Here the pieces are embedded without keeping anything, the loss sees all embeddings together, and on
+the way back each piece is embedded once more, with gradient. Only the last is kept, since its part comes first.
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ def check_micro_batch(training: TrainingSection, batch_statistics: bool) -> None
     pieces = training.micro_batch is not None and training.micro_batch < training.batch_size
     if pieces and batch_statistics:
         raise RecipeError(
-            f"training.micro_batch={training.micro_batch} would give every piece of a batch batch-norm statistics of "
-            f"its own, which is another training: set encoder.freeze_batch_norm=true, or leave training.micro_batch out"
+            f"training.micro_batch={training.micro_batch} would give every piece batch-norm statistics of its own: set "
+            f"encoder.freeze_batch_norm=true, or leave training.micro_batch out"
         )
 
 
@@ -95,7 +93,6 @@ class _InPieces(torch.autograd.Function):
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """What layers on ``device`` draw from."""
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         return [torch.default_generator, torch.cuda.default_generators[index]]
