@@ -92,8 +92,8 @@ def load_run(
 ) -> TrainedRun:
     """Load the encoder of a run folder, by default its best weights.
 
-    Images are embedded as the run was scored, unless ``flip`` or ``eval_size`` say otherwise: with mirror images, and
-    as crops of another size.
+    Images are embedded as the run was scored, unless ``flip`` (average with the mirror image) or ``eval_size`` (pixels
+    of the crops' side) say otherwise.
     """
     if which not in ("best", "last"):
         raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
@@ -103,8 +103,8 @@ def load_run(
         evaluations = folder.evaluations()
         epoch = f"{evaluations[-1]['epoch']:g}" if evaluations else "0"
         notice(
-            f"{folder.path} is not finished (epoch {epoch} of {recipe.training.epochs}), so its {which} weights so far "
-            f"are used. Continue it with: {folder.resume_command}, or end it with: nearkin train {folder.path} --finish"
+            f"{folder.path} is not finished (epoch {epoch} of {recipe.training.epochs}): its {which} weights are used. "
+            f"Continue it with: {folder.resume_command}, or end it with: nearkin train {folder.path} --finish"
         )
     changes = {"protocol.flip": flip, "protocol.eval_size": eval_size}
     if given := [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]:
@@ -141,10 +141,7 @@ def model_of_run(run: TrainedRun) -> Model:
 
 
 def identity_of(run: TrainedRun) -> str:
-    """A hash of all that decides which vector an image gets: weights, architecture, crops, normalisation, dimension.
-
-    The device and its precision are left out: they change a vector by rounding alone.
-    """
+    """A hash of all that decides which vector an image gets, but for rounding."""
     encoder, section, transform = run.encoder, run.recipe.encoder, run.transform
     settings = {
         "architecture": [section.backbone, section.pooling, section.last_stride, dict(section.options)],
@@ -181,7 +178,7 @@ class ClassProxies:
 
 
 def proxies_of(path: Path, dim: int) -> ClassProxies | None:
-    """The proxies of the run's loss at its best weights, for those who have the run folder without its images.
+    """The proxies of the run's loss at its best weights.
 
     None for an exported file, a loss on pairs, a method with its own proxies, and proxies of another dimension.
     """
@@ -238,10 +235,10 @@ def embed_files(
         path: a run folder.
         sources: image files, folders with or without class folders, manifests with or without labels; one or several.
         output: the file to write; whether that is possible is checked first.
-        which: ``best`` or ``last`` checkpoint.
-        device: as for training.
-        flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
-        eval_size: side of the crops; default: as the run was scored.
+        which: as ``device``, ``flip`` and ``eval_size`` for :func:`load_run`.
+        device: where to compute.
+        flip: whether an embedding is averaged with the mirror image's.
+        eval_size: side of the crops in pixels.
         progress: called while images are decoded.
     """
     target = Path(output).expanduser()
@@ -264,8 +261,7 @@ def check_output(target: Path) -> None:
     if target.suffix not in _BYTES_PER_NUMBER:
         raise RecipeError(f"the output file must end in .npz or .csv, got {str(target)!r}")
     if not target.parent.is_dir():
-        what = "is not a folder" if target.parent.exists() else "does not exist"
-        raise RecipeError(f"cannot write {target.name}: the folder {str(target.parent)!r} {what}; make it first")
+        raise RecipeError(f"cannot write {target.name}: there is no folder {str(target.parent)!r}; make it first")
     if target.is_dir():
         raise RecipeError(f"cannot write {str(target)!r}: it is a folder; give a file name in it")
     check_writable(target.parent)
