@@ -22,7 +22,6 @@ from nearkin.training.device import (
     keep_freed_memory,
     peak_process_memory,
     pick_device,
-    precision_on,
 )
 from nearkin.training.loop import HealthCheck, train_step
 
@@ -79,12 +78,6 @@ def test_what_float32_means_on_cuda(precision, expected):
         inside = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     assert inside == (before if expected is None else expected)
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
-
-
-def test_what_a_precision_comes_to():
-    assert precision_on(CUDA, "tf32") == "tf32"
-    assert precision_on(CPU, "tf32") == precision_on(CPU, "auto") == precision_on(CUDA, "float32") == "float32"
-    assert precision_on(CUDA, "fp16") == "float16"
 
 
 @pytest.mark.gpu

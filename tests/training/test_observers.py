@@ -103,7 +103,8 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = RunFolder(tmp_path)
-    observer = progress.Observers(progress.TensorBoardObserver(folder.path))
+    observer = progress.ConsoleObserver(Console(file=io.StringIO()))
+    observer.others.append(progress.TensorBoardObserver(folder.path))
     observer.on_step(state(), 2.5, 8)
     observer.on_evaluation(state(), ROW)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

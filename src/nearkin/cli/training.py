@@ -97,7 +97,7 @@ def train(
     from nearkin.report.score_tables import run_table, verdict
     from nearkin.runs.folder import RunFolder, default_folder
     from nearkin.runs.run import final_folder, run, train_final
-    from nearkin.training.observers import ConsoleObserver, Observers, TensorBoardObserver
+    from nearkin.training.observers import ConsoleObserver, TensorBoardObserver
 
     progress, drawn = progress_console(verbose), None
     announce = announcer(progress, as_json=as_json)
@@ -129,12 +129,12 @@ def train(
         recipe = recipe_from(arguments, data, progress, root=data_root, device=device, class_folders=class_folders)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
-            tensorboard = recipe.training.tensorboard and is_first()
-            observer = Observers(bar, TensorBoardObserver(folder.path)) if tensorboard else bar
+            if recipe.training.tensorboard and is_first():
+                bar.others.append(TensorBoardObserver(folder.path))
             scores = run(
                 recipe,
                 folder,
-                observer,
+                bar,
                 resume=resume,
                 finish=finish,
                 overwrite=overwrite,

@@ -27,7 +27,7 @@ from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
 from nearkin.recipe import EncoderSection, Recipe, deciding, differences, fingerprint
 from nearkin.runs.scores import Record, Scores, known_fields
-from nearkin.training.device import describe_hardware, precision_on
+from nearkin.training.device import describe_hardware
 from nearkin.training.folder import TrainingFolder, write
 from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Event, TrainingState
@@ -83,6 +83,7 @@ class Environment(Record):
     @classmethod
     def of(cls, state: TrainingState, split: StoredSplit) -> Environment:
         table, protocol, recipe = state.table, state.protocol, state.recipe
+        tf32 = recipe.training.precision == "tf32" and state.device.type == "cuda"
         return cls(
             started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -94,7 +95,7 @@ class Environment(Record):
             git=_git_state(),
             recipe=fingerprint(recipe),
             seed=recipe.training.seed,
-            precision=precision_on(state.device, recipe.training.precision),
+            precision="tf32" if tf32 else str(state.dtype or torch.float32).removeprefix("torch."),
             protocol=protocol.section.name,
             selection=protocol.selection_rule,
             transform=state.transform.describe(state.eval_transform),
@@ -265,7 +266,7 @@ class RunFolder(TrainingFolder):
 
     def scores(self) -> Scores:
         if not self.is_finished:
-            raise DataError(f"{self.path} has no scores yet: finish the run with: {self.resume_command}")
+            raise DataError(f"{self.path} is not finished, so it has no scores: {self.resume_command}")
         return self._read(self.scores_file, lambda text: Scores.from_record(json.loads(text)), Scores())
 
     @property

@@ -264,12 +264,7 @@ def _score_new_images(state: TrainingState) -> NewImages | None:
     rows = np.union1d(protocol.train_rows, protocol.holdout)
     with state.time.on("evaluations"):
         what = "scoring new images of the training classes"
-        embeddings = state.embed(
-            rows,
-            encoder=state.eval_encoder,
-            as_scored=True,
-            progress=lambda done: state.on_scoring(what, done, len(rows)),
-        )
+        embeddings = state.embed(rows, encoder=state.eval_encoder, as_scored=True, what=what)
         vectors, held_out = embeddings.float().cpu().numpy(), np.flatnonzero(np.isin(rows, protocol.holdout))
         learned = confidence_among(vectors, state.table.labels[rows], held_out, state.encoder.distance)
     if learned is None:

@@ -170,12 +170,8 @@ def start_head(state: TrainingState) -> None:
     if state.recipe.encoder.head_init != "pca" or not isinstance(head, nn.Linear):
         return
     rows = np.random.default_rng(state.recipe.training.seed).permutation(len(state.train_set))[:PCA_IMAGES]
-    what = "learning how the training images differ"
-    features = state.train_set.embed(
-        np.sort(rows),
-        encoder=state.encoder.without_head().without_normalisation(),
-        progress=lambda done: state.on_scoring(what, done, len(rows)),
-    )
+    plain, what = state.encoder.without_head().without_normalisation(), "learning how the training images differ"
+    features = state.train_set.embed(np.sort(rows), encoder=plain, what=what)
     if not features.isfinite().all():
         raise TrainingError("the backbone's features of the training images are not finite: are its weights damaged?")
     mean, axes = ranks.from_first(lambda: principal_axes(features.cpu().numpy()))
@@ -237,8 +233,6 @@ def transform_of(section: DataSection) -> Transform:
 def eval_transform_of(recipe: Recipe) -> Transform:
     """The transform that makes the crops to be scored.
 
-    >>> eval_transform_of(Recipe().with_changes({"protocol.eval_size": 288})).resize
-    329
     >>> eval_transform_of(Recipe().with_changes({"protocol.eval_scale": 1.15})).size
     256
     """

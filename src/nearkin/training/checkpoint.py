@@ -159,10 +159,7 @@ def _prepared(path: Path, state: TrainingState, parts: Sequence[str], values: Ma
 
 
 def _with_all_classes(content: dict[str, Any], state: TrainingState) -> dict[str, Any]:
-    """``content`` with the proxies of all ranks, and the optimiser's state of them, where this rank has its own.
-
-    They are gathered in host memory, one tensor at a time, and kept on the first rank.
-    """
+    """``content`` with the proxies of all ranks and their moments, on the first rank, in host memory."""
     classes_of = {}
     for bank in banks_in(state.objective, state.learned):
         for tensor in (*bank.parameters(), *bank.buffers()):
@@ -214,9 +211,7 @@ def _fitting(file: Path) -> Iterator[None]:
 
 
 class BackgroundWriter:
-    """Writes one thing at a time in another thread; a failure is raised in the caller's thread, at the next call.
-
-    Leaving the context waits.
+    """Writes one thing at a time in another thread; a failure is raised at the next call. Leaving the context waits.
 
     >>> written = []
     >>> with BackgroundWriter() as writer:
@@ -245,11 +240,10 @@ class BackgroundWriter:
         return self._pending is not None and not self._pending.done()
 
     def put_off(self, write: Write) -> None:
-        """Have something written just before what is begun next, replacing what was put off before."""
+        """Write just before what is begun next, instead of what was put off before."""
         self._put_off = write
 
     def begin(self, write: Write) -> None:
-        """Have something written, when what was begun before is."""
         self.wait()
         first, self._put_off = self._put_off, None
 
@@ -261,12 +255,10 @@ class BackgroundWriter:
         self._pending = self._pool.submit(write_both)
 
     def check(self) -> None:
-        """Raise a failure that is known by now."""
-        if self._pending is not None and self._pending.done():
+        if not self.is_busy:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until all is written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

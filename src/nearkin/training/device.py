@@ -46,8 +46,8 @@ def pick_device(name: str = "auto") -> torch.device:
     if several and device.type == "cuda":
         if device.index is None and ranks.local_rank() >= torch.cuda.device_count():
             raise RecipeError(
-                f"there are {torch.cuda.device_count()} GPUs on this machine and more processes: start torchrun with "
-                f"--nproc-per-node={torch.cuda.device_count()}, or name one for all with training.device=cuda:0"
+                f"there are more processes than GPUs: give torchrun --nproc-per-node={torch.cuda.device_count()}, or "
+                f"name one for all with training.device=cuda:0"
             )
         device = torch.device("cuda", ranks.local_rank() if device.index is None else device.index)
         torch.cuda.set_device(device)
@@ -67,31 +67,17 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     return {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
-def precision_on(device: torch.device, precision: str) -> str:
-    """What a precision comes to on a device.
-
-    >>> precision_on(torch.device("cpu"), "auto"), precision_on(torch.device("cpu"), "tf32")
-    ('float32', 'float32')
-    """
-    if precision == "tf32" and device.type == "cuda":
-        return precision
-    return str(autocast_dtype(precision, device) or torch.float32).removeprefix("torch.")
-
-
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def float32_products(precision: str) -> AbstractContextManager[object]:
-    """Within, CUDA multiplies and convolves float32 as ``float32`` or ``tf32`` says; other precisions change nothing.
-
-    Losses are computed in float32 all the same, but for matrix products of their backward pass.
-    """
+    """Within, CUDA multiplies and convolves float32 as ``float32`` or ``tf32`` says."""
     return tf32(precision == "tf32") if precision in ("float32", "tf32") else nullcontext()
 
 
 def describe_hardware(device: torch.device) -> str:
-    """One line for tables: the GPU's name, or the processor with its cores; of several processes, how many."""
+    """One line for tables: the GPU's name, or the processor with its cores."""
     several = "" if ranks.world() == 1 else f"{ranks.world()} processes, each: "
     if device.type == "cuda":
         return several + torch.cuda.get_device_name(device)

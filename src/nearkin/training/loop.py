@@ -68,8 +68,8 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, fin
         device=state.device if state.device.type == "cuda" else None,
     )
     with StopRequest() as stop, writer, state.loader as loader:
-        batches = iter(loader)
-        while state.step < state.total_steps and not state.ended:
+        batches, stopping = iter(loader), False
+        while state.step < state.total_steps and not state.ended and not stopping:
             with state.time.on("steps"):
                 batch = next(batches)
                 loss = train_step(state, batch, health)
@@ -94,24 +94,17 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, fin
                     with state.time.on("checkpoints"):
                         checkpoint.save_last(state, folder, writer)
                     written, saved_step = time.monotonic(), state.step
-            if stopping and state.step < state.total_steps and not state.ended:
-                _finish(state, writer)
-                raise InterruptedRunError(
-                    f"interrupted after step {state.step} of {state.total_steps}. Continue with the same command and "
-                    f"--resume, or end it here with: nearkin train {folder.path} --finish"
-                )
         health.settle()
-        if saved_step != state.step:
-            with state.time.on("checkpoints"):
+        with state.time.on("checkpoints"):
+            if saved_step != state.step:
                 checkpoint.save_last(state, folder, writer)
-        _finish(state, writer)
-
-
-def _finish(state: TrainingState, writer: BackgroundWriter) -> None:
-    """Wait until the checkpoint is on the disk, where another rank may read it."""
-    with state.time.on("checkpoints"):
-        writer.wait()
-        ranks.wait_for_all()
+            writer.wait()
+            ranks.wait_for_all()  # another rank may read the checkpoint
+        if stopping and state.step < state.total_steps and not state.ended:
+            raise InterruptedRunError(
+                f"interrupted after step {state.step} of {state.total_steps}. Continue with the same command and "
+                f"--resume, or end it here with: nearkin train {folder.path} --finish"
+            )
 
 
 def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float:

@@ -24,8 +24,7 @@ Encode = Callable[[Tensor], Tensor]
 def embed_in_pieces(encode: Encode, pieces: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> Tensor:
     """``torch.cat([encode(piece) for piece in pieces])`` in the memory of one piece.
 
-    Gradients reach ``parameters``, once each, and nothing else that ``encode`` may use. Random layers draw the same
-    numbers in both passes of a piece.
+    Gradients reach ``parameters`` and nothing else. Random layers draw the same numbers in both passes of a piece.
 
     >>> layer = nn.Linear(3, 2)
     >>> embed_in_pieces(layer, torch.ones(5, 3).split(2), list(layer.parameters())).sum().backward()

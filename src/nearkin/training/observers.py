@@ -38,6 +38,8 @@ class ConsoleObserver(Observer):
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.others: list[Observer] = []
+        """Are told of steps and evaluations as well."""
         self._bar: Progress | None = None
         self._shown: tuple[str, TaskID] | None = None
         self._first: tuple[int, float] | None = None
@@ -79,6 +81,8 @@ class ConsoleObserver(Observer):
                 self.console.print(f"about {total} in all, by the first steps", highlight=False, soft_wrap=True)
             self._announced = self._announced or steps >= ESTIMATE_STEPS
         self._show("training", state.step, state.total_steps, note)
+        for other in self.others:
+            other.on_step(state, loss, images)
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         parts = [f"epoch {row['epoch']:>5g}"]
@@ -92,6 +96,8 @@ class ConsoleObserver(Observer):
             below = state.is_below_baseline(row)
             parts.append("best of training so far, below the untrained backbone" if below else "best so far")
         self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
+        for other in self.others:
+            other.on_evaluation(state, row)
 
     def _show(self, what: str, done: int, total: int | None, note: str = "") -> None:
         if self._bar is None:
@@ -120,22 +126,3 @@ class TensorBoardObserver(Observer):
             if isinstance(value, float):
                 self.writer.add_scalar(f"evaluation/{name}", value, state.step)
         self.writer.flush()
-
-
-class Observers(Observer):
-    """Several observers as one."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self.observers = observers
-
-    def on_step(self, state: TrainingState, loss: float, images: int) -> None:
-        for observer in self.observers:
-            observer.on_step(state, loss, images)
-
-    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
-        for observer in self.observers:
-            observer.on_evaluation(state, row)
-
-    def on_scoring(self, what: str, done: int, total: int) -> None:
-        for observer in self.observers:
-            observer.on_scoring(what, done, total)

@@ -67,8 +67,7 @@ def check_schedule(recipe: Recipe) -> None:
     if training.early_stop_patience is not None:
         if protocol.name in ("everything", "in-distribution"):
             raise RecipeError(
-                f"training.early_stop_patience needs scores, and the protocol {protocol.name} has none while it "
-                f"trains: leave it out, or set protocol.name=validation"
+                f"training.early_stop_patience needs scores, and the protocol {protocol.name} has none: leave it out"
             )
         refuse_test_scores(protocol, "training.early_stop_patience would end the run", instead="leave it out")
 
@@ -135,15 +134,14 @@ def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
 
 def _norm_over_ranks(optimiser: torch.optim.Optimizer) -> torch.Tensor:
     """The norm of all gradients, of which the proxies' are spread over the ranks."""
-    groups = optimiser.param_groups
-    local = [gradient for group in groups if group["name"] == "proxies" for gradient in _gradients(group)]
-    same = [gradient for group in groups if group["name"] != "proxies" for gradient in _gradients(group)]
-    sharded, common = (nn.utils.get_total_norm(gradients).square() for gradients in (local, same))
-    return (sum_of_parts(sharded) + common).sqrt()
+    sharded, same = [], []
+    for group in optimiser.param_groups:
+        (sharded if group["name"] == "proxies" else same).extend(_gradients(group))
+    local, common = (nn.utils.get_total_norm(gradients).square() for gradients in (sharded, same))
+    return (sum_of_parts(local) + common).sqrt()
 
 
 def _gradients(group: dict[str, Any]) -> list[torch.Tensor]:
-    """Those that there are: a backbone that rests has none."""
     return [p.grad for p in group["params"] if p.grad is not None]
 
 
@@ -176,7 +174,7 @@ class ProximalTerm:
         if self.centre is None or weight == 0:
             return
         given = list(parameters)
-        # A checkpoint is read on the host: its tensors follow the parameters when they are first needed.
+        # A checkpoint is read on the host.
         if given and self.centre[0].device != given[0].device:
             self.centre = [c.to(p.device, non_blocking=True) for p, c in zip(given, self.centre, strict=True)]
         pulled = [(p, p.grad, c) for p, c in zip(given, self.centre, strict=True) if p.grad is not None]

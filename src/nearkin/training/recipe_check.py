@@ -178,10 +178,8 @@ def _check_scores(protocol: ProtocolSection) -> None:
 def _check_encoder(recipe: Recipe) -> None:
     section, weights = recipe.encoder, recipe.encoder.weights
     if weights not in (None, "imagenet") and not Path(weights).expanduser().is_file():
-        raise DataError(
-            f"encoder.weights names {weights!r}, which is not a file: give a local .safetensors or .pth, or "
-            f"encoder.weights=null to start from scratch"
-        )
+        remedy = "give a local .safetensors or .pth, or encoder.weights=null to start from scratch"
+        raise DataError(f"encoder.weights names {weights!r}, which is not a file: {remedy}")
     build_pooling(section.pooling)
     if ":" in section.backbone:
         return
@@ -189,7 +187,7 @@ def _check_encoder(recipe: Recipe) -> None:
     with contextlib.suppress(MissingExtraError):  # a study continues with the rows that do not need it
         if weights == "imagenet" and backbone.imagenet_weights() is None:
             raise RecipeError(
-                f"encoder.weights=imagenet, and backbone {section.backbone!r} does not bring ImageNet weights: set "
-                f"encoder.weights to a local .safetensors or .pth file, or take the backbone efficientnet_lite0"
+                f"backbone {section.backbone!r} does not bring ImageNet weights: set encoder.weights to a local "
+                f".safetensors or .pth file, or take the backbone efficientnet_lite0"
             )
     check_micro_batch(recipe.training, has_batch_statistics(backbone) and not section.freeze_batch_norm)

@@ -1,4 +1,4 @@
-"""What the loop, its methods, its observers and its checkpoints share: the state of a run, and who acts on it."""
+"""What the loop, its methods, its observers and its checkpoints share: the state of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVALUATING = "evaluating"
 Evaluation = dict[str, float]
 """A row of ``evaluations.csv``: epoch, step, loss, learning rate, seconds, and the scores by their names."""
 Event = dict[str, Any]
-"""What a method did: at which ``step``, its ``kind``, and what else it says of it."""
+"""What a method did: at which ``step``, its ``kind``, and more."""
 
 
 class RunTime:
@@ -91,7 +91,7 @@ class TrainingState:
     learned: nn.Module | None = None
     """What the method learns besides encoder and objective."""
     ema: WeightEma | None = None
-    """The average of the encoder's weights, where the recipe asks for one."""
+    """The average of the encoder's weights."""
     add_l2_sp: Callable[[], None] | None = None
     """Adds the gradient of L2-SP, the proximal term around the weights at the start."""
     micro_batch: int | None = None
@@ -167,7 +167,6 @@ class TrainingState:
 
     @property
     def evaluation_interval(self) -> int:
-        """Steps between evaluations."""
         training = self.recipe.training
         return training.evaluate_every_steps or training.evaluate_every * self.sampler.batches_per_epoch
 
@@ -181,14 +180,20 @@ class TrainingState:
         *,
         encoder: Encoder | None = None,
         as_scored: bool = False,
-        progress: Callable[[int], None] | None = None,
+        what: str | None = None,
         crops: Callable[[range], Iterable[Tensor]] | None = None,
     ) -> Tensor:
         """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device, on every rank.
 
-        ``as_scored`` takes the protocol's crops and, where it says so, mirror images. ``crops`` gives the crops of a
-        range of ``rows`` in batches, where they exist already.
+        ``as_scored`` takes the protocol's crops and, where it says so, mirror images. ``what`` tells the observer. For
+        ``crops`` see :func:`~nearkin.training.embedding.embed_images`.
         """
+
+        def show(done: int) -> None:
+            if what is not None:
+                self.on_scoring(what, done, len(rows))
+
+        show(0)
         return embed_images(
             encoder or self.encoder,
             self.data.images,
@@ -198,7 +203,7 @@ class TrainingState:
             workers=self.recipe.data.workers,
             device=self.device,
             dtype=self.dtype,
-            progress=progress,
+            progress=show,
             crops=crops,
             flip=as_scored and self.recipe.protocol.flip,
             together=True,
@@ -215,12 +220,7 @@ class TrainingState:
         def embed(rows: NDArray[np.int64]) -> Tensor:
             kept, size = self.crop_cache, self.eval_batch_size
             crops = None if kept is None else lambda part: kept.batches(rows[part.start : part.stop], batch_size=size)
-
-            def show(done: int) -> None:
-                self.on_scoring(what, done, len(rows))
-
-            show(0)
-            return self.embed(rows, encoder=encoder, as_scored=True, progress=show, crops=crops)
+            return self.embed(rows, encoder=encoder, as_scored=True, what=what, crops=crops)
 
         with self.time.on("evaluations"):
             # Rounding may differ between ranks, so all of them use the first one's scores.
@@ -262,7 +262,7 @@ class TrainingSet:
         *,
         encoder: Encoder | None = None,
         augmented: Callable[[int], np.random.Generator] | None = None,
-        progress: Callable[[int], None] | None = None,
+        what: str | None = None,
     ) -> Tensor:
         """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device.
 
@@ -272,7 +272,7 @@ class TrainingSet:
         state = self._state
         size, workers, placed = state.eval_batch_size, state.recipe.data.workers, state.on_device
         if augmented is None and placed is None:
-            return state.embed(self._rows[rows], encoder=encoder, progress=progress)
+            return state.embed(self._rows[rows], encoder=encoder, what=what)
 
         def crops(part: range) -> Iterable[Tensor]:
             if augmented is not None:
@@ -280,7 +280,7 @@ class TrainingSet:
             assert placed is not None
             return placed.evaluation_batches(rows[part.start : part.stop], state.transform, batch_size=size)
 
-        return state.embed(self._rows[rows], encoder=encoder, progress=progress, crops=crops)
+        return state.embed(self._rows[rows], encoder=encoder, what=what, crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
@@ -352,7 +352,7 @@ class Method:
 
 
 class Observer:
-    """Follows a run, such as a progress bar does. Each method does nothing unless it is overridden."""
+    """Follows a run, as a progress bar does; does nothing unless overridden."""
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
         """After a step on so many ``images``."""

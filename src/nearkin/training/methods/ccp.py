@@ -48,10 +48,9 @@ class Ccp(Method):
     Args:
         proxies_per_class: K; 8 for CUB and Cars, 4 for SOP and In-shop (section 6.1).
         pool_size: b, images per class to choose from; 12 and 7. With ``b = K`` the choice is random.
-        pool: which crops of these images are embedded: ``"plain"`` are those of evaluations, ``"augmented"`` random
-            ones as a training batch has them (as released).
-        raw_proxies: start proxies from what the projection gives, before it is normalised, and choose them by distances
-            between such vectors (as released). Being longer, they turn more slowly.
+        pool: embed evaluation crops of these images (``"plain"``), or crops as in training (``"augmented"``, as
+            released).
+        raw_proxies: choose and start proxies from what the projection gives, before it is normalised (as released).
         best_proxies: move away from the proxies of the sub-problem's best evaluation, not from those it ended with (as
             released).
         proximal_weight: λ of the proximal term.
@@ -61,11 +60,10 @@ class Ccp(Method):
         problem_share: the same as a share of the whole run, where no number of steps is given.
         early_stop_patience: evaluations on validation classes without a new best after which the whole training ends,
             unless ``training.early_stop_patience`` is set.
-        warmup_steps: steps of the loss by itself before the first sub-problem. Embeddings of a network that has learned
-            nothing yet nearly coincide, and so would proxies that start from them. Pretrained networks can do without.
+        warmup_steps: steps of the loss by itself before the first sub-problem, as embeddings of a network that has
+            learned nothing yet nearly coincide. Pretrained networks can do without.
         warmup_share: the same as a share of the whole run, where no number of steps is given.
-        anchors: ``"proxies"``, or ``"samples"`` for the MNIST study, where the chosen images themselves are embedded
-            in every step.
+        anchors: ``"proxies"``, or ``"samples"`` (MNIST study): the chosen images are embedded in every step.
         as_released: what the authors' code adds to the loss: no pull in the first sub-problem, and a tenth of the loss
             on pairs within the batch.
     """
@@ -113,14 +111,9 @@ class Ccp(Method):
         name, options = recipe.objective.name, recipe.method.options
         kind, ccp = losses.kind(losses.catalogue()[name]), cls(**options)
         if kind == "wrapper":
-            raise RecipeError(
-                f"CCP cannot give its proxies to {name}, which has references of its own: use the pair loss itself"
-            )
+            raise RecipeError(f"CCP cannot give proxies to {name}, which has references of its own: use the pair loss")
         if name == "vcpa" and recipe.objective.options.get("newton_steps", 10) != 0:
-            raise RecipeError(
-                "VCPA's Newton steps set its proxies from the batch, so CCP's would be lost in one step: "
-                "set objective.newton_steps=0, or use another loss"
-            )
+            raise RecipeError("VCPA's Newton steps would undo CCP's proxies at once: set objective.newton_steps=0")
         samples, own = ccp.anchors == "samples", "proxies_per_class" in options
         if kind == "proxy" and (own or samples or ccp.as_released or ccp.raw_proxies):
             raise RecipeError(
@@ -128,9 +121,7 @@ class Ccp(Method):
                 f"anchors, as_released and raw_proxies, each of which needs a pair loss"
             )
         if samples and (ccp.raw_proxies or ccp.best_proxies):
-            raise RecipeError(
-                "method.raw_proxies and best_proxies are about proxies; with anchors=samples there are none"
-            )
+            raise RecipeError("method.raw_proxies and method.best_proxies need method.anchors=proxies")
         if ccp.best_proxies and not ccp._ends_by_scores:
             raise RecipeError("method.best_proxies needs sub-problems that end by scores, not after a number of steps")
         if kind == "pair" and ccp.pool_size < ccp.proxies_per_class:
@@ -140,9 +131,9 @@ class Ccp(Method):
                 raise RecipeError(_NO_SCORES.format("where every class trains there are none"))
             if recipe.training.schedule == "plateau" and recipe.training.lr_decay_every >= ccp.patience:
                 raise RecipeError(
-                    f"the plateau schedule starts again in every sub-problem of CCP, so with training.lr_decay_every="
-                    f"{recipe.training.lr_decay_every} and method.patience={ccp.patience} the rate would never fall: "
-                    f"raise method.patience, or set training.schedule=constant"
+                    f"the plateau schedule starts again in every sub-problem of CCP, which ends before it lowers the "
+                    f"rate: raise method.patience ({ccp.patience}) above training.lr_decay_every "
+                    f"({recipe.training.lr_decay_every}), or set training.schedule=constant"
                 )
             refuse_test_scores(recipe.protocol, "CCP would end its sub-problems", instead=_INSTEAD)
 

@@ -132,11 +132,10 @@ def representative_loss(
 ) -> Tensor:
     """A pair loss over the pairs of a batch that contain a representative: its first ``num_representatives`` rows.
 
-    Representatives are the anchors, compared with every other row of the batch, other representatives included:
-    equation (4.6) within a batch, and the lifted structure loss without its terms between two examples. A loss whose
-    ``representatives`` are ``"positives"`` (N-pair, angular) is anchored at the examples instead, and its positives and
-    negatives are representatives. Where they are ``"balanced anchors"`` (contrastive, triplet, margin) ``hard_pairs``
-    keeps, of a representative's negative pairs, as many as it has positive ones: those at the smallest distance.
+    Representatives are the anchors, compared with every other row of the batch: equation (4.6) within a batch. A loss
+    whose ``representatives`` are ``"positives"`` (N-pair, angular) is anchored at the examples instead, and its
+    positives and negatives are representatives. Where they are ``"balanced anchors"`` (contrastive, triplet, margin)
+    ``hard_pairs`` keeps, of a representative's negative pairs, as many as it has positive ones: the nearest.
 
     Args:
         loss: any pair loss.
