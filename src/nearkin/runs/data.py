@@ -36,7 +36,6 @@ class RunData:
     images: OpenedImages
     protocol: Protocol
     changes: Changes
-    """What has changed since."""
 
 
 def open_data(

@@ -129,7 +129,7 @@ def evaluate_backbone(
 ) -> EvaluationResult:
     """Scores of a backbone's pooled features, without a head, on the test split of ``data`` or on all of it.
 
-    Images and features are treated as in training on own photos, so that the scores compare with those of such a run.
+    Images are treated as in training on own photos.
 
     Args:
         backbone: a name as in recipes.
@@ -223,7 +223,6 @@ def _trained_on(folder: RunFolder, opened: OpenedImages, part: EvaluationSet) ->
 
 
 def _note(trained_on: Mapping[str, int], opened: OpenedImages, part: EvaluationSet) -> str | None:
-    """A warning where images or classes are scored that trained the encoder."""
     rows = np.unique(part.rows)
     images, classes = len(rows), len(np.unique(opened.table.labels[rows]))
     if trained_on["images"] == images:

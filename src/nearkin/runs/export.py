@@ -266,7 +266,6 @@ def _target(run: str | Path, output: str | Path | None, suffix: str) -> Path:
 def _photos(
     trained: TrainedRun, given: ImageInput | Iterable[ImageInput] | None, data_root: str | Path | None
 ) -> tuple[list[NDArray[np.uint8]], str]:
-    """A few real images, and where they come from."""
     if given is not None:
         inputs = ImageInputs(given, shorter_side=None)
         return [inputs[row] for row in range(min(len(inputs), _CHECKED_IMAGES))], "images that were given"
@@ -290,7 +289,6 @@ def _check(
     photos: Sequence[NDArray[np.uint8]],
     origin: str,
 ) -> Check:
-    """Compare the file with the run; raises where they differ by more than the tolerances."""
     if not photos:
         raise RecipeError("there is no image to check the file on: give at least one")
     photos = [variant for photo in photos for variant in _at_three_sizes(photo)]

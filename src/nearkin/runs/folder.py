@@ -174,13 +174,7 @@ T = TypeVar("T")
 
 
 class RunFolder(TrainingFolder):
-    """Paths and small files of one run.
-
-    >>> import tempfile
-    >>> folder = RunFolder(Path(tempfile.mkdtemp()) / "run")
-    >>> folder.is_begun, folder.is_finished
-    (False, False)
-    """
+    """Paths and small files of one run."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
@@ -243,7 +237,7 @@ class RunFolder(TrainingFolder):
 
     @property
     def images(self) -> tuple[str, str] | None:
-        """The source, and a hash of all images and their classes when the run began; None without environment.json."""
+        """The source, and a hash of all images and their classes when the run began."""
         try:
             data = self.environment().data
             return (data.source, data.images_hash) if data.images_hash else None

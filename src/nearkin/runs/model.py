@@ -175,8 +175,6 @@ def load(
 ) -> Model:
     """The model at ``path``: a run folder, or a file that ``nearkin export`` wrote; or several as one.
 
-    Options that change vectors change the identity, too.
-
     Args:
         path: a run folder, a ``.onnx`` or a ``.safetensors`` file; the vectors of a list are concatenated, with equal
             weights.
@@ -191,18 +189,9 @@ def load(
             raise RecipeError("give at least one run to load")
         models = [load(one, which=which, device=device, flip=flip, eval_size=eval_size) for one in paths]
         return models[0] if len(models) == 1 else concatenated(models)
-    return _load_one(path, which, device, {"flip": flip, "eval_size": eval_size})
-
-
-def reload(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
-    """The model again, from the ``path`` and ``options`` that it was loaded with (:attr:`Model.options`)."""
-    given = {key: value for key, value in options.items() if key != "also"}
-    return load([path, *options.get("also", ())], device=device, **given)
-
-
-def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[str, Any]) -> Model:
     source = Path(path).expanduser()
-    asked = {key: value for key, value in crops.items() if value is not None}
+    asked: dict[str, Any] = {} if flip is None else {"flip": flip}
+    asked |= {} if eval_size is None else {"eval_size": eval_size}
     if source.suffix in SUFFIXES and not source.is_dir():
         if asked:
             raise RecipeError(f"{' and '.join(asked)} cannot be changed in {source}: give the run it was made from")
@@ -219,9 +208,17 @@ def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[s
     return replace(model, options=asked if which == "best" else {**asked, "which": which})
 
 
+def reload(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
+    """The model again, from the ``path`` and ``options`` that it was loaded with (:attr:`Model.options`)."""
+    given = {key: value for key, value in options.items() if key != "also"}
+    return load([path, *options.get("also", ())], device=device, **given)
+
+
 def _model_of_file(path: Path) -> Model:
     exported = load_exported(path)
     settings = exported.settings
+    digits = settings.trained or ""
+    trained = {digits[start : start + PREFIX] for start in range(0, len(digits), PREFIX)}
     return Model(
         path=path.absolute(),
         identity=settings.identity,
@@ -229,13 +226,8 @@ def _model_of_file(path: Path) -> Model:
         distance="cosine" if settings.normalisation == "l2" else "euclidean",
         shorter_side=settings.shorter_side,
         embed=exported.embed,
-        was_trained_on=None if settings.trained is None else _has_prefix_in(settings.trained),
+        was_trained_on=None if settings.trained is None else lambda content_hash: content_hash[:PREFIX] in trained,
     )
-
-
-def _has_prefix_in(trained: str) -> Callable[[str], bool]:
-    prefixes = {trained[start : start + PREFIX] for start in range(0, len(trained), PREFIX)}
-    return lambda content_hash: content_hash[:PREFIX] in prefixes
 
 
 def concatenated(models: Sequence[Model]) -> Model:
@@ -273,10 +265,6 @@ def check_compatible(distances: Sequence[str], sizes: Sequence[int | None]) -> N
 
 
 def concatenate_vectors(parts: Sequence[Vectors]) -> Vectors:
-    """Vectors ``[N, D]`` of the same images by several models, divided by the root of their number.
-
-    >>> concatenate_vectors([np.array([[1.0, 0.0]], dtype=np.float32)] * 4).tolist()
-    [[0.5, 0.0, 0.5, 0.0, 0.5, 0.0, 0.5, 0.0]]
-    """
+    """Vectors ``[N, D]`` of the same images by several models, divided by the root of their number."""
     vectors: Vectors = (np.concatenate(parts, axis=1) / np.sqrt(len(parts))).astype(np.float32)
     return vectors

@@ -100,7 +100,6 @@ def _licence(recipe: Recipe) -> str:
 
 
 def _score(final_of: FinalOf) -> list[str]:
-    """The score, and the run it is of."""
     scores, conditions = final_of.scores, final_of.scores.conditions
     if not scores.test:
         return [final_of.note]

@@ -70,9 +70,7 @@ def run(
         DataError: where images are missing, unreadable, or too few; or a file of the folder is damaged.
         OutputError: where the folder cannot be written to, or has no room for the checkpoints.
         BusyError: while another process writes to the folder.
-        InterruptedRunError: after Ctrl-C or SIGTERM; the run can be resumed.
-        LostRankError: where one of several processes has ended.
-        OutOfMemoryError: where memory runs out; the run can be resumed.
+        InterruptedRunError: after Ctrl-C or SIGTERM; as after ``OutOfMemoryError`` the run can be resumed.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     recipe = check_recipe(recipe)

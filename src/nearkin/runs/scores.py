@@ -165,7 +165,6 @@ class Scores(Record):
 
     @property
     def chosen(self) -> Evaluation:
-        """The chosen evaluation, empty where there is none."""
         return self.best or {}
 
 
@@ -223,10 +222,7 @@ class FoldModel:
 
 @dataclass(frozen=True, eq=False)
 class EnsembleScores(Record):
-    """The models of a reality check alone and together.
-
-    ``separate`` is the mean of a repeat's models; ``concatenated`` scores their concatenated embeddings.
-    """
+    """A reality check: the mean score of a repeat's models, and the score of their ``concatenated`` embeddings."""
 
     conditions: Conditions
     select_by: str

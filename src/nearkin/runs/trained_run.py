@@ -205,7 +205,7 @@ _BYTES_PER_NUMBER = {".npz": 4, ".csv": 13}
 
 @dataclass(frozen=True)
 class EmbeddedFiles:
-    """What :func:`embed_files` has written, and what it could not read."""
+    """What :func:`embed_files` has written and could not read."""
 
     ids: tuple[str, ...]
     dim: int
@@ -257,7 +257,6 @@ def embed_files(
 
 
 def check_output(target: Path) -> None:
-    """Refuse, before any work, a ``target`` that cannot be written."""
     if target.suffix not in _BYTES_PER_NUMBER:
         raise RecipeError(f"the output file must end in .npz or .csv, got {str(target)!r}")
     if not target.parent.is_dir():

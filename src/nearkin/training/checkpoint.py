@@ -79,10 +79,7 @@ def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
 
 
 def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter) -> None:
-    """Keep the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own.
-
-    They are written with the next ``last.pt``: before it nothing would look for them.
-    """
+    """Keep the weights of the best evaluation so far, written just before the ``last.pt`` that points at them."""
     weights = {"encoder": state.eval_encoder.state_dict()}
     writer.put_off(_prepared(folder.best_checkpoint(state.step), state, ("objective",), weights))
 

@@ -121,11 +121,6 @@ class GraphedEncoder:
     to compute them. It holds on to the memory of its feature maps. Graphs are made from the first batch, and again when
     other weights take gradients, as after a warm-up. Batches of another shape go through the encoder as usual, and so
     does everything where making the graphs fails.
-
-    >>> from nearkin.encoders import build_encoder
-    >>> encode = GraphedEncoder(build_encoder("small", dim=8), torch.device("cpu"), None)
-    >>> encode(torch.zeros(2, 32, 32, 3, dtype=torch.uint8)).shape
-    torch.Size([2, 8])
     """
 
     def __init__(self, encoder: Encoder, device: torch.device, dtype: torch.dtype | None) -> None:

@@ -100,12 +100,7 @@ def fitting_micro_batch(
 
 
 def kept_per_pixel(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> float:
-    """Bytes kept until the backward pass per pixel, by forward passes of a copy; 0 where they fail.
-
-    >>> from nearkin.encoders import build_encoder
-    >>> 200 < kept_per_pixel(build_encoder("small"), 64, torch.device("cpu"), None) < 800
-    True
-    """
+    """Bytes kept until the backward pass per pixel, by forward passes of a copy; 0 where they fail."""
     backbone, side = copy.deepcopy(encoder.backbone), min(size, PROBE_SIDE)
 
     def kept(count: int) -> int:

@@ -46,12 +46,7 @@ def check_micro_batch(training: TrainingSection, batch_statistics: bool) -> None
 
 
 def has_batch_statistics(network: nn.Module) -> bool:
-    """Whether an image's embedding depends on the other images of the batch, through live batch-norm.
-
-    >>> layer = nn.BatchNorm2d(3)
-    >>> has_batch_statistics(layer), has_batch_statistics(layer.eval())
-    (True, False)
-    """
+    """Whether an image's embedding depends on the other images of the batch, through live batch-norm."""
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     return any(norm.training or norm.running_mean is None for norm in norms)
 

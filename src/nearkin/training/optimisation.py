@@ -134,11 +134,11 @@ def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
 
 def _norm_over_ranks(optimiser: torch.optim.Optimizer) -> torch.Tensor:
     """The norm of all gradients, of which the proxies' are spread over the ranks."""
-    sharded, same = [], []
-    for group in optimiser.param_groups:
-        (sharded if group["name"] == "proxies" else same).extend(_gradients(group))
-    local, common = (nn.utils.get_total_norm(gradients).square() for gradients in (sharded, same))
-    return (sum_of_parts(local) + common).sqrt()
+    groups = optimiser.param_groups
+    local = [gradient for group in groups if group["name"] == "proxies" for gradient in _gradients(group)]
+    same = [gradient for group in groups if group["name"] != "proxies" for gradient in _gradients(group)]
+    sharded, common = (nn.utils.get_total_norm(gradients).square() for gradients in (local, same))
+    return (sum_of_parts(sharded) + common).sqrt()
 
 
 def _gradients(group: dict[str, Any]) -> list[torch.Tensor]:
@@ -150,16 +150,6 @@ class ProximalTerm:
 
     :math:`\theta^*` is what the parameters were when :meth:`remember` was last called, with the same ones in the same
     order. A parameter without a gradient (frozen, or resting during warm-up) is left alone.
-
-    >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    >>> pull = ProximalTerm()
-    >>> pull.remember([weight])
-    >>> with torch.no_grad():
-    ...     _ = weight.add_(1.0)
-    >>> weight.grad = torch.tensor([10.0, 10.0])
-    >>> pull.add_to_gradients([weight], 0.5)
-    >>> weight.grad
-    tensor([10.5000, 10.5000])
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,6 @@ class ProxyUpdates(Method):
     order: Literal["first", "second"] = "first"
     damping: float = 1e-3
     bank: ProxyBank = field(init=False, repr=False)
-    """The proxies of the loss, from :meth:`Method.build` on."""
 
     def __post_init__(self) -> None:
         check_at_least(1, updates=self.updates)
