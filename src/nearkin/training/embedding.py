@@ -61,8 +61,8 @@ def embed_images(
     try:
         with torch.inference_mode(), autocast(device, dtype):
             if crops is None:
-                shared = rows[share.start : share.stop]
-                batches = evaluation_batches(images, transform, batch_size=batch_size, workers=workers, rows=shared)
+                local = rows[share.start : share.stop]
+                batches = evaluation_batches(images, transform, batch_size=batch_size, workers=workers, rows=local)
             for pixels in batches if crops is None else crops(share):
                 pixels = pixels.to(device, non_blocking=True)
                 vectors = encoder(pixels)

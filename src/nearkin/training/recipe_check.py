@@ -1,5 +1,4 @@
-"""Recipes checked before any work begins: :func:`load_recipe` checks names, types and ranges, :func:`validate` builds
-what can be built without data."""
+"""Recipes checked before any work: names, types and ranges, and by building what can be built without data."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ class Momentum(Method):
             raise RecipeError(f"{name} has no queue for a momentum network to fill: use method.name=plain")
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
+        # Made here, as a resumed run loads its weights before the first step.
         self._follower = copy.deepcopy(state.encoder).eval().requires_grad_(False)
         return default
 
