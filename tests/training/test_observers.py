@@ -95,7 +95,7 @@ def test_the_time_of_a_run_is_said_once_from_its_first_steps():
 
     # The steps left take a second each, and 20 evaluations four.
     (line,) = lines_of(train)
-    assert line == "about 0:03:06 in all, by the first steps"
+    assert line == "about 0:02:55 in all, by the first steps"
     assert progress.seconds_left(state(6), 1.0) == 4
 
 

@@ -239,7 +239,7 @@ def test_a_run_that_was_interrupted_still_knows_how_long_it_has_waited(recipe_fo
             "leave no classes to hold out",
         ),
         (["training.early_stop_patience=0"], "training.early_stop_patience must be at least 1, got 0"),
-        (["training.min_learning_rate=1e-6"], "a floor for the schedules plateau and milestones, not for cosine"),
+        (["training.min_learning_rate=1e-6"], "for the schedules plateau and milestones, not for cosine"),
     ],
 )
 def test_ends_and_floors_that_make_no_sense_are_refused(recipe_for, tmp_path, overrides, said):

@@ -124,8 +124,8 @@ def test_more_products_run(overrides, tiny, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["method.name=ccp", *XBM], "references of its own: use the pair loss itself"),
-        (["method.name=ccp", "objective.name=vcpa"], "Newton steps set its proxies.*objective.newton_steps=0"),
+        (["method.name=ccp", *XBM], "references of its own: use the pair loss"),
+        (["method.name=ccp", "objective.name=vcpa"], "Newton steps would undo.*objective.newton_steps=0"),
         (["method.name=ccp", "objective.name=vcpa", "objective.proxies_per_class=3"], "Newton steps"),
         (["method.name=ccp", "objective.name=mpa_ap", "method.proxies_per_class=3"], "owns its proxies"),
         (["method.name=ccp", "objective.name=proxy_anchor", "method.anchors=samples"], "needs a pair loss"),

@@ -39,12 +39,11 @@ class Momentum(Method):
             raise RecipeError(f"{name} has no queue for a momentum network to fill: use method.name=plain")
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
-        # Made here, as a resumed run loads its weights before the first step.
-        self._follower = copy.deepcopy(state.encoder).eval().requires_grad_(False)
+        self.start(state)  # a resumed run loads its weights into this follower
         return default
 
     def start(self, state: TrainingState) -> None:
-        self._follower.load_state_dict(state.encoder.state_dict())  # whose head may have been set in the meantime
+        self._follower = copy.deepcopy(state.encoder).eval().requires_grad_(False)
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         pieces = state.pieces(batch.images.to(state.device, non_blocking=True))
