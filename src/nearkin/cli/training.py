@@ -79,7 +79,7 @@ def train(
     from nearkin.report.score_tables import run_table, verdict
     from nearkin.runs.folder import RunFolder, default_folder
     from nearkin.runs.run import final_folder, run, train_final
-    from nearkin.training.observers import ConsoleObserver, Observers, TensorBoardObserver
+    from nearkin.training.observers import ConsoleObserver, TensorBoardObserver
 
     progress, drawn = progress_console(verbose), None
     announce = announcer(progress, as_json=as_json)
@@ -112,12 +112,12 @@ def train(
         recipe = options.recipe_from(arguments, data, given, progress)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
-            tensorboard = recipe.training.tensorboard and is_first()
-            observer = Observers(bar, TensorBoardObserver(folder.path)) if tensorboard else bar
+            if recipe.training.tensorboard and is_first():
+                bar.others.append(TensorBoardObserver(folder.path))
             scores = run(
                 recipe,
                 folder,
-                observer,
+                bar,
                 resume=resume,
                 finish=finish,
                 overwrite=overwrite,

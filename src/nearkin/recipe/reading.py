@@ -75,6 +75,8 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
 
 def read_part(content: Any, where: str) -> PartSection:
     """A name with its options, as they are written."""
+    if isinstance(content, PartSection):
+        return content
     if isinstance(content, str):
         return PartSection(content)
     if not isinstance(content, Mapping) or "name" not in content:

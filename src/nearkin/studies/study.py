@@ -41,7 +41,7 @@ from nearkin.runs.folder import OUTCOME_FILE, Outcome, RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
 from nearkin.training.build import data_of
-from nearkin.training.observers import ConsoleObserver, in_words
+from nearkin.training.observers import ConsoleObserver, hours_minutes_seconds
 from nearkin.training.recipe_check import validate_all
 
 OUT_OF_MEMORY = (OutOfMemoryError.exit_code, -9)
@@ -363,5 +363,5 @@ class _Runner:
         console.print(f"{planned.label}: {shown or 'finished'}", highlight=False)
         rounds = -(-self.total // self.jobs) - 1
         if self.ended == 1 and rounds:
-            left = in_words(rounds * (time.monotonic() - self.started))
+            left = hours_minutes_seconds(rounds * (time.monotonic() - self.started))
             console.print(f"The other {counted(self.total - 1, 'run')} will take about {left}", highlight=False)

@@ -44,7 +44,7 @@ from nearkin.studies.search_space import Space, check_space, grid, read_space, r
 from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_texts
 from nearkin.studies.tables import budget_text
 from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
-from nearkin.training.observers import ConsoleObserver, Observers
+from nearkin.training.observers import ConsoleObserver
 from nearkin.training.recipe_check import load_recipe, validate
 from nearkin.training.state import Evaluation, Observer, TrainingState
 
@@ -213,9 +213,9 @@ class Search:
                 for planned in runs:
                     with ConsoleObserver(console) as bar:
                         # The first seed alone is compared with other trials; what survives gets the other seeds.
-                        watched = bar if chosen else Observers(bar, _Pruning(study, trial))
+                        bar.others += [] if chosen else [_Pruning(study, trial)]
                         options |= {"progress": bar.decoding, "resume": planned.folder.is_begun}
-                        chosen.append(run(planned.recipe, planned.folder, watched, **options).chosen)
+                        chosen.append(run(planned.recipe, planned.folder, bar, **options).chosen)
                 scores = [float(best.get(self.select_by, math.nan)) for best in chosen]
                 if not all(map(math.isfinite, scores)):
                     raise RecipeError(f"no {self.select_by} was measured on the validation classes")
